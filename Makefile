@@ -30,9 +30,9 @@ test-faults: $(READY)  ## all tests, with every step and every seed of the fault
 	TOPOALIGN_FAULTS=all $(BIN)/python -m pytest -n auto -o timeout=0
 
 test-gpu: $(READY)  ## the drivers' contract on this machine's GPUs; its shape goes into the catalogue. Needs NVIDIA's driver
-	PYTHONPATH=tests/support $(BIN)/python -m capture
+	$(BIN)/python -m topoalign.tools.capture
 	TOPOALIGN_TEST_GPU=1 $(BIN)/python -m pytest tests/contract/test_drivers.py -k real
-	PYTHONPATH=tests/support $(BIN)/python -m capture shared/topoalign/machines/catalogue/captured
+	$(BIN)/python -m topoalign.tools.capture shared/topoalign/machines/catalogue/captured
 
 simulate: $(READY)  ## replays a seed of the simulation: SEED=123 [PLANT=name], or runs many: SEEDS=0:100000 [WORLDS=instances|cluster]
 	PYTHONPATH=tests:tests/support $(BIN)/python -m simulation $(or $(SEED),$(SEEDS)) $(if $(PLANT),--plant $(PLANT)) $(if $(WORLDS),--worlds $(WORLDS))
@@ -59,7 +59,7 @@ bench: $(READY)  ## all benchmarks
 	$(BIN)/topoalign bench
 
 bench-compare: $(READY)  ## benchmarks of this tree and of BASE in turn, three rounds; NAMES for some of them
-	PYTHONPATH=tests/support $(BIN)/python -m bench_compare --rounds $(or $(ROUNDS),3) $(BASE) $(NAMES)
+	$(BIN)/python -m topoalign.tools.bench_compare --rounds $(or $(ROUNDS),3) $(BASE) $(NAMES)
 
 proto: $(READY)  ## generates the protocols anew from proto/
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I proto \
@@ -74,8 +74,8 @@ event-documents: $(READY)  ## generates docs/asyncapi.json and the tables of eve
 
 lock: $(READY)  ## pins the dependencies anew, by hash and without index lines
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	for set in "pyproject.toml --extra kubernetes -o requirements/runtime.txt" \
-	           "pyproject.toml --extra kubernetes --extra local --group dev -o requirements/dev.txt" \
+	for set in "pyproject.toml requirements/tools.in --extra kubernetes -o requirements/runtime.txt" \
+	           "pyproject.toml requirements/tools.in --extra kubernetes --extra local --group dev -o requirements/dev.txt" \
 	           "requirements/build.in -o requirements/build.txt"; do \
 	  $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 	    --quiet $$set || exit; \

@@ -17,8 +17,7 @@ from event_documents import cell, replace_generated
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from topoalign.allocator.containers.hami_core.lazy_hami_core import SharedFilesOnDemand
-from topoalign.allocator.containers.vcuda.lazy_limiter import LimiterOnDemand
+from topoalign.allocator.containers.lazy_limiters import LimiterOnDemand, SharedFilesOnDemand
 from topoalign.allocator.metrics import table, use_families
 from topoalign.client.node_folds import Counts
 from topoalign.core.model.allocations import Allocation, Owner

@@ -4,7 +4,7 @@ import anyio
 import pytest
 from device_allocations_support import GPUS, Node, PassingClock, bound, polled_after
 
-from topoalign.allocator.reconciliation.evidence import APART_SECONDS
+from topoalign.allocator.reconciliation.reconciliation import APART_SECONDS
 from topoalign.core.model.errors import DeviceInUse, DeviceUnusable, InvalidField, Unavailable, UnknownDevice
 from topoalign.core.model.events import AllocationDeviated, AllocationReleased, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName

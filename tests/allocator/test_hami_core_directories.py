@@ -12,8 +12,8 @@ from slot_node_support import Ask
 
 from topoalign.allocator.containers import limiter_files
 from topoalign.allocator.containers.hami_core import slot_directories
-from topoalign.allocator.containers.hami_core.lazy_hami_core import keep_directories
 from topoalign.allocator.containers.hami_core.slot_directories import DirectoryOwner, prepare_slots_directory
+from topoalign.allocator.containers.lazy_limiters import keep_directories
 from topoalign.allocator.ports import ResourceEntry
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
@@ -310,7 +310,7 @@ def test_a_name_tells_resource_and_slots_in_any_order() -> None:
 
 
 def test_a_root_that_is_not_there_has_nothing_to_remove(tmp_path: Path) -> None:
-    assert [] == slot_directories.list_slots_directories(tmp_path / "none")
+    assert [] == limiter_files.list_own_directories(tmp_path / "none", slot_directories.NAME)
     limiter_files.remove_own_directory(tmp_path / "none", NAME)
     limiter_files.remove_leftovers(tmp_path / "none")
 

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from topoalign.allocator.containers.hami_core import feedback
 from topoalign.allocator.containers.hami_core.feedback import Feedback
-from topoalign.allocator.containers.hami_core.lazy_hami_core import keep_priorities
+from topoalign.allocator.containers.lazy_limiters import keep_priorities
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.sharing.priorities import Launches, next_notes

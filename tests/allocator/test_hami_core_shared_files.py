@@ -17,8 +17,8 @@ from slot_node_support import Ask
 from structlog.testing import capture_logs
 
 from topoalign.allocator.containers.hami_core import shared_files
-from topoalign.allocator.containers.hami_core.lazy_hami_core import SharedFilesOnDemand
 from topoalign.allocator.containers.hami_core.shared_files import Limited, SharedFiles
+from topoalign.allocator.containers.lazy_limiters import SharedFilesOnDemand
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest
 from topoalign.core.model.holdings import base_of

@@ -10,7 +10,7 @@ from topoalign.allocator.ledger.release_log import MOST_EXPLAINED, REMEMBERED, R
 from topoalign.allocator.metrics.table import figures
 from topoalign.allocator.ports import ReportedDevices, ResourceEntry
 from topoalign.allocator.reconciliation.displacement import remainders
-from topoalign.allocator.reconciliation.evidence import APART_SECONDS
+from topoalign.allocator.reconciliation.reconciliation import APART_SECONDS
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
 from topoalign.core.model.decisions import Explained

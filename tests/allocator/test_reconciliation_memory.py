@@ -4,7 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from topoalign.allocator.reconciliation.evidence import Evidence, Grant, PollFinding, Presence, Settling
+from topoalign.allocator.reconciliation.liveness import Grant, LivenessCheck, Rest
+from topoalign.allocator.reconciliation.reconciliation import PollFinding, Presence, Settling
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 
 OLD, NEW = (1, 1), (2, 2)
 GRANT = Grant(written=(7,), at=3.0)
@@ -37,30 +40,21 @@ def test_a_presence_changes_as_polls_find_it(
     assert after == transition(before)
 
 
-@pytest.mark.parametrize(
-    ("before", "transition", "after"),
-    [
-        (Evidence(grant=GRANT), lambda it: it.show(OLD), Evidence(reported_by=OLD, grant=GRANT)),
-        (Evidence(reported_by=OLD, written_by=OLD), lambda it: it.show(NEW), Evidence(reported_by=NEW, written_by=OLD)),
-        (Evidence(reported_by=OLD), lambda it: it.write(NEW), Evidence(reported_by=OLD, written_by=NEW)),
-        (Evidence(reported_by=OLD), lambda it: it.give(GRANT), Evidence(reported_by=OLD, grant=GRANT)),
-        (
-            Evidence(grant=GRANT),
-            lambda it: it.inherit(Evidence(reported_by=OLD, written_by=NEW, grant=Grant((1,), 1.0))),
-            Evidence(reported_by=OLD, written_by=NEW, grant=GRANT),
-        ),
-        (
-            Evidence(reported_by=NEW),
-            lambda it: it.inherit(Evidence(written_by=OLD)),
-            Evidence(reported_by=NEW, written_by=OLD),
-        ),
-    ],
-)
-def test_evidence_changes_as_the_kubelet_tells(
-    before: Evidence, transition: Callable[[Evidence], Evidence], after: Evidence
-) -> None:
-    """What the kubelet shows, writes and asks for is kept apart, and a rest inherits what was told of its former whole."""
-    assert after == transition(before)
+def test_reports_of_a_kubelet_outlive_a_grant_and_go_to_a_remainder() -> None:
+    """What the kubelet reports and when it was granted is kept apart; a remainder keeps its own grant."""
+    liveness = LivenessCheck()
+    whole, rest = (Allocation(id=AllocationID(name), devices={GPU: (DeviceID("GPU-0"),)}) for name in ("1-1", "1-2"))
+    liveness.shown(whole.id, OLD)
+    liveness.granted([whole], [whole], GRANT)
+    liveness.granted([rest], [rest], GRANT._replace(at=5.0))
+    liveness.inherit([Rest(rest, whole.id)])
+
+    assert [True, True] == [liveness.was_reported(each.id, OLD) for each in (whole, rest)]
+
+    liveness.inherit([Rest(rest, AllocationID("1-0"))])  # of which nothing is known
+    liveness.shown(whole.id, NEW)
+
+    assert [False, True] == [liveness.was_reported(each.id, OLD) for each in (whole, rest)]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from topoalign.allocator.allocate.service import FRESH_SECONDS, DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import ResourceEntry
-from topoalign.allocator.reconciliation.evidence import APART_SECONDS
+from topoalign.allocator.reconciliation.reconciliation import APART_SECONDS
 from topoalign.core.model.errors import (
     DeviceInUse,
     DeviceUnusable,

@@ -21,8 +21,8 @@ from kubelet_support import NODE
 from share_support import DEFAULT
 from vcuda_support import METHOD, VcudaNode, read_config, register, vcuda_node
 
+from topoalign.allocator.containers.lazy_limiters import LimiterOnDemand
 from topoalign.allocator.containers.vcuda import limiter
-from topoalign.allocator.containers.vcuda.lazy_limiter import LimiterOnDemand
 from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.ids import PodName
 from topoalign.core.state.fold import NodeState

@@ -110,7 +110,7 @@ def test_a_link_in_place_of_a_directory_is_not_followed(tmp_path: Path) -> None:
     (root / NAME).symlink_to(other)
 
     assert None is unit_directories.read_config_owner(root, NAME)
-    assert [] == unit_directories.list_units_directories(root)
+    assert [] == limiter_files.list_own_directories(root, unit_directories.NAME)
     with pytest.raises(OSError, match="of another user"):
         unit_directories.prepare_units_directory(root, NAME, LIMITS)
     with pytest.raises(OSError, match="of another user"):

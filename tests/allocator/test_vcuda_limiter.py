@@ -15,7 +15,7 @@ from vcuda_support import TWO, Host, Read, read_config, register, vcuda_node, wi
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.vcuda.limiter import Calls, held_units, limits_for
-from topoalign.allocator.containers.vcuda.unit_directories import Limits, units_directory_name
+from topoalign.allocator.containers.vcuda.unit_directories import Limits, encode_config, units_directory_name
 from topoalign.allocator.ports import ResourceEntry
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable
@@ -75,7 +75,7 @@ def test_limits_of_memory_alone_and_of_whole_gpus(cores: list[int], blocks: int,
     hardware = with_addresses(TWO)
 
     assert expected == limits_for(Holder("uid-p", "c0"), [each for each in parts if each.devices], hardware)
-    assert (100 if not cores else expected.cores) == expected.utilization
+    assert (100 if not cores else expected.cores) == int.from_bytes(encode_config(expected)[8216:8220], "little")
 
 
 def test_limits_of_equal_parts_of_two_gpus_are_those_of_one() -> None:

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from bench_compare import compare
+
+from topoalign.tools.bench_compare import compare
 
 PROJECT = '[project.scripts]\ntopoalign = "toy_bench:main"\n'
 PROGRAM = """

@@ -1,4 +1,4 @@
-"""`gpu list`, `topo draw`, `fragmentation` and `explain` show how GPUs are divided, by whom, and what is left of them."""
+"""`gpu list`, `draw`, `fragmentation` and `explain` show how GPUs are divided, by whom, and what is left of them."""
 
 import json
 import re
@@ -14,12 +14,7 @@ from slot_support import in_mig_mode, in_slots
 from unit_support import CORES, DGX, MEMORY, holds, in_units
 
 from topoalign.cli import link, root
-from topoalign.cli.draw.diagram import Diagram, diagram_of
-from topoalign.cli.draw.layout import scene_of
-from topoalign.cli.draw.scene import Box, Text
-from topoalign.cli.draw.svg import png, svg
-from topoalign.cli.draw.text import render_text
-from topoalign.cli.explain import show_cards
+from topoalign.cli.explain import show_partitioned_gpus
 from topoalign.cli.formatting import brief, show_allocation
 from topoalign.cli.link import AnnouncedNode, NodeLink
 from topoalign.core.model.decisions import Explained
@@ -28,6 +23,11 @@ from topoalign.core.model.topology.device_offers import LimitedBy, Offer, Slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.gpu_partitioning import partitioning_by_gpu
+from topoalign.tools.draw.diagram import Diagram, diagram_of
+from topoalign.tools.draw.layout import scene_of
+from topoalign.tools.draw.scene import Box, Text
+from topoalign.tools.draw.svg import png, svg
+from topoalign.tools.draw.text import render_text
 
 
 def shared(gpus: int = 2, sharers: int = 5, in_all: int = 8) -> NodeState:
@@ -166,7 +166,7 @@ def test_explain_shows_the_gpu_that_a_share_is_of(run: Any, capsys: pytest.Captu
     allocation = state.allocations[next(iter(state.allocations))]
     show_allocation(allocation, state.hardware)
     shown = capsys.readouterr().out
-    show_cards(NodeLink("nats://nowhere", NODE, False), (allocation,), state.hardware)
+    show_partitioned_gpus(NodeLink("nats://nowhere", NODE, False), (allocation,), state.hardware)
     cards = capsys.readouterr().out
 
     assert 1 == shown.count("18 units of GPU-0") and 1 == shown.count("30 units of GPU-0")

@@ -1,4 +1,4 @@
-"""What `gpu list`, `explain` and `topo draw` show of a GPU adds up, where an init container left a slot to a later one."""
+"""What `gpu list`, `explain` and `draw` show of a GPU adds up, where an init container left a slot to a later one."""
 
 import json
 import re
@@ -10,9 +10,7 @@ from slot_support import MIB, in_slots, slot
 from unit_support import DGX
 
 from topoalign.cli import link, root
-from topoalign.cli.draw.diagram import diagram_of
-from topoalign.cli.draw.text import render_text
-from topoalign.cli.explain import show_cards
+from topoalign.cli.explain import show_partitioned_gpus
 from topoalign.cli.link import AnnouncedNode, NodeLink
 from topoalign.core.model.allocations import Allocation, Owner, Role
 from topoalign.core.model.events import AllocationGranted
@@ -20,6 +18,8 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, Namespace, PodName
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.gpu_partitioning import partitioning_by_gpu
+from topoalign.tools.draw.diagram import diagram_of
+from topoalign.tools.draw.text import render_text
 
 
 def holding(*held: tuple[str, int, int]) -> NodeState:
@@ -62,7 +62,7 @@ def test_tables_tell_what_an_init_container_has_alone(state: NodeState, capsys: 
     """30 cores of it, 30 of the app container and 40 that are left are the GPU."""
     assert 0 == root.run_command_line(["gpu", "list"])
     listed = [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
-    show_cards(NodeLink("nats://nowhere", NODE, False), tuple(state.allocations.values()), state.hardware)
+    show_partitioned_gpus(NodeLink("nats://nowhere", NODE, False), tuple(state.allocations.values()), state.hardware)
     explained = [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
 
     assert [[HELD[0], LEFT], [HELD[1]], [HELD[2]]] == [listed[1][5:7], *listed[2:4]]

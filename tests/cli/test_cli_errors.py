@@ -70,7 +70,7 @@ def test_with_json_the_error_is_an_object_on_stdout_too(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["topo", "draw", "--machine", "cpu-only", "--out", "missing/node.svg"],
+        ["draw", "--machine", "cpu-only", "--out", "missing/node.svg"],
         ["conformance", "kubelet/merge", "missing"],
     ],
 )

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topoalign.cli.formatting import MOST, Count, Size, binary
+from topoalign.cli.formatting import binary
+from topoalign.cli.options import MOST, Count, Size
 from topoalign.core.model.requests import LARGEST_QUANTITY
 from topoalign.kubelet.files.resource_quantities import whole
 

@@ -20,63 +20,66 @@ def up(pid: int | None = None, nats: str = "nats://127.0.0.1:4222") -> RunningUp
     )
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    return {"XDG_RUNTIME_DIR": str(tmp_path)}
+@pytest.fixture(autouse=True)
+def run_time_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
 
-def test_it_is_found_while_it_runs_and_its_file_is_gone_afterwards(environment: dict[str, str]) -> None:
-    with running.announce_running(up(), environment):
-        file = running.folder(environment) / f"up-{os.getpid()}.json"
-        found, mode = running.find_running(environment), stat.S_IMODE(file.stat().st_mode)
+def test_it_is_found_while_it_runs_and_its_file_is_gone_afterwards() -> None:
+    with running.announce_running(up()):
+        file = running.folder() / f"up-{os.getpid()}.json"
+        found, mode = running.find_running(), stat.S_IMODE(file.stat().st_mode)
 
     assert (up(), 0o600) == (found, mode)
-    assert None is running.find_running(environment)
+    assert None is running.find_running()
     assert [] == list(file.parent.iterdir())
 
 
-def test_one_that_was_killed_is_not_found_though_its_file_is_left(environment: dict[str, str]) -> None:
+def test_one_that_was_killed_is_not_found_though_its_file_is_left() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    with running.announce_running(up(gone.pid), environment):
-        assert None is running.find_running(environment)
+    with running.announce_running(up(gone.pid)):
+        assert None is running.find_running()
 
 
-def test_of_two_the_later_is_found_and_after_its_end_the_earlier(environment: dict[str, str]) -> None:
+def test_of_two_the_later_is_found_and_after_its_end_the_earlier() -> None:
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with running.announce_running(up(nats="nats://127.0.0.1:1"), environment):
-        with running.announce_running(up(other.pid, nats="nats://127.0.0.1:2"), environment):
-            os.utime(running.folder(environment) / f"up-{os.getpid()}.json", (1, 1))
-            later = running.find_running(environment)
-        earlier = running.find_running(environment)
+    with running.announce_running(up(nats="nats://127.0.0.1:1")):
+        with running.announce_running(up(other.pid, nats="nats://127.0.0.1:2")):
+            os.utime(running.folder() / f"up-{os.getpid()}.json", (1, 1))
+            later = running.find_running()
+        earlier = running.find_running()
     other.communicate()
 
     assert later is not None and earlier is not None
     assert ["nats://127.0.0.1:2", "nats://127.0.0.1:1"] == [later.nats, earlier.nats]
 
 
-def test_where_no_file_can_be_written_it_runs_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_no_file_can_be_written_it_runs_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
-    with running.announce_running(up(), {"XDG_RUNTIME_DIR": str(tmp_path / "file")}):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
+    with running.announce_running(up()):
         pass
 
     assert "give --nats in other terminals" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"pid": "x"}', b"\xff"])
-def test_a_damaged_file_counts_as_none(environment: dict[str, str], content: bytes) -> None:
-    file = running.folder(environment) / f"up-{os.getpid()}.json"
+def test_a_damaged_file_counts_as_none(content: bytes) -> None:
+    file = running.folder() / f"up-{os.getpid()}.json"
     file.parent.mkdir()
     file.write_bytes(content)
 
-    assert None is running.find_running(environment)
+    assert None is running.find_running()
 
 
-def test_an_option_goes_before_up_and_without_either_the_remedy_is_told(environment: dict[str, str]) -> None:
-    with running.announce_running(up(), environment):
-        assert ("nats://127.0.0.1:4222", "laptop") == locate_bus(None, None, environment)
-        assert ("nats://127.0.0.1:4222", "other") == locate_bus(None, "other", environment)
-        assert ("nats://far:1", os.uname().nodename) == locate_bus("nats://far:1", None, environment)
+def test_an_option_goes_before_up_and_without_either_the_remedy_is_told() -> None:
+    with running.announce_running(up()):
+        assert ("nats://127.0.0.1:4222", "laptop") == locate_bus(None, None)
+        assert ("nats://127.0.0.1:4222", "other") == locate_bus(None, "other")
+        assert ("nats://far:1", os.uname().nodename) == locate_bus("nats://far:1", None)
     with pytest.raises(NothingRuns) as refused:
-        locate_bus(None, None, environment)
+        locate_bus(None, None)
     assert "topoalign up" in refused.value.remedy

@@ -75,7 +75,7 @@ def topoalign(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
 
 
 def http(path: str) -> Any:
-    found = running.find_running(os.environ)
+    found = running.find_running()
     assert found is not None
     with urlopen(found.http + path, timeout=5) as answer:
         return json.load(answer) if path.startswith("/v1") else answer.read().decode()

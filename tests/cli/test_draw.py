@@ -27,18 +27,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from topoalign.cli.draw import scene as palette
-from topoalign.cli.draw.device import holder_letter
-from topoalign.cli.draw.diagram import diagram_of
-from topoalign.cli.draw.layout import scene_of
-from topoalign.cli.draw.scene import Box, DrawnLine, Text, fitted, text_width, wrap_text
-from topoalign.cli.draw.svg import SCALE, png, svg
-from topoalign.cli.draw.text import MARKS, render_text
 from topoalign.core.model.events import DeviceHealth, HealthState, Owner
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.device_links import Link
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, PciBridge, Topology
+from topoalign.tools.draw import scene as palette
+from topoalign.tools.draw.device import holder_letter
+from topoalign.tools.draw.diagram import diagram_of
+from topoalign.tools.draw.layout import scene_of
+from topoalign.tools.draw.scene import Box, DrawnLine, Text, fitted, text_width, wrap_text
+from topoalign.tools.draw.svg import SCALE, png, svg
+from topoalign.tools.draw.text import MARKS, render_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -1,4 +1,4 @@
-"""`topo draw`: forms, where they go, and a node that is drawn as its services announced it."""
+"""`draw`: forms, where they go, and a node that is drawn as its services announced it."""
 
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -11,9 +11,6 @@ from decision_support import container, granted, node, pod
 from draw_support import ALLOCATIONS, HEALTH
 
 from topoalign.cli import root
-from topoalign.cli.draw.diagram import diagram_of
-from topoalign.cli.draw.layout import scene_of
-from topoalign.cli.draw.svg import svg
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.events import (
@@ -28,13 +25,16 @@ from topoalign.core.model.requests import AdmissionRules
 from topoalign.machines import catalogue
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
+from topoalign.tools.draw.diagram import diagram_of
+from topoalign.tools.draw.layout import scene_of
+from topoalign.tools.draw.svg import svg
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 NODE = NodeName("gpu.node-1")
 
 
 def test_characters_go_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == root.run_command_line(["topo", "draw", "--machine", "dgx-a100"])
+    assert 0 == root.run_command_line(["draw", "--machine", "dgx-a100"])
 
     out = capsys.readouterr().out
     assert out.startswith("dgx-a100\n2 sockets, 8 NUMA nodes")
@@ -42,7 +42,7 @@ def test_characters_go_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ascii_only_draws_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert 0 == root.run_command_line(["topo", "draw", "--machine", "dgx1-volta", "--of", "ascii", "--ascii-only"])
+    assert 0 == root.run_command_line(["draw", "--machine", "dgx1-volta", "--of", "ascii", "--ascii-only"])
     assert capsys.readouterr().out.isascii()
 
 
@@ -50,7 +50,7 @@ def test_the_end_of_the_name_says_the_form(tmp_path: Path, capsys: pytest.Captur
     starts = {"a.svg": b"<?xml", "a.PNG": b"\x89PNG", "a.txt": b"dgx2\n"}
 
     for name in starts:
-        assert 0 == root.run_command_line(["topo", "draw", "--machine", "dgx2", "--out", str(tmp_path / name)])
+        assert 0 == root.run_command_line(["draw", "--machine", "dgx2", "--out", str(tmp_path / name)])
 
     assert starts == {name: (tmp_path / name).read_bytes()[: len(start)] for name, start in starts.items()}
     assert "" == capsys.readouterr().out
@@ -62,12 +62,12 @@ def test_an_unsupported_file_name_is_refused_unless_of_is_given(
     """A file name with an unsupported ending is refused, unless --of gives the format."""
     out = tmp_path / "a.pdf"
 
-    assert 2 == root.run_command_line(["topo", "draw", "--machine", "dgx2", "--out", str(out)])
+    assert 2 == root.run_command_line(["draw", "--machine", "dgx2", "--out", str(out)])
     assert (
         "the format .pdf is not supported: end the name in .svg, .png or .txt, or give --of" in capsys.readouterr().err
     )
     assert not out.exists()
-    assert 0 == root.run_command_line(["topo", "draw", "--machine", "dgx2", "--of", "svg", "--out", str(out)])
+    assert 0 == root.run_command_line(["draw", "--machine", "dgx2", "--of", "svg", "--out", str(out)])
     assert out.read_bytes().startswith(b"<?xml")
 
 
@@ -75,7 +75,7 @@ def test_an_unsupported_file_name_is_refused_unless_of_is_given(
 def test_a_picture_goes_into_a_pipe_as_it_is(
     form: str, start: bytes, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    assert 0 == root.run_command_line(["topo", "draw", "--machine", "cpu-only", "--of", form])
+    assert 0 == root.run_command_line(["draw", "--machine", "cpu-only", "--of", form])
     assert capfdbinary.readouterr().out.startswith(start)
 
 
@@ -85,7 +85,7 @@ def test_a_picture_is_never_written_to_a_terminal(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
 
-    assert 2 == root.run_command_line(["topo", "draw", "--machine", "dgx2", "--of", form])
+    assert 2 == root.run_command_line(["draw", "--machine", "dgx2", "--of", form])
 
     out, err = capsys.readouterr()
     assert "" == out
@@ -99,12 +99,12 @@ def test_characters_on_a_terminal_fill_its_width(
     monkeypatch.setenv("COLUMNS", "70")
     monkeypatch.setenv("NO_COLOR", "1")
 
-    assert 0 == root.run_command_line(["topo", "draw", "--machine", "dgx2"])
+    assert 0 == root.run_command_line(["draw", "--machine", "dgx2"])
     assert 70 == max(map(len, capsys.readouterr().out.splitlines()))
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert 3 == root.run_command_line(["topo", "draw", "--machine", "dgx2", "--out", str(tmp_path / "no" / "a.svg")])
+    assert 3 == root.run_command_line(["draw", "--machine", "dgx2", "--out", str(tmp_path / "no" / "a.svg")])
     assert "a.svg: No such file or directory" in capsys.readouterr().err
 
 
@@ -162,7 +162,7 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_a_running_node_is_drawn_with_who_holds_what_and_what_is_wrong(
     nats: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert 0 == root.run_command_line(["topo", "draw", "--nats", nats, "--node", NODE])
+    assert 0 == root.run_command_line(["draw", "--nats", nats, "--node", NODE])
 
     out = capsys.readouterr().out
     assert out.startswith("gpu.node-1\n")
@@ -171,4 +171,4 @@ def test_a_running_node_is_drawn_with_who_holds_what_and_what_is_wrong(
 
 
 def test_a_node_that_never_spoke_is_not_found(nats: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert 3 == root.run_command_line(["topo", "draw", "--nats", nats, "--node", "other"])
+    assert 3 == root.run_command_line(["draw", "--nats", nats, "--node", "other"])

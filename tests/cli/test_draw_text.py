@@ -5,11 +5,11 @@ import re
 import pytest
 from draw_support import MACHINES, drawn, names
 
-from topoalign.cli.draw.diagram import diagram_of
-from topoalign.cli.draw.text import coloured, render_text
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Gpu, PciBridge, Topology
 from topoalign.machines import catalogue
+from topoalign.tools.draw.diagram import diagram_of
+from topoalign.tools.draw.text import coloured, render_text
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 160])

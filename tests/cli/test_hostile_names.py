@@ -27,9 +27,6 @@ from defusedxml.ElementTree import fromstring
 from prometheus_client.parser import text_string_to_metric_families
 
 from topoalign.cli import root
-from topoalign.cli.draw.diagram import diagram_of
-from topoalign.cli.draw.layout import scene_of
-from topoalign.cli.draw.svg import png
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Alignment, Considered, Explained, Explanation, Refusal
 from topoalign.core.model.events import (
@@ -72,6 +69,9 @@ from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.nats_server import local_nats
 from topoalign.runtime.replies import answer_with
 from topoalign.runtime.tasks import background
+from topoalign.tools.draw.diagram import diagram_of
+from topoalign.tools.draw.layout import scene_of
+from topoalign.tools.draw.svg import png
 
 SPLIT = "INJECTED-LINE"
 """Stands at the beginning of a line only where a name was allowed to end the line before it."""
@@ -256,8 +256,8 @@ SAID = sum(isinstance(fact, LedgerFact) for fact in facts())
 TEXT = [
     "topo",
     "topo --wide",
-    "topo draw",
-    "topo draw --ascii-only",
+    "draw",
+    "draw --ascii-only",
     "fragmentation",
     "gpu list",
     f"watch --since 0 --count {SAID}",
@@ -364,7 +364,7 @@ def test_a_picture_holds_names_as_text_and_nothing_else(
     environment: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """C59: an SVG is a document that browsers run."""
-    assert 0 == root.run_command_line(["topo", "draw", "--out", str(tmp_path / "node.svg")])
+    assert 0 == root.run_command_line(["draw", "--out", str(tmp_path / "node.svg")])
     drawn = (tmp_path / "node.svg").read_text("utf-8")
     picture = fromstring(drawn)
 

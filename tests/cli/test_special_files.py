@@ -13,7 +13,7 @@ from topoalign.runtime.nats_bus.access import read_setting_file
 
 COMMANDS = {
     "topo": ("topo", "--machine", "{}"),
-    "draw": ("topo", "draw", "--of", "ascii", "--machine", "{}"),
+    "draw": ("draw", "--of", "ascii", "--machine", "{}"),
     "what-if": ("what-if", "--machine", "{}", "--gpus", "1"),
     "pod-file": ("what-if", "--machine", "dgx2", "--pod-file", "{}"),
     "kubelet-config": ("what-if", "--machine", "dgx2", "--gpus", "1", "--kubelet-config", "{}"),

@@ -1,4 +1,4 @@
-"""Without a running node `topo`, `topo draw`, `gpu list` and `doctor` read this machine, or say that there is nothing."""
+"""Without a running node `topo`, `draw`, `gpu list` and `doctor` read this machine, or say that there is nothing."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_what_the_hardware_says_is_not_told_of_a_described_machine(
 
 @pytest.mark.usefixtures("eight_gpus")
 def test_topo_draw_draws_this_machine_where_no_node_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    status = root.run_command_line(["topo", "draw"])
+    status = root.run_command_line(["draw"])
 
     assert 0 == status
     assert "GPU7" in capsys.readouterr().out
@@ -71,7 +71,7 @@ def test_gpu_list_says_that_the_holders_are_not_known(capsys: pytest.CaptureFixt
     assert {None} == {device["held_by"] for device in devices}
 
 
-@pytest.mark.parametrize("command", [["topo"], ["topo", "draw"], ["gpu", "list"]])
+@pytest.mark.parametrize("command", [["topo"], ["draw"], ["gpu", "list"]])
 def test_a_machine_without_devices_is_reported_with_what_to_name(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,7 +141,7 @@ def test_topo_names_a_degraded_gpu_on_stderr_alone(capsys: pytest.CaptureFixture
     half = capsys.readouterr()
     root.run_command_line(["topo", "--machine", "hgx-b200"])
     whole = capsys.readouterr()
-    root.run_command_line(["topo", "draw", "--machine", "hgx-b200-gpu0-half"])
+    root.run_command_line(["draw", "--machine", "hgx-b200-gpu0-half"])
     drawn = capsys.readouterr().out
 
     assert "GPU0 is degraded: 9 of 18 NVLinks are up\n" == half.err

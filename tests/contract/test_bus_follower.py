@@ -70,9 +70,9 @@ async def test_at_most_one_batch_is_requested_beyond_the_one_that_is_read(monkey
     def arrive(*positions: int, waiting: int) -> None:
         before = 0
         for position in positions:
-            reading.receive(Delivered(replies[-1], b"", b"{}", HEAD % (position, before)))
+            reading.receive(Delivered(replies[-1], b"{}", HEAD % (position, before)))
             before = position
-        reading.receive(Delivered(replies[-1], b"", b"", END % (waiting, before)))
+        reading.receive(Delivered(replies[-1], b"", END % (waiting, before)))
 
     await reading.read()
     arrive(1, 2, waiting=4)
@@ -273,11 +273,11 @@ def test_reads_in_vain_are_counted_from_the_last_message_on() -> None:
 
     def read_in_vain(times: int) -> None:
         for _ in range(times):
-            reading.end_batch(Delivered(b"", b"", b"", b"NATS/1.0 404 Message Not Found\r\n\r\n"))
+            reading.end_batch(Delivered(b"", b"", b"NATS/1.0 404 Message Not Found\r\n\r\n"))
 
     read_in_vain(follower.MOST_TRIES)
     reading.begin_batch()
-    received = reading.take(Delivered(subject=b"_INBOX_x.1", reply=b"", body=b"", head=head))
+    received = reading.take(Delivered(subject=b"_INBOX_x.1", body=b"", head=head))
     read_in_vain(follower.MOST_TRIES)
 
     assert received is not None

@@ -1,37 +1,79 @@
 """Many publications under way on one real connection: what is known of each when the server dies or is not there."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import anyio
 import pytest
 from bus_support import GRANTED, all_stored, disconnected, killable, said
-from nats.aio.msg import Msg
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.ports import Message, Stream
 from topoalign.runtime.nats_bus import connect_bus, publication
+from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.nats_connection import NatsConnection
-from topoalign.runtime.nats_bus.publication import Acknowledgements
+from topoalign.runtime.nats_bus.nats_library import TolerantClient
+from topoalign.runtime.nats_bus.stored import Acknowledgement
 
 pytestmark = pytest.mark.anyio
 
 
-def answered(number: int, body: bytes) -> Msg:
-    return cast(Msg, SimpleNamespace(subject=f"_INBOX_x.y.{number}", data=body))
+class Scripted(TolerantClient):
+    """Notes the reply subjects of what is published; the answers come when the test gives them."""
+
+    max_payload = 1000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.replies: list[bytes] = []
+
+    async def publish(
+        self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        self.replies.append(reply.encode())
+
+
+def scripted() -> tuple[NatsConnection, Scripted]:
+    connection = NatsConnection("x", "_INBOX_x")
+    client = connection.client = Scripted()
+    return connection, client
 
 
 async def test_acknowledgements_in_any_order_find_their_messages() -> None:
     """One that cannot be read, as of a subject that no store takes, is none; all have to be received."""
-    answers = Acknowledgements(4)
-    for number, body in ((2, b'{"seq": 12}'), (0, b'{"seq": 10}'), (3, b"")):
-        await answers.receive(answered(number, body))
-    before = answers.complete.is_set()
-    await answers.receive(answered(1, b'{"seq": 11, "duplicate": true}'))
+    connection, client = scripted()
+    found: list[Acknowledgement | None] = []
 
-    assert (False, True) == (before, answers.complete.is_set())
-    assert [10, 11, 12, None] == [each.seq if each is not None else None for each in answers.acknowledgements]
+    async def publish() -> None:
+        found.extend(await publication.publish_pipelined(connection, [said(number) for number in range(4)], 60))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(publish)
+        await anyio.wait_all_tasks_blocked()
+        for number, body in ((2, b'{"seq": 12}'), (0, b'{"seq": 10}'), (3, b""), (0, b'{"seq": 99}')):
+            connection.take_answer(Delivered(client.replies[number], body, b""))
+        await anyio.wait_all_tasks_blocked()
+        assert not found
+        connection.take_answer(Delivered(client.replies[1], b'{"seq": 11, "duplicate": true}', b""))
+
+    assert [10, 11, 12, None] == [each.seq if each is not None else None for each in found]
+    assert {} == connection._questions
+
+
+async def test_nothing_is_kept_of_a_question_that_was_given_up() -> None:
+    """A registry asks thousands of allocators in a round, of which some are away for weeks."""
+    connection, _ = scripted()
+    asks = (
+        lambda: connection.request("a.b", b"", 60),
+        lambda: publication.publish_pipelined(connection, [said(1)], 60),
+    )
+    for ask in asks:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await anyio.wait_all_tasks_blocked()
+            assert connection._questions
+            tasks.cancel_scope.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert {} == connection._questions
 
 
 async def test_without_a_connection_nothing_is_stored() -> None:

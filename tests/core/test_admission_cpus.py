@@ -4,7 +4,7 @@ import pytest
 from decision_support import admitted, asking, container, granted, machine, node, pod, refused
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.hints.cpu import available_cpus, cpu_answer, shared_cpus
+from topoalign.core.hints.cpu import CpuProvider, available_cpus, shared_cpus
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import AllocationGranted, AllocationReleased
 from topoalign.core.model.ids import CPU, MEMORY, AllocationID
@@ -79,7 +79,7 @@ def test_aligned_by_socket_the_nodes_of_one_socket_are_preferred() -> None:
 
     def preferred(rules: AdmissionRules) -> set[int]:
         asked = pod(container(cpus=2, gib=GUARANTEED))
-        hints = cpu_answer(asking(node(FOUR_NODES), asked, asked.containers[0].name, rules))[CPU]
+        hints = CpuProvider().hints(asking(node(FOUR_NODES), asked, asked.containers[0].name, rules))[CPU]
         assert isinstance(hints, tuple)
         return {hint.affinity or 0 for hint in hints if hint.preferred}
 

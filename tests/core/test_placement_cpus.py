@@ -5,9 +5,8 @@ from decision_support import machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.cpu_assignment import take
+from topoalign.core.cpu_assignment import read_reserved_cpus, take
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus, take_packed
-from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
 from topoalign.core.model.topology.cpu_topology import CpuTopology
 from topoalign.core.model.topology.cpuset import format_cpuset

@@ -9,6 +9,7 @@ from topoalign import core
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.requests import Mode, Policy
 from topoalign.core.policy import POLICIES
+from topoalign.core.policy.topology_policy import MergeQuestion
 
 MACHINE = 0b11
 BOTH = [TopologyHint(0b01, True), TopologyHint(0b10, True), TopologyHint(0b11, False)]
@@ -45,7 +46,7 @@ def test_policy(
 ) -> None:
     topology_policy = POLICIES[Policy(policy)]
 
-    merged = topology_policy.merge(lists, MACHINE)
+    merged = topology_policy.merge(MergeQuestion(lists, MACHINE))
 
     assert (TopologyHint(affinity, preferred), admits) == (merged, topology_policy.admits(merged))
 
@@ -73,7 +74,7 @@ def test_policy_in_mode_best(
     """All policies align to the narrowest nodes that have room for all; they differ in what they admit."""
     topology_policy = POLICIES[Policy(policy)]
 
-    merged = topology_policy.merge(lists, MACHINE, mode=Mode.BEST)
+    merged = topology_policy.merge(MergeQuestion(lists, MACHINE, mode=Mode.BEST))
 
     assert (TopologyHint(affinity, preferred), admits) == (merged, topology_policy.admits(merged))
 
@@ -83,7 +84,7 @@ def test_single_numa_node_leaves_the_affinity_of_a_one_node_machine_open() -> No
     The policy single-numa-node leaves the affinity open on a machine of one node. Its only node is the whole machine,
     so no node was singled out.
     """
-    merged = POLICIES[Policy.SINGLE_NUMA_NODE].merge([[TopologyHint(0b1, True)]], 0b1)
+    merged = POLICIES[Policy.SINGLE_NUMA_NODE].merge(MergeQuestion([[TopologyHint(0b1, True)]], 0b1))
 
     assert TopologyHint(None, True) == merged
 
@@ -121,7 +122,7 @@ def test_distances_settle_equally_many_nodes_not_for_single_numa_node(policy: st
     distances = {a: {b: 10 if a == b else 12 if (a, b) in near else 30 for b in range(4)} for a in range(4)}
     pairs = [TopologyHint(mask, True) for mask in (0b0011, 0b0101, 0b1001)]
 
-    assert affinity == POLICIES[Policy(policy)].merge([pairs], 0b1111, distances).affinity
+    assert affinity == POLICIES[Policy(policy)].merge(MergeQuestion([pairs], 0b1111, distances)).affinity
 
 
 def test_every_policy_is_in_the_table_under_its_name() -> None:

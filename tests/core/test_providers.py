@@ -22,23 +22,16 @@ POWER = ResourceName("example.com/power")
 MAIN = ContainerName("main")
 
 
-class PowerProvider:
+class PowerProvider(HintProvider):
     """A toy: only NUMA node 1 has power left."""
 
     name = "power"
-    narrows = False
 
     def hints(self, asked: HintRequest) -> ProviderHints:
         return {POWER: (TopologyHint(0b10, True),)}
 
     def resources(self, asked: HintRequest) -> Set[ResourceName]:
         return {POWER}
-
-    def may_be_silent(self, asked: HintRequest) -> bool:
-        return False
-
-    def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
-        return False
 
     def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
         return Largest(1, len(asked.state.hardware.nodes), 0)

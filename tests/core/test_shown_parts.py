@@ -14,7 +14,7 @@ from topoalign.core.model.ids import CPU, AllocationID, ContainerName, ResourceN
 from topoalign.core.model.kubelet import CheckpointEntry
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reserved_parts import ReservedPart, shown_by
+from topoalign.core.state.reserved_parts import ReservedPart, reported_parts
 
 SEEDS = 20_000 if THOROUGH else 1_000
 
@@ -122,7 +122,7 @@ def test_a_part_is_shown_by_what_its_container_was_given(first: int) -> None:
             if is_shown(part, each, pod, state)
         }
 
-        assert expected == {*shown_by(state, reserved)}, seed
+        assert expected == {*reported_parts(state, reserved)}, seed
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 200))
@@ -142,4 +142,4 @@ def test_a_nodes_own_record_shows_a_part_by_who_holds_it(first: int) -> None:
             or is_held(part, each, pod, state, former[pod.pod_uid])
         }
 
-        assert expected == {*shown_by(state, reserved, former, own=True)}, seed
+        assert expected == {*reported_parts(state, reserved, former, own=True)}, seed

@@ -1,26 +1,15 @@
 """Units that are spread over several GPUs: equal parts of the best set that has enough, by the annotation of the pod."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 import msgspec
 import pytest
 from decision_support import machine, node, pod
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spread_reference import Reference
-from unit_support import (
-    BEST,
-    CORES,
-    KUBELET,
-    MEMORY,
-    admitted,
-    asks,
-    holds,
-    in_units,
-    parts,
-    refused,
-    spread,
-)
+from seam_reference import naive_rank
+from unit_support import BEST, CORES, KUBELET, MEMORY, admitted, asks, holds, in_units, parts, refused, spread
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.gang_plan import has_its_own, reserved_for
@@ -32,11 +21,36 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import CARDS, AdmissionRules, Mode, Policy
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.gpus.seam import gpu_scores
+from topoalign.core.placement.gpus.seam import Scores, gpu_scores
 from topoalign.core.sharing.choosers import units_on
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import NONE_HELD, ShareLeft
 from topoalign.machines import load_machine
+
+
+class Reference:
+    """The best connected set of GPUs with enough left; of equal sets the one with the least left."""
+
+    def __init__(self, scores: Scores, left: Mapping[int, tuple[int, int]], unused: frozenset[int]) -> None:
+        """
+        `scores`: of all pairs of GPUs. `left`: GPU in units -> units of computing time and blocks that nobody holds;
+        `unused`: those of which nobody holds anything.
+        """
+        self.scores, self.left, self.unused = scores, left, unused
+
+    def chosen(self, cores: int, blocks: int, cards: int) -> tuple[int, ...] | None:
+        """The best set for amounts that divide evenly; None: no set has enough."""
+        time, memory = cores // cards, blocks // cards
+        enough = [gpu for gpu, (c, m) in sorted(self.left.items()) if c >= max(1, time) and m >= memory]
+
+        def rank(members: tuple[int, ...]) -> tuple[object, ...]:
+            least = tuple(sum(self.left[gpu][kind] for gpu in members) for kind in (0, 1))
+            sharers = sum(gpu not in self.unused for gpu in members)
+            links = naive_rank(self.scores, self.scores, members, self.unused)[:-1]
+            return (least, sharers, links, members) if cards == 1 else (links, least, sharers, members)
+
+        return min(combinations(enough, cards), key=rank, default=None)
+
 
 BLOCKS = 60
 BOTH = pytest.mark.parametrize("rules", [BEST, KUBELET], ids=["best", "kubelet"])

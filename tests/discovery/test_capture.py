@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from capture import NO_DRIVER, main
 from nvml_support import DGX1_VOLTA, Node, direct_links, host_tree, put, script, standing_in
 
 from topoalign.core.model.topology.topology_checks import validate
 from topoalign.machines import catalogue, load_machine
+from topoalign.tools.capture import NO_DRIVER, main
 
 SECRETS = ("GPU-5e7a-4c11", "MIG-77aa", "c0ffee", "enx0badcafe0001", "uverbs7")
 

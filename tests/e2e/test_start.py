@@ -74,7 +74,6 @@ LATER = {
     "topoalign.registry": "runs elsewhere",
     "topoalign.testing": "plays a kubelet",
     "topoalign.tools": "measures and compares",
-    "topoalign.cli.draw": "draws machines",
     "topoalign.tools.demo": "shows an example",
     "topoalign.mps": "runs where GPUs are shared by MPS",
     "topoalign.allocator.containers.mps": "tells of shares by MPS",

@@ -12,7 +12,7 @@ from kubelet_support import short_directory
 
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.model.ids import ResourceName
-from topoalign.kubelet.grpc import kept_channel
+from topoalign.kubelet.grpc import kubelet_client
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.grpc_connection import GrpcConnection
 from topoalign.kubelet.grpc.kubelet_client import KubeletAway
@@ -104,8 +104,8 @@ async def node() -> AsyncIterator[Node]:
             yield Node(kubelet, server, client, clock)
 
 
-async def test_questions_of_both_kinds_use_one_connection_each_with_its_codec() -> None:
-    """GetAllocatableResources is asked with a codec of its own, and tells that nothing has changed; List is not."""
+async def test_questions_of_both_kinds_use_one_connection() -> None:
+    """An answer to GetAllocatableResources that has not changed is not decoded again."""
     async with node() as it:
         devices = [await it.client.devices()]
         pods = [(await it.client.listing()).pods]
@@ -298,7 +298,7 @@ async def test_a_failure_over_an_older_connection_leaves_the_new_one() -> None:
 
 async def test_a_connection_ends_after_so_many_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would remember each of them."""
-    monkeypatch.setattr(kept_channel, "MOST_CALLS", 2)
+    monkeypatch.setattr(kubelet_client, "MOST_CALLS", 2)
     async with node() as it:
         pods = [(await it.client.listing()).pods for _ in range(5)]
         while len(it.server.connections) > 1:

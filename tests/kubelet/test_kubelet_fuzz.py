@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.codec import QuickCodec
+from topoalign.kubelet.grpc.decoding import ServerCodec
 
 REQUESTS = [
     v1beta1.AllocateRequest(
@@ -56,7 +56,7 @@ def test_damaged_bytes_are_refused_or_give_texts_and_numbers(
     for position, byte in changes:
         damaged[position % len(damaged)] = byte
     try:
-        got = QuickCodec().decode(bytes(damaged[: cut or len(damaged)]), type(request))
+        got = ServerCodec().decode(bytes(damaged[: cut or len(damaged)]), type(request))
     except GRPCError as error:
         assert Status.INVALID_ARGUMENT is error.status
         return
@@ -68,4 +68,4 @@ def test_damaged_bytes_are_refused_or_give_texts_and_numbers(
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: type(request).__name__)
 def test_whole_requests_are_understood(request_: v1beta1.AllocateRequest) -> None:
-    assert request_ == QuickCodec().decode(bytes(request_), type(request_))
+    assert request_ == ServerCodec().decode(bytes(request_), type(request_))

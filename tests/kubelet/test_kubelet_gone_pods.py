@@ -21,7 +21,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import checkpoint, cpu_checkpoint, device_checkpoint, memory_checkpoint
 from topoalign.kubelet.files.device_checkpoint import CheckpointData
 from topoalign.kubelet.files.node_state import KubeletNode, node_state
-from topoalign.kubelet.files.pod_list import ListedPods
+from topoalign.kubelet.files.pod_directories import ListedPods
 
 RULES = AdmissionRules(
     mode=Mode.KUBELET, policy=Policy.SINGLE_NUMA_NODE, reserved_cpus="0", reserved_memory={0: {MEMORY: GIB}}

@@ -13,7 +13,7 @@ from topoalign.allocator.device_plugin.registration_states import FIRST_LOSS_SEC
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.kept_channel import KeptChannel
+from topoalign.kubelet.grpc.kubelet_client import KeptChannel
 from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.manual_clock import ManualClock

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.codec import CODEC, Undecoded
-from topoalign.kubelet.grpc.decoding import field
-from topoalign.kubelet.grpc.pod_resources_codec import ListedPodsCodec
+from topoalign.kubelet.grpc.decoding import CODEC, field
+from topoalign.kubelet.grpc.pod_resources_codec import read_listed_pods
 
 TEXTS = st.text(max_size=3)
 NODES = st.builds(v1.TopologyInfo, nodes=st.lists(st.builds(v1.NumaNode, id=st.integers(0, 300)), max_size=2))
@@ -36,14 +35,6 @@ Read = tuple[Any, Sequence[Mapping[Any, set[Any]]]]
 """The answer without devices, and those of each container."""
 
 
-def read(data: bytes) -> Read:
-    codec = ListedPodsCodec()
-    found = codec.decode(data, v1.ListPodResourcesResponse)
-    if isinstance(found, Undecoded):
-        found = found.decode(found.data, found.kind)
-    return found, codec.devices
-
-
 def read_slowly(data: bytes) -> Read:
     answer = CODEC.decode(data, v1.ListPodResourcesResponse)
     held: list[Mapping[Any, set[Any]]] = []
@@ -64,7 +55,7 @@ def read_slowly(data: bytes) -> Read:
 def test_devices_and_the_rest_are_what_the_generated_code_reads(answer: v1.ListPodResourcesResponse) -> None:
     data = bytes(answer)
 
-    assert read_slowly(data) == read(data)
+    assert read_slowly(data) == read_listed_pods(data)
 
 
 @given(ANSWERS, st.data())
@@ -73,7 +64,7 @@ def test_damaged_answers_are_refused_or_read_alike(answer: v1.ListPodResourcesRe
     whole = bytearray(bytes(answer) or b"\0")
     whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     try:
-        found = read(bytes(whole))
+        found = read_listed_pods(bytes(whole))
         expected = read_slowly(bytes(whole))
     except GRPCError:
         return
@@ -94,14 +85,4 @@ def test_damaged_answers_are_refused_or_read_alike(answer: v1.ListPodResourcesRe
 @pytest.mark.parametrize("before", [b"", field(2, field(1, b"r") + field(2, b"a"))], ids=["first", "later"])
 def test_a_device_that_is_none_is_refused(before: bytes, wrong: bytes) -> None:
     with pytest.raises(GRPCError):
-        read(field(1, field(3, before + wrong)))
-
-
-def test_a_large_answer_is_not_decoded_between_two_turns() -> None:
-    many = [v1.ContainerDevices(resource_name="r", device_ids=[f"d{number}"]) for number in range(200)]
-    pods = [v1.PodResources(containers=[v1.ContainerResources(devices=many)])]
-    codec = ListedPodsCodec()
-
-    assert isinstance(
-        codec.decode(bytes(v1.ListPodResourcesResponse(pod_resources=pods)), v1.ListPodResourcesResponse), Undecoded
-    )
+        read_listed_pods(field(1, field(3, before + wrong)))

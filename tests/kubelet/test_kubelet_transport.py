@@ -25,7 +25,7 @@ from topoalign.allocator.device_plugin.plugin_server import MOST_OTHERS, DeviceP
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import MOST_CONTAINERS
-from topoalign.kubelet.grpc import codec, grpc_connection, transport, unix_sockets
+from topoalign.kubelet.grpc import decoding, grpc_connection, transport, unix_sockets
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import LARGEST_REQUEST, MOST_BYTES, SMALL_REQUEST
 from topoalign.kubelet.grpc.decoding import PIECE, Decoding
@@ -156,7 +156,7 @@ async def test_of_64_mebibytes_no_more_is_read_than_a_request_may_have(monkeypat
         handle(self)
         held.append(len(self.frames) + self.server.arriving.size)
 
-    monkeypatch.setattr(codec, "Decoding", Counting)
+    monkeypatch.setattr(decoding, "Decoding", Counting)
     monkeypatch.setattr(grpc_connection.GrpcConnection, "handle", weighing)
     huge = v1beta1.AllocateRequest(container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=["x" * 2**26])])
     async with serving() as server, client(server) as stub:
@@ -181,7 +181,7 @@ async def test_while_a_large_request_is_decoded_others_are_answered() -> None:
 
     async with serving() as server, client(server) as first, client(server) as second, anyio.create_task_group() as it:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(codec, "Decoding", Observed)
+            patched.setattr(decoding, "Decoding", Observed)
 
             async def refused_at_last() -> None:
                 assert Status.INVALID_ARGUMENT is (await refused(lambda: first.allocate(large))).status

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.codec import Undecoded
 from topoalign.kubelet.grpc.decoding import field
-from topoalign.kubelet.grpc.pod_resources_codec import UNCHANGED, ComparingCodec
+from topoalign.kubelet.grpc.pod_resources_codec import read_changed_devices
 
 KIND = v1.AllocatableResourcesResponse
 
@@ -30,26 +29,24 @@ def answer(*devices: str, node: int = 0) -> bytes:
 
 
 def test_the_same_devices_in_another_order_are_not_decoded() -> None:
-    first = ComparingCodec(None)
-    first.decode(answer("a", "b", "c"), KIND)
+    known, _ = read_changed_devices(answer("a", "b", "c"), None)
 
-    assert UNCHANGED is ComparingCodec(first.fields).decode(answer("c", "b", "a"), KIND)
+    assert (known, None) == read_changed_devices(answer("c", "b", "a"), known)
 
 
 @pytest.mark.parametrize("other", [answer("a"), answer("a", "b", "c"), answer("a", "b", node=1), answer()])
 def test_other_devices_are_decoded(other: bytes) -> None:
-    first = ComparingCodec(None)
-    first.decode(answer("a", "b"), KIND)
-    second = ComparingCodec(first.fields)
+    known, _ = read_changed_devices(answer("a", "b"), None)
+    fields, decoded = read_changed_devices(other, known)
 
-    assert KIND.FromString(other) == second.decode(other, KIND)
-    assert first.fields != second.fields
+    assert KIND.FromString(other) == decoded
+    assert known != fields
 
 
 @pytest.mark.parametrize("broken", [b"\x0a\xff", b"\x0a\x05a", b"\x0a", b"\x0b\x01a"])
 def test_what_is_no_message_is_refused(broken: bytes) -> None:
     with pytest.raises(GRPCError):
-        ComparingCodec(None).decode(broken, KIND)
+        read_changed_devices(broken, None)
 
 
 PARTS = st.builds(
@@ -67,10 +64,8 @@ def test_what_is_left_out_is_neither_compared_nor_decoded(
     ours = ("nvidia.com/gpu", "nvidia.com/fpga") if left_out else ()
     wanted = [part for part in parts if part.resource_name not in ours]
     memory = [v1.ContainerMemory(memory_type="nvidia.com/gpu")]
-    codec = ComparingCodec(None, tuple(field(1, name.encode()) for name in ours))
+    answer = bytes(KIND(devices=parts, cpu_ids=cpus, memory=memory))
+    fields, decoded = read_changed_devices(answer, None, tuple(field(1, name.encode()) for name in ours))
 
-    decoded = codec.decode(bytes(KIND(devices=parts, cpu_ids=cpus, memory=memory)), KIND)
-    message = KIND.FromString(decoded.data) if isinstance(decoded, Undecoded) else decoded
-
-    assert KIND(devices=wanted, cpu_ids=cpus, memory=memory) == message
-    assert all(b"\x0envidia.com/gpu" not in each for each in codec.fields if left_out and each[0] == 0x0A)
+    assert KIND(devices=wanted, cpu_ids=cpus, memory=memory) == decoded
+    assert all(b"\x0envidia.com/gpu" not in each for each in fields if left_out and each[0] == 0x0A)

@@ -19,7 +19,6 @@ from topoalign.core.model.ids import NodeName
 from topoalign.registry.ports import ApiUnavailable
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import BoundElsewhere
-from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.fake_api_server.cluster import FakeCluster
@@ -95,14 +94,14 @@ async def test_a_pod_holds_its_devices_while_it_is_bound(
     await all_tasks_blocked()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(scheduling.binder.bind, "ml", "a", uid, NODE)
-        while not scheduling.view.holds(NODE).assumed:
+        while not scheduling.view.pods_on(NODE).assumed:
             await anyio.lowlevel.checkpoint()
         reserved, codes = scheduling.reservations.held(NODE), [code(scheduling, gpus) for gpus in (2, 3)]
         api.opened.set()
     await all_tasks_blocked()
 
     assert ((), ["", "NotEnoughDevices"]) == (reserved, codes)
-    assert frozenset() == scheduling.view.holds(NODE).assumed
+    assert frozenset() == scheduling.view.pods_on(NODE).assumed
 
 
 async def test_binds_of_one_node_do_not_wait_for_one_another(
@@ -151,7 +150,7 @@ async def test_nothing_is_held_after_a_bind_that_has_failed(
     await all_tasks_blocked()
 
     assert "" == code(scheduling, 3)
-    assert frozenset() == scheduling.view.holds(NODE).uids
+    assert frozenset() == scheduling.view.pods_on(NODE).uids
 
 
 async def test_a_bind_that_fails_wakes_no_pod(
@@ -195,7 +194,7 @@ def test_a_bind_that_succeeds_does_not_hide_that_a_node_has_more_free(how: str) 
     if how == "bound":
         it.view.expect(NODE, B)
     else:
-        it.view.hold(NODE, [AssumedPod(reserved=reservation("b", reserved("GPU-2"), uid="b"))])
+        it.view.reserve(NODE, [reservation("b", reserved("GPU-2"), uid="b")])
     it.tell(it.says.end("a"))
     it.view.unassume(NODE, "b")
     it.view.renew()
@@ -242,7 +241,7 @@ def test_an_assumed_pod_is_held_as_its_kubelet_will_place_it() -> None:
 
     assert ("NotEnoughDevices", "") == before
     assert "" == it.code(gpus=4)
-    assert {} == it.view._holds
+    assert {} == it.view._pods
 
 
 def test_a_pod_that_ends_before_its_bind_does_holds_nothing() -> None:
@@ -252,6 +251,6 @@ def test_a_pod_that_ends_before_its_bind_does_holds_nothing() -> None:
     it.view.assume(NODE, B)
     it.view.expect(NODE, B)
     before = it.code(gpus=4)
-    it.view.gone(NODE, "b")
+    it.view.end(NODE, "b")
 
-    assert ("NotEnoughDevices", "", {}) == (before, it.code(gpus=4), it.view._holds)
+    assert ("NotEnoughDevices", "", True) == (before, it.code(gpus=4), it.view.pods_on(NODE).is_empty)

@@ -24,7 +24,14 @@ class Site:
         self.it.view.expect(NODE, PodToSchedule(uid="a", request=asking(4, "a")))
         self.it.view.renew()
         quotas = Quotas(self.it.view.offers, dict)
-        self.checks = BindChecks(self.it.scheduler, lambda: next(iter(self.finding), None), lambda node: "", quotas)
+        self.checks = BindChecks(
+            self.it.scheduler,
+            lambda: next(iter(self.finding), None),
+            lambda node: "",
+            quotas,
+            lambda pod, node: True,
+            "",
+        )
 
 
 def asking(gpus: int, name: str = "new") -> PodRequest:
@@ -48,7 +55,7 @@ def test_a_bind_waits_for_its_own_victims_to_end(nominated: NodeName | None, wai
 def test_any_bind_waits_for_what_terminated_pods_leave() -> None:
     """The API server shows their end before the node does. It is not waited for where it leaves too little."""
     site = Site()
-    site.it.view.gone(NODE, "a")
+    site.it.view.end(NODE, "a")
     freed = [site.checks.is_being_freed(NODE, new(gpus)) for gpus in (4, 5)]
     site.it.tell(site.it.says.end("a"))
 
@@ -71,7 +78,7 @@ def test_a_pod_that_gets_nothing_of_its_own_holds_nothing_in_its_bind() -> None:
     site = Site()
     for uid, request in (("new", asking(1)), ("plain", pod(container("main"), name="plain"))):
         site.checks.assume(NODE, PodToSchedule(uid=uid, request=request))
-    assumed = site.it.view.holds(NODE).assumed
+    assumed = site.it.view.pods_on(NODE).assumed
     site.checks.unassume(NODE, "new")
 
-    assert ({"new"}, set()) == ({*assumed}, {*site.it.view.holds(NODE).assumed})
+    assert ({"new"}, set()) == ({*assumed}, {*site.it.view.pods_on(NODE).assumed})

@@ -11,7 +11,7 @@ from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED, HANDSHAKE
 from topoalign.core.model.ids import NodeName
 from topoalign.core.sharing.hami.registration import RegisteredGpu
 from topoalign.registry.foreign_nodes import ForeignNodes
-from topoalign.registry.kubernetes.objects import decode_seen_pod, read_node
+from topoalign.registry.kubernetes.objects import ShownNode, ShownPod, decode_object
 from topoalign.testing.manual_clock import ManualClock
 
 NODE = NodeName("left")
@@ -33,7 +33,7 @@ def foreign() -> ForeignNodes:
 def see_node(foreign: ForeignNodes, register: str) -> None:
     annotations = {REGISTER: register, HANDSHAKE: "Deleted_2026.01.02 03:04:05"}
     node = {"metadata": {"name": NODE, "annotations": annotations}, "status": {"allocatable": {"nvidia.com/gpu": "8"}}}
-    foreign.see(read_node(msgspec.json.encode(node))[0])
+    foreign.see(decode_object(msgspec.json.encode(node), ShownNode).to_seen())
 
 
 def see_pod(
@@ -45,7 +45,7 @@ def see_pod(
     pod["spec"]["containers"][0]["resources"] = {"limits": limits}
     if init is not None:
         pod["spec"]["initContainers"] = [{"name": "setup", "resources": {"limits": init}}]
-    foreign.see_pod(decode_seen_pod(msgspec.json.encode(pod))[0])
+    foreign.see_pod(decode_object(msgspec.json.encode(pod), ShownPod).to_seen())
 
 
 @pytest.mark.parametrize(

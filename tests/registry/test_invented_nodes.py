@@ -41,7 +41,7 @@ def sizes(scheduling: SchedulingService) -> dict[str, int]:
         "changed": len(view._changed),
         "due": len(view._due),
         "deleted": len(view._deleted),
-        "holds": len(view._holds),
+        "holds": len(view._pods),
         "reservations": len(known._known),
         "ended": len(known._ended),
         "reserved": len(view.reserved_on),

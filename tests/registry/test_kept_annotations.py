@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from api_server_support import shown_pod
+from api_server_support import pod_of, shown_pod
 from scheduling_support import go_json
 
 from topoalign.core.model.errors import InvalidField
@@ -15,7 +15,6 @@ from topoalign.registry.scheduling.extender.arguments import read_called_pod
 from topoalign.registry.scheduling.scheduling_api import MOST_CHARACTERS
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.testing.fake_api_server.cluster import FakeCluster
-from topoalign.testing.memory_kubernetes import pod_of
 
 COUNTING = {
     "topoalign.io/gang": "g",

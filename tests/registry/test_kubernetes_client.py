@@ -9,8 +9,7 @@ from api_server_support import POD, Followed, shown_pod
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.kubernetes.api_client import HttpKubernetes, connect_kubernetes
-from topoalign.registry.kubernetes.object_watch import PAGE
+from topoalign.registry.kubernetes.api_client import PAGE, HttpKubernetes, connect_kubernetes
 from topoalign.registry.ports import ApiConflict, ApiRefused, ApiUnavailable, SeenPod, Synced
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.fake_api_server import watching

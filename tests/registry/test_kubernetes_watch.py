@@ -14,13 +14,15 @@ from watch_support import watch_of
 from topoalign.core.model.errors import BusRefused
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG
+from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.ports import ApiUnavailable, PodEvent
-from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
+from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.kubernetes.cluster_watch import BURST, BURST_SECONDS, PAUSE
-from topoalign.registry.scheduling.kubernetes.refused_pods import report_of
+from topoalign.registry.scheduling.kubernetes.cluster_watch import PAUSE
+from topoalign.registry.scheduling.kubernetes.pod_events import BURST, BURST_SECONDS
+from topoalign.registry.scheduling.kubernetes.refused_pods import refused_event
 from topoalign.registry.scheduling.kubernetes.requeue import KEPT_SECONDS
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.anyio
 NODE = NodeName("node-1")
 
 
-class Reserved:
+class Reserved(ClusterReservations):
     """Pods that have a reservation, and whether it can be ended."""
 
     def __init__(self) -> None:
@@ -42,8 +44,8 @@ class Reserved:
         self.refusing = False
         self.forgotten: list[NodeName] = []
 
-    def of_pod(self, uid: str) -> dict[NodeName, object]:
-        return dict.fromkeys(self.nodes, object()) if uid in self.uids else {}
+    def of_pod(self, uid: str) -> dict[NodeName, Reservation]:
+        return dict.fromkeys(self.nodes, reservation(uid)) if uid in self.uids else {}
 
     def behind(self) -> str | None:
         return None if self.read else "not read"
@@ -51,7 +53,7 @@ class Reserved:
     def pods(self) -> dict[str, tuple[str, str]]:
         return {uid: ("ml", self.names.get(uid, "gone")) for uid in self.uids}
 
-    def forget(self, node: NodeName) -> None:
+    def forget(self, node: NodeName, *, although_reserved: bool = False) -> None:
         self.forgotten.append(node)
 
     async def cancel(self, uid: str, nodes: Collection[NodeName] | None = None) -> None:
@@ -83,7 +85,7 @@ class World:
         await all_tasks_blocked()
 
     def held(self, node: NodeName = NODE) -> list[str]:
-        return [each.request.name for each, _ in self.view.holds(node).waiting(NodeState(node=node))]
+        return [each.request.name for each, _ in self.view.pods_on(node).waiting(NodeState(node=node))]
 
     def refuse(self, name: str, reason: str = "TopologyAffinityError") -> None:
         self.cluster.set_status("ml", name, phase="Failed", reason=reason)
@@ -191,7 +193,7 @@ async def test_what_is_reserved_for_a_bound_pod_elsewhere_ends() -> None:
     )
     async with world.running():
         world.reserved.uids = {here, elsewhere}
-        world.view.hold(NODE, tuple(AssumedPod(reserved=reservation("p", uid=uid)) for uid in (here, elsewhere)))
+        world.view.reserve(NODE, tuple(reservation("p", uid=uid) for uid in (here, elsewhere)))
         await world.clock.advance(PAUSE)
         await world.settle()
 
@@ -457,7 +459,7 @@ async def test_replicas_write_one_event_for_a_pod_that_its_node_refused() -> Non
     refused = await world.api.pod("ml", "p")
     assert refused is not None
 
-    assert report_of(refused, reserved=True).key == report_of(refused, reserved=False).key
+    assert refused_event(refused, reserved=True).key == refused_event(refused, reserved=False).key
 
 
 async def test_a_report_that_was_dropped_is_written_when_it_comes_again() -> None:

@@ -3,16 +3,16 @@
 from typing import Any
 
 import pytest
-from api_server_support import shown_pod
+from api_server_support import pod_of, shown_pod
 from registry_support import World
-from view_support import NODE
+from view_support import NODE, OneNode
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.scheduling.binding.binding import NodeForbidden, OtherScheduler, check_scheduler_and_node
+from topoalign.registry.scheduling.binding.binding import BindChecks, NodeForbidden, OtherScheduler
+from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
-from topoalign.testing.memory_kubernetes import pod_of
 
 pytestmark = pytest.mark.anyio
 TAINT = {"key": "tenant", "value": "a", "effect": "NoSchedule"}
@@ -72,9 +72,12 @@ def test_where_ours_has_a_name_pods_of_others_are_left_to_them(
     pod = shown_pod("a")
     pod["spec"].update({"schedulerName": named} if named else {})
     seen, other = pod_of(FakeCluster().add_pod(pod)), NodeName("other")
+    it = OneNode()
+    quotas = Quotas(it.view.offers, dict)
+    checks = BindChecks(it.scheduler, lambda: None, lambda node: "", quotas, lambda pod, node: node == NODE, ours)
 
     if raised is None:
-        check_scheduler_and_node(seen, NODE, lambda pod, node: node == NODE, ours)
+        checks.check_placement(seen, NODE)
         raised = NodeForbidden
     with pytest.raises(raised):
-        check_scheduler_and_node(seen, other, lambda pod, node: node == NODE, ours)
+        checks.check_placement(seen, other)

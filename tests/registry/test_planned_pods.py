@@ -29,10 +29,9 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import reservation_of
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import NodeRefuses, PodsPending
-from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 from topoalign.registry.scheduling.filter.admission_order import fit_in_turn, in_amounts
 from topoalign.registry.scheduling.filter.decision_cache import PodClasses
-from topoalign.registry.scheduling.filter.pending_pods import PlannedPods
+from topoalign.registry.scheduling.filter.pending_pods import pending_pod
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.manual_clock import all_tasks_blocked
@@ -123,17 +122,17 @@ async def test_pods_of_a_gang_are_bound_in_an_order_in_which_all_of_them_fit() -
 
 def planned(world: OneNode, pods: Sequence[tuple[PodRequest, str]]) -> tuple[Reservation, ...]:
     """Each pod is planned after the ones before, as a gang is. Returns what is reserved for them."""
-    state, holds = world.view.basis_of(world.view.facts(NODE)).state, list[AssumedPod]()
+    state, holds = world.view.basis_of(world.view.facts(NODE)).state, list[Reservation]()
     for request, gang in pods:
         decision = decide_demand(state, read_pod(request, world.says.rules))
         assert isinstance(decision, Admission)
         for each in decision.allocations:
             state = state.holding(each)
         made = reservation_of(f"uid-{request.name}", request, decision.allocations, 100.0, gang)
-        holds.append(AssumedPod(reserved=msgspec.structs.replace(made, planned=True)))
-    world.view.hold(NODE, holds)
+        holds.append(msgspec.structs.replace(made, planned=True))
+    world.view.reserve(NODE, holds)
     world.requests |= {request.name: request for request, _ in pods}
-    return tuple(each.reserved for each in holds)
+    return tuple(holds)
 
 
 def code_of_why(world: OneNode, reserved: tuple[Reservation, ...], request: PodRequest) -> str:
@@ -162,7 +161,7 @@ def test_what_is_planned_is_read_once_for_all_requests() -> None:
         return [each[NODE].code if NODE in each else "" for each in refused]
 
     before = codes(), len(read)
-    world.view.hold(NODE, ())
+    world.view.reserve(NODE, ())
     planned(world, [(pod(container(gpus=1), name="a"), "g"), (pod(container(gpus=1), name="b"), "g")])
 
     assert (["", "", ""], 1) == before
@@ -284,9 +283,10 @@ def test_pods_that_fit_as_counted_are_admitted_one_after_the_other() -> None:
         view, verdicts = world.view.nodes[NODE], PodClasses()
         if view.kind is None:
             continue
-        state, pods = world.view.basis(view).state, PlannedPods(world.view, verdicts.of)
+        state = world.view.basis(view).state
         requests = [asked(some_request(chance, says.hardware, f"p{number}")) for number in range(2)]
-        comers = [pods.pending_pod(each.uid, verdicts.of(each), view, view.kind.rules) for each in requests]
+        classes = [verdicts.of(each) for each in requests]
+        comers = [pending_pod(f"p{n}", each, each.of(view.kind, world.view)) for n, each in enumerate(classes)]
         counted = fit_as_counted(count_free(state, view.kind.rules), [*map(in_amounts, comers)])
         found[counted, fit_in_turn(state, comers)] += 1
 

@@ -9,7 +9,7 @@ from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.registry.ports import PodEvent
-from topoalign.registry.scheduling.kubernetes.pod_events import BindEvents, RefusalEvents
+from topoalign.registry.scheduling.kubernetes.pod_events import BindEvents, refusal_event
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 pytestmark = pytest.mark.anyio
@@ -63,15 +63,13 @@ async def test_a_bind_that_fails_is_told_with_its_remedy_and_fails() -> None:
 
 async def test_a_pod_that_fits_nowhere_is_told_the_counts_of_all_reasons() -> None:
     """With the nodes that were asked about and those of the cluster: filters of the scheduler leave nodes out before."""
-    told: list[PodEvent] = []
-    events = RefusalEvents(told.append, [NodeName(f"node-{number}") for number in range(14)])
+    nodes = [NodeName(f"node-{number}") for number in range(14)]
     request = PodRequest(
         namespace=Namespace("ml"), name=PodName("p"), containers=(ContainerRequest(name=ContainerName("main")),)
     )
     codes = ["NotAligned", "NotEnoughDevices", "NotAligned"]
-    events.refuse(PodToSchedule(uid="u", request=request), Counter(codes))
+    report = refusal_event(PodToSchedule(uid="u", request=request), Counter(codes), nodes)
 
-    (report,) = told
     assert (
         "none of the 3 nodes that the scheduler asked about (the cluster has 14) admits the pod: "
         "NotAligned on 2; NotEnoughDevices on 1; see `topoalign why ml/p`"

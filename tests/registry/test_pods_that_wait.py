@@ -10,7 +10,6 @@ from view_support import NODE, RULES, OneNode, asked
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import ReservedContainer
-from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 
 pytestmark = pytest.mark.anyio
 STATIC = msgspec.structs.replace(RULES, cpu_manager="static", reserved_cpus="0,8")
@@ -29,9 +28,9 @@ def node(places: tuple[int, ...] = (0, 0, 1, 1)) -> OneNode:
 
 def waiting(world: OneNode, given: ReservedContainer) -> list[str]:
     """UIDs of the pods that wait where this is reserved for pod a."""
-    world.view.hold(NODE, [AssumedPod(reserved=reservation("a", given, uid="a"))])
+    world.view.reserve(NODE, [reservation("a", given, uid="a")])
     world.view.renew()
-    holds, facts = world.view.holds(NODE), world.view.facts(NODE)
+    holds, facts = world.view.pods_on(NODE), world.view.facts(NODE)
     return [each.uid for each, _ in holds.waiting(world.view.basis_of(facts, holds.uids).state, lambda _: gpus(1, "a"))]
 
 
@@ -69,6 +68,6 @@ async def test_no_pod_is_bound_whose_place_a_pod_takes_that_lost_its_cpus() -> N
     world.tell(world.says.admit(gpus(1, "c"), "c"))
     world.requests["a"] = gpus(1, "a")
     world.view.expect(NODE, asked(gpus(1, "a"), "a"))
-    world.view.hold(NODE, [AssumedPod(reserved=reservation("a", reserved("GPU-4", cpus=entry.cpus), uid="a"))])
+    world.view.reserve(NODE, [reservation("a", reserved("GPU-4", cpus=entry.cpus), uid="a")])
 
     assert "PodsPending" == await world.scheduler.fits_in_every_order(NODE, asked(gpus(2, "d"), "d"))

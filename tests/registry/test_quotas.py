@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from api_server_support import pod_of
 from registry_support import World
 from scheduling_support import go_json
 from unit_support import CORES, DGX, MEMORY, in_units
@@ -34,7 +35,6 @@ from topoalign.registry.scheduling.filter.pod_quotas import NamespaceUse, Quotas
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
-from topoalign.testing.memory_kubernetes import pod_of
 
 pytestmark = pytest.mark.anyio
 

@@ -20,9 +20,9 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import AllocationID, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.state.fold import NodeState
-from topoalign.registry import paging
-from topoalign.registry.cluster_nodes import Cluster
-from topoalign.registry.paging import AllocationIndex, Key, page
+from topoalign.registry import cluster_nodes
+from topoalign.registry.api import page
+from topoalign.registry.cluster_nodes import AllocationIndex, Cluster, Key
 
 NODES = tuple(map(NodeName, ("a", "a.b", "b", "c")))
 IDS = tuple(map(AllocationID, ("0", "1", "10", "2")))
@@ -212,7 +212,7 @@ def test_a_snapshot_that_changes_nothing_moves_no_entry(monkeypatch: pytest.Monk
     entries, moved = AllocationIndex(), []
     had = {AllocationID(name): allocation(name, "p", 0) for name in ("a", "b")}
     entries.update(NodeName("n"), {}, had)
-    monkeypatch.setattr(paging, "insort", lambda *args: moved.append(args))
+    monkeypatch.setattr(cluster_nodes, "insort", lambda *args: moved.append(args))
     entries.update(NodeName("n"), had, {name: copy(held) for name, held in had.items()})
 
     assert [] == moved

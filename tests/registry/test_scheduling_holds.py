@@ -13,9 +13,10 @@ from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_r
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.ids import CPU, GPU, MEMORY, AllocationID, DeviceID, NodeName
 from topoalign.core.model.requests import AdmissionRules, PodLevelResources, PodRequest
+from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.registry.cluster_nodes import Cluster
-from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod, holds_something
+from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
 from topoalign.registry.scheduling.scheduling_api import Filtered, Victims
 
 pytestmark = pytest.mark.anyio
@@ -34,8 +35,8 @@ def node(rules: AdmissionRules = RULES, places: tuple[int, ...] = (0, 0, 1, 1)) 
     return found
 
 
-def hold(uid: str, *devices: str) -> AssumedPod:
-    return AssumedPod(reserved=reservation("a", reserved(*devices), uid=uid))
+def hold(uid: str, *devices: str) -> Reservation:
+    return reservation("a", reserved(*devices), uid=uid)
 
 
 def test_bound_pods_hold_what_they_will_get_until_they_are_gone() -> None:
@@ -44,7 +45,7 @@ def test_bound_pods_hold_what_they_will_get_until_they_are_gone() -> None:
     for uid in ("a", "b"):
         world.view.expect(NODE, asked(gpus(2, uid), uid))
         codes.append(world.code())
-    world.view.gone(NODE, "a")
+    world.view.end(NODE, "a")
 
     assert (["", "", "NotEnoughDevices"], "") == (codes, world.code())
 
@@ -122,12 +123,12 @@ def test_a_node_is_renewed_only_where_something_else_is_held() -> None:
         return world.view.version
 
     versions = [version()]
-    world.view.hold(NODE, (hold("a", "GPU-0"),))
+    world.view.reserve(NODE, (hold("a", "GPU-0"),))
     versions.append(version())
-    world.view.hold(NODE, (hold("a", "GPU-0"),))
+    world.view.reserve(NODE, (hold("a", "GPU-0"),))
     world.view.expect(NODE, asked(gpus(1), "a"))
     versions.append(version())
-    world.view.hold(NODE, ())
+    world.view.reserve(NODE, ())
     world.view.expect(NODE, asked(gpus(1), "b"))
 
     assert [0, 1, 1] == [each - versions[0] for each in versions]
@@ -179,7 +180,7 @@ async def test_what_is_reserved_for_a_pod_does_not_count_against_its_preemption(
     """An earlier try to bind it may have left that."""
     world = node()
     world.view.expect(NODE, asked(gpus(2, "a"), "a"))
-    world.view.hold(NODE, [hold("p", "GPU-2", "GPU-3")])
+    world.view.reserve(NODE, [hold("p", "GPU-2", "GPU-3")])
     pods = {uid: asked(gpus(4, uid), uid) for uid in ("p", "other")}
     helped = {uid: await world.scheduler.preempt(each, {NODE: Victims(uids=("a",))}) for uid, each in pods.items()}
 
@@ -188,7 +189,7 @@ async def test_what_is_reserved_for_a_pod_does_not_count_against_its_preemption(
 
 def test_a_node_that_is_gone_has_no_pending_pods() -> None:
     world = node()
-    world.view.hold(NODE, [hold("a", "GPU-0")])
+    world.view.reserve(NODE, [hold("a", "GPU-0")])
     world.view.renew()
     before = {*world.view.nodes_with_pending}
     world.view.forget(NODE)
@@ -206,9 +207,9 @@ async def test_a_bind_that_has_begun_does_not_count_in_the_orders_of_another_one
 
 def test_a_reservation_counts_against_all_pods_but_its_own() -> None:
     world = node()
-    world.view.hold(NODE, [hold("a", "GPU-0", "GPU-2")])
+    world.view.reserve(NODE, [hold("a", "GPU-0", "GPU-2")])
     codes = world.code(uid="b"), world.code(uid="a")
-    world.view.hold(NODE, [])
+    world.view.reserve(NODE, [])
 
     assert (("NotAligned", ""), "") == (codes, world.code(uid="b"))
 
@@ -216,11 +217,11 @@ def test_a_reservation_counts_against_all_pods_but_its_own() -> None:
 def test_a_bound_pod_keeps_what_its_reservation_had_when_that_ends() -> None:
     """It may expire before a slow kubelet has admitted the pod."""
     world = node()
-    world.view.hold(NODE, [hold("a", "GPU-0", "GPU-2")])
+    world.view.reserve(NODE, [hold("a", "GPU-0", "GPU-2")])
     world.view.expect(NODE, asked(gpus(2), "a"))
-    world.view.hold(NODE, [])
+    world.view.reserve(NODE, [])
     kept = world.code(uid="b")
-    world.view.gone(NODE, "a")
+    world.view.end(NODE, "a")
 
     assert ("NotAligned", "") == (kept, world.code(uid="b"))
 
@@ -228,11 +229,11 @@ def test_a_bound_pod_keeps_what_its_reservation_had_when_that_ends() -> None:
 def test_a_reservation_that_the_node_has_shown_holds_nothing_again() -> None:
     """Whoever reserved it repeats it for a while, and the container may have ended meanwhile."""
     world = node()
-    world.view.hold(NODE, [hold("a", "GPU-0", "GPU-1")])
+    world.view.reserve(NODE, [hold("a", "GPU-0", "GPU-1")])
     world.tell(world.says.admit(gpus(2), "a"))
     shown = world.code(gpus=4)
     world.tell(world.says.end("a"))
-    world.view.hold(NODE, [hold("a", "GPU-0", "GPU-1")])
+    world.view.reserve(NODE, [hold("a", "GPU-0", "GPU-1")])
 
     assert ("NotEnoughDevices", "") == (shown, world.code(gpus=4))
 
@@ -242,25 +243,25 @@ def test_a_pod_fits_on_each_node_that_is_reserved_for_it() -> None:
     world, other = node(), Says("node-2", machine(), RULES)
     world.tell(other.all())
     for name in (NODE, other.node):
-        world.view.hold(name, [hold("a", "GPU-0", "GPU-1", "GPU-2", "GPU-3")])
+        world.view.reserve(name, [hold("a", "GPU-0", "GPU-1", "GPU-2", "GPU-3")])
     both = [world.code(name, 4, uid="a") for name in (NODE, other.node)]
-    world.view.hold(other.node, [])
+    world.view.reserve(other.node, [])
 
     assert (["", ""], "", "NotEnoughDevices") == (both, world.code(gpus=4, uid="a"), world.code(gpus=4, uid="b"))
-    world.view.gone(NODE, "a")
+    world.view.end(NODE, "a")
     assert {} == world.view.reserved_on
 
 
 def test_a_node_that_is_registered_again_holds_what_it_held() -> None:
     """Nobody tells again of its bound pods and reservations; they end as they do on any node."""
     world = node()
-    world.view.hold(NODE, [hold("a", "GPU-0")])
+    world.view.reserve(NODE, [hold("a", "GPU-0")])
     world.view.expect(NODE, asked(gpus(1, "b"), "b"))
     world.view.forget(NODE)
     world.view.label(NODE, {})
     again = world.code(gpus=4, uid="c")
-    world.view.gone(NODE, "b")
-    world.view.hold(NODE, [])
+    world.view.end(NODE, "b")
+    world.view.reserve(NODE, [])
 
     assert ("NotEnoughDevices", "", {}) == (again, world.code(gpus=4, uid="c"), world.view.reserved_on)
 
@@ -301,34 +302,36 @@ async def test_a_pod_is_not_bound_where_one_that_moves_may_displace_it() -> None
 def test_a_node_has_others_until_it_has_shown_them() -> None:
     """Reserved or bound; the pod that is to be bound is none."""
     world, one = node(), asked(gpus(1, "one"), "one")
-    world.view.hold(NODE, [hold("a", "GPU-0")])
-    reserved = world.view.holds(NODE).has_others("a"), world.view.holds(NODE).has_others("b")
-    world.view.hold(NODE, [])
+    world.view.reserve(NODE, [hold("a", "GPU-0")])
+    reserved = world.view.pods_on(NODE).has_others("a"), world.view.pods_on(NODE).has_others("b")
+    world.view.reserve(NODE, [])
     world.view.expect(NODE, one)
-    bound = world.view.holds(NODE).has_others("one"), world.view.holds(NODE).has_others("b")
+    bound = world.view.pods_on(NODE).has_others("one"), world.view.pods_on(NODE).has_others("b")
     world.tell(world.says.admit(gpus(1, "one"), "one"))
     world.view.renew()
 
-    assert ((False, True), (False, True), False) == (reserved, bound, world.view.holds(NODE).has_others("b"))
+    assert ((False, True), (False, True), False) == (reserved, bound, world.view.pods_on(NODE).has_others("b"))
 
 
-def test_nothing_is_kept_of_nodes_on_which_nothing_is_held() -> None:
+def test_nothing_is_kept_of_nodes_on_which_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of nodes may never come twice, as an autoscaler makes them."""
+    monkeypatch.setattr("topoalign.registry.scheduling.cluster_state.view.TERMINATED_SECONDS", 0)
     world = node()
     names = [NodeName(f"new-{number}") for number in range(100)]
     for name in names:
-        world.view.holds(name)
-        world.view.hold(name, [])
+        world.view.pods_on(name)
+        world.view.reserve(name, [])
         world.view.expect(name, asked(gpus(1), f"uid-{name}"))
-        world.view.hold(name, [hold("a", "GPU-0")])
-    kept = len(world.view._holds)
+        world.view.reserve(name, [hold("a", "GPU-0")])
+    kept = len(world.view._pods)
     for name in names:
         world.view.forget(name)
-        world.view.gone(name, f"uid-{name}")
-        world.view.hold(name, [])
+        world.view.end(name, f"uid-{name}")
+        world.view.reserve(name, [])
+    world.view.expire_terminated()
     world.view.renew()
 
-    assert (100, 0, {}, 0) == (kept, len(world.view._holds), world.view.reserved_on, len(world.view._deleted))
+    assert (100, 0, {}, 0) == (kept, len(world.view._pods), world.view.reserved_on, len(world.view._deleted))
 
 
 def test_of_equal_nodes_one_without_pending_pods_is_best() -> None:
@@ -373,7 +376,7 @@ async def test_pods_that_differ_wait_where_they_may_come_in_too_many_orders() ->
 
 async def test_what_is_reserved_for_the_pod_itself_does_not_keep_it_out() -> None:
     world = node()
-    world.view.hold(NODE, [hold("a", "GPU-0", "GPU-1", "GPU-2", "GPU-3")])
+    world.view.reserve(NODE, [hold("a", "GPU-0", "GPU-1", "GPU-2", "GPU-3")])
 
     assert "" == await world.scheduler.fits_in_every_order(NODE, asked(gpus(4), "a"))
 
@@ -383,7 +386,7 @@ async def test_a_refusal_waits_until_the_node_reports_whose_containers_run() -> 
     world = node()
     devices = {"a": ("GPU-0", "GPU-1"), "b": ("GPU-2", "GPU-3")}
     held = [reservation(uid, reserved(*ids, name="c0"), uid=uid) for uid, ids in devices.items()]
-    world.view.hold(NODE, [AssumedPod(reserved=each) for each in held])
+    world.view.reserve(NODE, held)
     world.view.expect(NODE, asked(gpus(2, "b"), "b"))
     given = Allocation(id=AllocationID("1"), devices={GPU: (DeviceID("GPU-0"), DeviceID("GPU-1"))})
     world.tell([world.says.grant(given)])

@@ -12,9 +12,8 @@ from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.model.events import AllocationBound, AllocationGranted
 from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID
 from topoalign.core.model.requests import PodRequest, Policy
-from topoalign.core.model.reservations import ReservedContainer
+from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.machines import catalogue
-from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 
 pytestmark = pytest.mark.anyio
 SAME_PCIE = json.dumps({"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"})
@@ -42,21 +41,21 @@ def code(world: OneNode, request: PodRequest) -> str:
     return refused[NODE].code if NODE in refused else ""
 
 
-def hold(name: str, gpus: tuple[str, ...], co_allocated: tuple[str, ...], nics: tuple[str, ...] = ()) -> AssumedPod:
+def hold(name: str, gpus: tuple[str, ...], co_allocated: tuple[str, ...], nics: tuple[str, ...] = ()) -> Reservation:
     """What is reserved for a pod of one container."""
     given = ReservedContainer(
         container=MAIN,
         devices={GPU: tuple(map(DeviceID, gpus))} | ({NIC: tuple(map(DeviceID, nics))} if nics else {}),
         co_allocated={NIC: tuple(map(DeviceID, co_allocated))} if co_allocated else {},
     )
-    return AssumedPod(reserved=reservation(name, given))
+    return reservation(name, given)
 
 
 def test_a_node_is_offered_where_nics_are_found_beside_the_gpus() -> None:
     """What is held for the first pod is held with the NICs that come with it; pods without annotations need none."""
     world = node()
     before = code(world, joint("b", 2)), code(world, joint("b", 3))
-    world.view.hold(NODE, [hold("a", ("GPU-0",), ("mlx5_0",))])
+    world.view.reserve(NODE, [hold("a", ("GPU-0",), ("mlx5_0",))])
 
     assert ("", "DevicesDoNotFit") == before
     assert ("", "DevicesDoNotFit", "") == (
@@ -71,8 +70,8 @@ def test_a_pod_of_another_scheduler_is_expected_to_get_its_limits_alone() -> Non
     world = node()
     world.view.expect(NODE, asked(joint("foreign", 1)))
     left = code(world, plain("b", 0, nics=2))
-    world.view.gone(NODE, "uid-foreign")
-    world.view.hold(NODE, [hold("a", ("GPU-0",), ("mlx5_0",))])
+    world.view.end(NODE, "uid-foreign")
+    world.view.reserve(NODE, [hold("a", ("GPU-0",), ("mlx5_0",))])
 
     assert ("", "NotEnoughDevices") == (left, code(world, plain("b", 0, nics=2)))
 
@@ -82,11 +81,11 @@ async def test_pods_that_could_get_one_anothers_gpus_are_bound_in_turn() -> None
     world = node()
     world.view.expect(NODE, asked(plain("a", 1)))
     alike = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in (joint("b", 1), plain("b", 1))]
-    world.view.gone(NODE, "uid-a")
+    world.view.end(NODE, "uid-a")
     world.view.expect(NODE, asked(plain("c", 2)))
     others = [await world.scheduler.fits_in_every_order(NODE, asked(joint("b", 1)))]
-    world.view.gone(NODE, "uid-c")
-    world.view.hold(NODE, [hold("a", ("GPU-0",), ("mlx5_0",))])
+    world.view.end(NODE, "uid-c")
+    world.view.reserve(NODE, [hold("a", ("GPU-0",), ("mlx5_0",))])
     world.requests["a"] = joint("a", 1)
     reserved = [await world.scheduler.fits_in_every_order(NODE, asked(each)) for each in (plain("b", 1), joint("b", 1))]
 
@@ -96,8 +95,8 @@ async def test_pods_that_could_get_one_anothers_gpus_are_bound_in_turn() -> None
 def test_companions_are_held_until_the_gpus_are_shown() -> None:
     """The NIC of the limits is another part: its own Allocate shows it."""
     world = node()
-    world.view.hold(NODE, [hold("a", ("GPU-0",), ("mlx5_0",), nics=("mlx5_1",))])
-    state, (held,) = world.says.state, world.view.holds(NODE).added_to(world.says.state, RULES).allocations.values()
+    world.view.reserve(NODE, [hold("a", ("GPU-0",), ("mlx5_0",), nics=("mlx5_1",))])
+    state, (held,) = world.says.state, world.view.pods_on(NODE).added_to(world.says.state, RULES).allocations.values()
     grant = msgspec.structs.replace(
         held, id=AllocationID("a-1"), owner=None, pod_uid="", devices={**held.devices, NIC: held.co_allocated}
     )
@@ -108,7 +107,7 @@ def test_companions_are_held_until_the_gpus_are_shown() -> None:
     bound = AllocationBound(node=NODE, epoch=epoch, seq=seq + 2, allocation=grant.id, owner=owner, pod_uid="uid-a")
     world.tell([granted, bound])
     refused = code(world, plain("b", 0, nics=1))
-    (rest,) = world.view.holds(NODE).added_to(world.says.state, RULES).allocations.values()
+    (rest,) = world.view.pods_on(NODE).added_to(world.says.state, RULES).allocations.values()
 
     assert "NotEnoughDevices" == refused
     assert ({NIC: ("mlx5_1",)}, ()) == (rest.devices, rest.co_allocated)

@@ -33,7 +33,9 @@ async def test_a_registry_that_has_just_reserved_tries_every_order(world: World)
         await world.rounds()
         await scheduling.binder.bind("ml", "a", first, NODE)
         assert scheduling.watch is not None
-        (waiting,) = scheduling.view.holds(NODE).waiting(scheduling.view.facts(NODE), scheduling.watch.pods.request_of)
+        (waiting,) = scheduling.view.pods_on(NODE).waiting(
+            scheduling.view.facts(NODE), scheduling.watch.pods.request_of
+        )
         await scheduling.binder.bind("ml", "b", second, NODE)
 
         assert (first, True) == (waiting[0].uid, waiting[1])

@@ -9,7 +9,7 @@ from decision_support import container, machine, pod
 from faults_support import THOROUGH
 from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
-from topoalign.core.admission.kinds import NodeKind
+from topoalign.core.admission.prediction import NodeKind
 from topoalign.core.demand.node_filters import Constraints
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import Namespace, NodeName
@@ -246,7 +246,7 @@ async def test_a_preemption_says_what_filter_says_when_the_victims_are_gone(firs
         planned |= {pods[0].uid: NEW, pods[1].uid: says.node}
         fits = [bool(await scheduler.preempt(each, {says.node: Victims(uids=tuple(victims))})) for each in pods]
         for uid in victims:
-            scheduler.view.gone(says.node, uid)
+            scheduler.view.end(says.node, uid)
             tell_all(cluster, says.end(uid))
         for each, expected in zip(pods, fits, strict=True):
             assert expected == bool(scheduler.filter(each, (says.node,)).passed), (seed, each)

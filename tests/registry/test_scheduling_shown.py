@@ -11,7 +11,7 @@ from view_support import RULES, asked
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import NodeReservations, holding_reserved
-from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod, AssumedPods
+from topoalign.registry.scheduling.cluster_state.assumed_pods import NodePods
 
 SEEDS = 4_000 if THOROUGH else 400
 
@@ -28,10 +28,10 @@ def holding(known: NodeReservations) -> NodeState:
 def test_a_view_holds_what_is_reserved_and_not_shown(first: int) -> None:
     for seed in range(first, first + 100):
         chance = Random(seed)
-        known, holds = NodeReservations().apply(changed(*some_reservations(chance)), 1, 0.0), AssumedPods()
+        known, holds = NodeReservations().apply(changed(*some_reservations(chance)), 1, 0.0), NodePods()
         for state in (some_state(chance) for _ in range(4)):
             known = known.observe(state)
-            holds.reserve([AssumedPod(reserved=each) for each in known.held(0.0)])
+            holds.reserve(known.held(0.0))
             holds.settle(state, state, RULES)
 
             assert holding(known).allocations == holds.added_to(NodeState(node=NODE), RULES).allocations, seed
@@ -43,9 +43,9 @@ def test_what_a_bound_pod_holds_ends_as_its_reservation_would(first: int) -> Non
     for seed in range(first, first + 100):
         chance = Random(seed)
         reserved = some_reservation(chance, "uid-a2")
-        known, holds = NodeReservations().apply(changed(reserved), 1, 0.0), AssumedPods()
+        known, holds = NodeReservations().apply(changed(reserved), 1, 0.0), NodePods()
         pod = PodRequest(namespace=reserved.namespace, name=reserved.pod, containers=())
-        holds.reserve([AssumedPod(reserved=reserved)])
+        holds.reserve([reserved])
         holds.expect(asked(pod, reserved.pod_uid))
         for number in range(4):
             if number == seed % 3:

@@ -26,7 +26,6 @@ from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.slot_defaults import with_defaults
 from topoalign.registry.scheduling.binding import cluster_reservations
-from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit, are_ambiguous
 from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClasses
 from topoalign.runtime.memory_bus import MemoryBus
@@ -109,7 +108,7 @@ def test_a_node_is_not_offered_where_its_alignment_leads_to_full_gpus() -> None:
     """Both GPUs of the first NUMA node are nearly full, and a kubelet that aligns slots counts them all the same."""
     it = world(shared(terms=WITH_NUMA_NODES))
     held = {gpu: Amount(cores=70, memory=100 * MIB) for gpu in ("GPU-0::0", "GPU-1::0")}
-    it.view.hold(NODE, [AssumedPod(reserved=reserved("first", held))])
+    it.view.reserve(NODE, [reserved("first", held)])
 
     assert "ShareSplit" == code(it, pod(asks(1, memory=100, cores=40)))
     assert "" == code(it, pod(asks(1, memory=100, cores=20)))
@@ -166,7 +165,7 @@ def test_a_pod_for_a_gpu_that_is_in_use_may_wait_for_it() -> None:
     """The node has the GPU that the annotation names; it fits once the pod that holds it has ended."""
     it = world(shared())
     held = {gpu: Amount(cores=0, memory=EACH * MIB) for gpu in ("GPU-0::0", "GPU-1::0")}
-    it.view.hold(NODE, [AssumedPod(reserved=reserved("first", held))])
+    it.view.reserve(NODE, [reserved("first", held)])
     request = msgspec.structs.replace(pod(asks(1, memory=100)), annotations={UUIDS: "GPU-1"})
     never = msgspec.structs.replace(pod(asks(2, memory=100)), annotations={UUIDS: "GPU-1"})
     refused = [it.scheduler.filter(asked(each), (NODE,)).refused[NODE] for each in (request, never)]

@@ -51,7 +51,7 @@ def refusal(it: OneNode, question: PodToSchedule) -> str:
 async def test_a_terminated_pod_holds_nothing_before_its_node_shows_that() -> None:
     it = full_node()
     before = it.code()
-    it.view.gone(NODE, "a")
+    it.view.end(NODE, "a")
 
     assert ("NotEnoughDevices", "") == (before, it.code())
     assert "NotEnoughDevices" == it.code(gpus=3)
@@ -63,7 +63,7 @@ async def test_the_node_counts_again_for_a_pod_that_it_shows_for_long() -> None:
     it = full_node()
     clock = it.view._clock
     assert isinstance(clock, ManualClock)
-    it.view.gone(NODE, "a")
+    it.view.end(NODE, "a")
     await clock.advance(TERMINATED_SECONDS - 1)
     it.view.expire_terminated()
     before = it.code()
@@ -76,7 +76,7 @@ async def test_the_node_counts_again_for_a_pod_that_it_shows_for_long() -> None:
 
 async def test_what_the_node_has_freed_is_not_awaited() -> None:
     it = full_node()
-    it.view.gone(NODE, "a")
+    it.view.end(NODE, "a")
     it.tell(it.says.end("a"))
 
     assert () == it.view.terminated(NODE)
@@ -88,7 +88,7 @@ async def test_a_pod_that_has_the_name_of_a_terminated_one_keeps_its_devices() -
     it = OneNode(UNALIGNED)
     it.tell(it.says.all())
     it.view.expect(NODE, asked(gpus(4, "a"), "old"))
-    it.view.gone(NODE, "old")
+    it.view.end(NODE, "old")
     it.view.expect(NODE, asked(gpus(4, "a"), "new-a"))
     it.tell(it.says.admit(gpus(4, "a"), "new-a"))
 
@@ -108,7 +108,7 @@ async def test_a_terminated_pod_is_known_by_its_name_where_the_record_has_no_uid
     it.view.expect(NODE, asked(gpus(4, "a"), "a"))
     tell_without_uid(it, "a")
     before = it.code()
-    it.view.gone(NODE, "a")
+    it.view.end(NODE, "a")
 
     assert ("NotEnoughDevices", "") == (before, it.code())
     assert ("a",) == it.view.terminated(NODE)
@@ -118,7 +118,7 @@ async def test_a_record_without_a_uid_is_that_of_the_pod_that_has_the_name_now()
     it = OneNode(UNALIGNED)
     it.tell(it.says.all())
     it.view.expect(NODE, asked(gpus(4, "a"), "old"))
-    it.view.gone(NODE, "old")
+    it.view.end(NODE, "old")
     it.view.expect(NODE, asked(gpus(4, "a"), "new-a"))
     tell_without_uid(it, "a")
 
@@ -140,12 +140,12 @@ async def test_a_pod_that_was_being_deleted_is_no_longer_once_it_is_gone() -> No
     for name in "ab":
         it.view.begin_termination(NODE, name)
     before = it.view.terminating(NODE)
-    it.view.gone(NODE, "a")
+    it.view.end(NODE, "a")
     between = it.view.terminating(NODE)
-    it.view.gone(NODE, "b")
+    it.view.end(NODE, "b")
 
     assert (frozenset("ab"), frozenset("b")) == (before, between)
-    assert {} == it.view._terminating
+    assert frozenset() == it.view.terminating(NODE)
 
 
 async def test_a_nominated_pod_gets_an_error_where_a_refusal_may_pass() -> None:
@@ -178,7 +178,7 @@ def test_filter_and_preempt_judge_by_the_same_facts() -> None:
         request = it.scheduler._request(question)
         judged = it.scheduler._judge_without(request, NODE, frozenset(gone))
         for uid in gone:
-            it.view.gone(NODE, uid)
+            it.view.end(NODE, uid)
         agreed.add(judged == "")
         assert judged == refusal(it, question)
 

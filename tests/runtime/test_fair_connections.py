@@ -44,7 +44,7 @@ class Server:
 
     def __init__(self) -> None:
         self.address = (HONEST, 0)
-        self.large = self.begun = self.ended = self.open = 0
+        self.large = self.begun = self.ended = self.open = self.pieces = 0
         self.asked = anyio.Event()
         self.given = anyio.Event()
         self.clock = ManualClock()
@@ -58,7 +58,10 @@ class Server:
         return PlainTextResponse("here")
 
     async def body(self, request: Request) -> Response:
-        return Response(await request.body())
+        self.asked.set()
+        pieces = [piece async for piece in request.stream() if piece]
+        self.pieces += len(pieces)
+        return Response(b"".join(pieces) + b" is here")
 
     async def large_page(self, request: Request) -> Response:
         self.large += 1
@@ -286,6 +289,19 @@ async def test_probes_of_an_address_have_a_share_of_their_own(server: Server, pr
                 await server.answer(client)
 
     assert [(HONEST,), (HONEST, "probe")] == server.peers
+
+
+async def test_the_pieces_of_a_slow_body_wake_its_request_once(server: Server) -> None:
+    async with server.run(HttpToolsConnection):
+        with server.client(HONEST, SLOW_BODY) as client:
+            await server.asked.wait()
+            for _ in range(7):
+                client.sendall(b" ")
+                await all_tasks_blocked()
+            answer = await server.answer(client, b"}")
+
+    assert answer.endswith(b"{       } is here")
+    assert 1 == server.pieces
 
 
 async def test_more_requests_than_wait_on_a_connection_end_it(server: Server) -> None:

@@ -32,10 +32,10 @@ class ForgetfulReservations(ClusterReservations):
 class HalvingGangs(Gangs):
     """Plans the pod that is to be bound, and not the others of its gang."""
 
-    async def _planned(
+    async def _plan(
         self, gang: str, waiting: Sequence[PodToSchedule], best: BestNodes, pod: PodToSchedule, node: NodeName
     ) -> tuple[Plan | None, dict[NodeName, int]]:
-        return await super()._planned(gang, [each for each in waiting if each.uid == pod.uid], best, pod, node)
+        return await super()._plan(gang, [each for each in waiting if each.uid == pod.uid], best, pod, node)
 
 
 class ClusterPlant(NamedTuple):

@@ -5,9 +5,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 
-from topoalign.registry.ports import Synced
+from topoalign.registry.kubernetes.objects import ShownPod
+from topoalign.registry.ports import SeenPod, Synced
 
 
 def shown_pod(name: str, *, node: str = "", gpus: int = 1, owner: str = "", namespace: str = "ml") -> dict[str, Any]:
@@ -22,6 +24,11 @@ def shown_pod(name: str, *, node: str = "", gpus: int = 1, owner: str = "", name
 
 
 POD = shown_pod("p")
+
+
+def pod_of(shown: dict[str, Any]) -> SeenPod:
+    """The pod as the registry reads it."""
+    return msgspec.convert(shown, ShownPod).to_seen()
 
 
 class Followed:

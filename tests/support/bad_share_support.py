@@ -68,7 +68,8 @@ def requested(given: dict[str, Any], directory: Path) -> PodRequest:
     """The pod as the command reads it from a file. Raises InvalidField."""
     file = directory / "pod.json"
     file.write_bytes(msgspec.json.encode(given))
-    return pod_in(file, **dict.fromkeys(("gpus", "cpus", "memory", "nics", "annotations", "pod"))).request
+    nothing: dict[str, Any] = dict.fromkeys(("gpus", "cpus", "memory", "nics", "annotations", "pod"))
+    return pod_in(file, nothing).request
 
 
 def what_if(node: OneNode, given: dict[str, Any], directory: Path) -> str:

@@ -21,8 +21,8 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import with_reserved
-from topoalign.registry.ports import KubernetesApi
-from topoalign.registry.scheduling.binding.binding import PodBinder
+from topoalign.registry.ports import KubernetesApi, SeenPod
+from topoalign.registry.scheduling.binding.binding import BindChecks, PodBinder
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
 from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
@@ -108,7 +108,7 @@ async def always(node: NodeName, pod: PodToSchedule) -> str:
     return ""
 
 
-class ScriptedChecks:
+class ScriptedChecks(BindChecks):
     """What a registry knows of its nodes at a bind, as a test sets it."""
 
     def __init__(self, fits: Callable[[NodeName, PodToSchedule], Awaitable[str]] = always) -> None:
@@ -119,6 +119,11 @@ class ScriptedChecks:
         self.assumed: set[tuple[NodeName, str]] = set()
         self.changed = anyio.Event()
 
+        self.foreign = lambda node: ""
+
+    def check_placement(self, pod: SeenPod, node: NodeName) -> None:
+        pass
+
     def passes(self, node: NodeName, pod: PodToSchedule) -> bool:
         return False
 
@@ -127,9 +132,6 @@ class ScriptedChecks:
 
     def unassume(self, node: NodeName, uid: str) -> None:
         self.assumed.discard((node, uid))
-
-    def foreign(self, node: NodeName) -> str:
-        return ""
 
     async def fits(self, node: NodeName, pod: PodToSchedule) -> str:
         return await self._fits(node, pod)

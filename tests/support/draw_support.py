@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from itertools import combinations
 
-from topoalign.cli.draw.diagram import Diagram, diagram_of
-from topoalign.cli.draw.scene import Box, DrawnLine, Scene, Text, text_width
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState, Owner
 from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.device_links import Link
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, PciBridge, Topology
 from topoalign.machines import catalogue
+from topoalign.tools.draw.diagram import Diagram, diagram_of
+from topoalign.tools.draw.scene import Box, DrawnLine, Scene, Text, text_width
 
 EDGE = 0.02
 """Rounding."""

@@ -38,8 +38,7 @@ from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topolog
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.kept_channel import KeptChannel
-from topoalign.kubelet.grpc.kubelet_client import KubeletAway
+from topoalign.kubelet.grpc.kubelet_client import KeptChannel, KubeletAway
 from topoalign.kubelet.grpc.transport import GrpcServer, Load
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.directory_changes import DirectoryChanges

@@ -10,8 +10,8 @@ from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedNo
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
-from topoalign.registry.scheduling.kubernetes.cluster_watch import EventWriter, KubernetesRecords, KubernetesWatch
-from topoalign.registry.scheduling.kubernetes.refused_pods import Cancelling
+from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesRecords, KubernetesWatch
+from topoalign.registry.scheduling.kubernetes.pod_events import EventWriter
 from topoalign.registry.scheduling.kubernetes.requeue import Requeue
 from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
 from topoalign.runtime.memory_bus import MemoryBus
@@ -21,7 +21,7 @@ def watch_of(
     api: KubernetesApi,
     clock: Clock,
     view: ClusterView,
-    reservations: Cancelling,
+    reservations: ClusterReservations,
     gangs: Gangs | None = None,
     *,
     delete_refused: bool = False,

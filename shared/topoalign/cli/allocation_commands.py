@@ -1,16 +1,17 @@
 """`topoalign allocate`, `release` and `trust`: requests to the allocator of a node that has no kubelet."""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, get_args
 
 import click
 
 from topoalign.cli import formatting, options, output
 from topoalign.cli.effects import Effect, printing
 from topoalign.cli.exit_codes import REFUSED
-from topoalign.cli.formatting import Count, Size
 from topoalign.cli.link import NodeLink, on_node
+from topoalign.cli.options import Count, Size
+from topoalign.core.demand.node_filters import Constraints
 from topoalign.core.demand.unserved import UnservedResource, served_by
 from topoalign.core.model.decisions import Decision, Refusal, with_notes
 from topoalign.core.model.errors import clean
@@ -29,48 +30,37 @@ from topoalign.core.sharing.pod_warnings import paths_of_limits, warnings_of
 
 Changes = dict[str, str | int | bool]
 """Rules that differ from the node's own, by the field names of `AdmissionRules`."""
-COMPATS = [each for each in get_args(Compat) if each]
 
-Command = Callable[..., Any]
-
-
-def request_options(command: Command) -> Command:
-    """Add the options for the requested resources and for the rules of the decision."""
-    for option in reversed(
-        (
-            click.option("--gpus", type=Count(), default=0, help="GPUs (nvidia.com/gpu)."),
-            click.option("--cpus", type=Count(), default=0, help="Exclusive CPUs."),
-            click.option("--memory", type=Size(), default=0, help="Memory: 64Gi, 1.5G or a number of bytes."),
-            click.option("--nics", type=Count(), default=0, help="NICs (topoalign.io/nic)."),
-            click.option(
-                "--annotation",
-                "annotations",
-                metavar="KEY=VALUE",
-                multiple=True,
-                help="An annotation of the pod; may be repeated.",
-            ),
-            click.option(
-                "--pod",
-                metavar="NS/NAME",
-                help="Name of the pod. Namespace `default` if none is given.  [default: a new name]",
-            ),
-            options.POLICY,
-            options.SCOPE,
-            options.PLACEMENT,
-            click.option(
-                "--compat",
-                type=click.Choice(COMPATS),
-                help="Decide as this project: annotations (koordinator), units (gaia), slots (hami).",
-            ),
-            click.option(
-                "--mode",
-                type=click.Choice([m.value for m in Mode]),
-                help="Decide exactly as the kubelet does, or as topoalign does by itself.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
+request_options = options.add_options(
+    click.option("--gpus", type=Count(), default=0, help="GPUs (nvidia.com/gpu)."),
+    click.option("--cpus", type=Count(), default=0, help="Exclusive CPUs."),
+    click.option("--memory", type=Size(), default=0, help="Memory: 64Gi, 1.5G or a number of bytes."),
+    click.option("--nics", type=Count(), default=0, help="NICs (topoalign.io/nic)."),
+    click.option(
+        "--annotation",
+        "annotations",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="An annotation of the pod; may be repeated.",
+    ),
+    click.option(
+        "--pod", metavar="NS/NAME", help="Name of the pod. Namespace `default` if none is given.  [default: a new name]"
+    ),
+    options.POLICY,
+    options.SCOPE,
+    options.PLACEMENT,
+    click.option(
+        "--compat",
+        type=click.Choice([each for each in get_args(Compat) if each]),
+        help="Decide as this project: annotations (koordinator), units (gaia), slots (hami).",
+    ),
+    click.option(
+        "--mode",
+        type=click.Choice([m.value for m in Mode]),
+        help="Decide exactly as the kubelet does, or as topoalign does by itself.",
+    ),
+)
+"""The options for the requested resources and for the rules of the decision."""
 
 
 @click.command("allocate")
@@ -87,21 +77,15 @@ def allocate_for_container(link: NodeLink, **asked: Any) -> int | None:
       topoalign allocate --gpus 2
       topoalign allocate --gpus 4 --cpus 32 --memory 64Gi --nics 4 --pod ml/train --policy restricted
     """
-    return request_decision(link, "allocate", *pod_request(**asked))
-
-
-def request_decision(link: NodeLink, verb: str, pod: PodRequest, rules: Changes) -> int | None:
-    """Asks the node's allocator for a decision and prints it. Returns the exit code of a refusal."""
+    pod, rules, _ = pod_request(**asked)
     name = clean(f"{pod.namespace}/{pod.name}", 520)
     request = AllocateRequest(node=link.node, pod=pod, rules=rules)
-    if verb != "allocate":
-        return show_prediction(link.node, pod, *link.ask(verb, request, Decision), link.as_json)
     effect = Effect(
         f"the allocation for pod {name}",
         f"`topoalign explain {name}` shows what the pod holds, `topoalign release {name}` releases it; "
         "repeating the request is safe",
     )
-    decision, topology = link.ask(verb, request, Decision, effect)
+    decision, topology = link.ask("allocate", request, Decision, effect)
     with printing(effect):
         status = print_decision(link.node, decision, topology, link.as_json)
     if status is None and not link.as_json:
@@ -134,10 +118,20 @@ def show_prediction(
     return print_decision(node, with_notes(decision, warnings), topology, as_json)
 
 
+class AskedPod(NamedTuple):
+    """A pod that the command is about."""
+
+    request: PodRequest
+    rules: Changes
+    """Rules that are to differ from those of the kubelet."""
+    constraints: Constraints | None = None
+    """The nodes that it may go to. None: options describe the pod, and there is no manifest."""
+
+
 def pod_request(
     gpus: int, cpus: int, memory: int, nics: int, annotations: Sequence[str], pod: str | None, **rules: str | None
-) -> tuple[PodRequest, Changes]:
-    """The pod, and the rules that are to differ from the node's. Raises UsageError if nothing is asked for."""
+) -> AskedPod:
+    """The pod that options describe. Raises UsageError if nothing is asked for."""
     every = {GPU: gpus, CPU: cpus * 1000, MEMORY: memory, NIC: nics}
     amounts = {resource: amount for resource, amount in every.items() if amount}
     if not amounts:
@@ -147,7 +141,7 @@ def pod_request(
     request = PodRequest(
         namespace=namespace, name=name, annotations=dict(map(parse_annotation, annotations)), containers=(container,)
     )
-    return request, changes(rules)
+    return AskedPod(request, changes(rules))
 
 
 def parse_annotation(text: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@
 import os
 import re
 import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from typing import Any
 import click
 import msgspec
 
-from topoalign.cli import link, output
+from topoalign.cli import link, options, output
 from topoalign.cli.exit_codes import FINDINGS, exit_code
-from topoalign.cli.options import NATS, NODE
-from topoalign.cli.serve import ALLOCATING, add_service_options, flag_variables, on_a_node
+from topoalign.cli.serve import ALLOCATING, EVERYWHERE, add_service_options, flag_variables, on_a_node
 from topoalign.core.model.errors import BadRequest, NotFound, Unavailable, clean
 from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
+from topoalign.machines import load_machine
 from topoalign.plugin_config.file import (
     DEFAULT,
     FROM_FILE,
@@ -55,7 +55,7 @@ def config() -> None:
 @config.command("show")
 @click.option("--origin", is_flag=True, help="Show the origin of each value.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, always with origins.")
-@add_service_options("machine", *ALLOCATING)
+@add_service_options("machine", *ALLOCATING, *EVERYWHERE)
 def show_settings(origin: bool, as_json: bool, **flags: Any) -> None:
     """
     Show every setting of all services and the whole configuration, with the values of `topoalign node` with these flags.
@@ -78,23 +78,17 @@ def show_settings(origin: bool, as_json: bool, **flags: Any) -> None:
         file = None if path is None else str(path)
         output.print_json({"settings": found, "configuration": {"file": file, "fields": fields}, "notes": notes})
         return
+    without = () if origin else ("ORIGIN",)
     for service in dict.fromkeys(setting.service for setting in found):
         output.print_line(output.heading(service))
         rows = [(each.name, each.value, each.origin) for each in found if each.service == service]
-        output.columns(*limit_columns(("SETTING", "VALUE", "ORIGIN"), rows, 3 if origin else 2))
+        output.columns(("SETTING", "VALUE", "ORIGIN"), rows, without)
         output.print_line()
     output.print_line(output.heading("configuration") + (f" ({clean(str(path), 200)})" if path is not None else ""))
     rows = [(each.field, each.value, each.origin) for each in fields]
-    output.columns(*limit_columns(("FIELD", "VALUE", "ORIGIN"), rows, 3 if origin else 2))
+    output.columns(("FIELD", "VALUE", "ORIGIN"), rows, without)
     for note in notes:
         output.note(f"note: {clean(note, 300)}")
-
-
-def limit_columns(
-    titles: Sequence[str], rows: Sequence[Sequence[str]], columns: int
-) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """The table with its first columns only."""
-    return titles[:columns], [row[:columns] for row in rows]
 
 
 class ConfigurationField(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,12 +114,12 @@ def configured_fields(read: Loaded) -> Iterator[ConfigurationField]:
 @config.command("check")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option("--machine", metavar="NAME|FILE", help="Show the offers of this machine.  [default: of the running node]")
-@NODE
-@NATS
+@options.NODE
+@options.NATS
 @click.option(
     "--fail-on-findings", is_flag=True, help="End with exit code 6 if the machine lacks something that the file names."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.JSON
 def check_configuration_file(
     file: Path, machine: str | None, node: str | None, nats: str | None, fail_on_findings: bool, as_json: bool
 ) -> int | None:
@@ -145,8 +139,11 @@ def check_configuration_file(
     checked = [check_configuration(each, topology) for each in found]
     if len(found) == 1 and checked[0].error is not None:
         raise checked[0].error
-    if as_json:
-        output.print_json(checked_document(file, checked, several=len(found) > 1))
+    if as_json and len(found) == 1:
+        output.print_json({"file": str(file), **checked[0].document})
+    elif as_json:
+        listed = [{"field": each.field, **each.document, "error": error_document(each.error)} for each in checked]
+        output.print_json({"file": str(file), "ok": all(each.ok for each in checked), "configurations": listed})
     else:
         for place, each in enumerate(checked):
             if place:
@@ -177,6 +174,16 @@ class Checked:
         """Whether it is valid, and the machine has the devices that it names."""
         return self.error is None and not any(finding.severe for finding in self.findings)
 
+    @property
+    def document(self) -> dict[str, object]:
+        """The result as JSON."""
+        return {"ok": self.ok, "offers": self.offers, "findings": self.findings}
+
+
+def error_document(error: BadRequest | None) -> dict[str, str] | None:
+    """An error as JSON."""
+    return None if error is None else {"finding": error.finding, "remedy": error.remedy}
+
 
 def check_configuration(wrapped: Wrapped, topology: Topology | None) -> Checked:
     """Checks one configuration."""
@@ -191,24 +198,6 @@ def check_configuration(wrapped: Wrapped, topology: Topology | None) -> Checked:
     return Checked(wrapped.field, None, offering.offers, (*read.findings, *offering.findings, *lists))
 
 
-def checked_document(file: Path, checked: Sequence[Checked], *, several: bool) -> dict[str, object]:
-    """The JSON of a check: of one configuration its fields, of several a list with the field that holds each."""
-    if not several:
-        return {"file": str(file), **result_fields(checked[0])}
-    each = [{"field": one.field, **result_fields(one), "error": error_of(one)} for one in checked]
-    return {"file": str(file), "ok": all(one.ok for one in checked), "configurations": each}
-
-
-def result_fields(checked: Checked) -> dict[str, object]:
-    """The result of the check of one configuration, as JSON."""
-    return {"ok": checked.ok, "offers": checked.offers, "findings": checked.findings}
-
-
-def error_of(checked: Checked) -> dict[str, str] | None:
-    """The error of a configuration, as JSON."""
-    return None if checked.error is None else {"finding": checked.error.finding, "remedy": checked.error.remedy}
-
-
 def show_checked(file: Path, checked: Checked) -> None:
     """Prints the result of the check of one configuration."""
     name = clean(str(file), 200) + (f", {checked.field}," if checked.field else "")
@@ -220,7 +209,7 @@ def show_checked(file: Path, checked: Checked) -> None:
         output.note(f"  do: {clean(checked.error.remedy, 1000)}")
     if checked.offers is not None:
         output.print_line()
-        output.columns(("RESOURCE", "DEVICES", "SHARES", "MOST", "OFFERED"), map(offered, checked.offers))
+        output.columns(("RESOURCE", "DEVICES", "SHARES", "MOST", "OFFERED"), map(list_offer_cells, checked.offers))
     for finding in checked.findings:
         output.note(f"{'error' if finding.severe else 'note'}: {clean(str(finding), 300)}")
         if finding.remedy:
@@ -230,23 +219,25 @@ def show_checked(file: Path, checked: Checked) -> None:
 def hardware(machine: str | None, node: str | None, nats: str | None) -> tuple[Topology | None, str | None]:
     """The machine to make offers for, or why there is none."""
     if machine is not None:
-        from topoalign import machines  # the readers are not needed for a running node
-
-        return machines.load_machine(machine).topology, None
+        return load_machine(machine).topology, None
     try:
-        return link.discovered_topology(node, nats, os.environ).topology, None
+        return link.discovered_topology(node, nats).topology, None
     except (Unavailable, NotFound) as error:
         return None, error.finding
 
 
-def offered(offer: Offer) -> tuple[object, ...]:
+def list_offer_cells(offer: Offer) -> tuple[object, ...]:
     """The row of the table for one offer."""
-    most = "any" if offer.most is None else offer.most
-    shown_devices = " ".join(offer.devices[:4]) + (
-        f" and {len(offer.devices) - 4} more" if len(offer.devices) > 4 else ""
+    devices = " ".join(offer.devices[:4])
+    if len(offer.devices) > 4:
+        devices += f" and {len(offer.devices) - 4} more"
+    return (
+        offer.resource,
+        devices,
+        f"{offer.replicas} by MPS" if offer.sharing == "mps" else offer.replicas,
+        "any" if offer.most is None else offer.most,
+        len(offer.devices) * offer.replicas,
     )
-    shares = f"{offer.replicas} by MPS" if offer.sharing == "mps" else offer.replicas
-    return offer.resource, shown_devices, shares, most, len(offer.devices) * offer.replicas
 
 
 HIDDEN = "[redacted]"
@@ -256,8 +247,6 @@ _IN_ADDRESS = re.compile(r"(?:^|(?<=://))(?:(?!\w+://).)*@")
 """The text before a host: a user and a password with any characters, or a token alone."""
 _SEED = re.compile(r"\bS[UOANCPXV][A-Z2-7]{54,}\b")
 """An nkey's seed, given by mistake instead of the name of its file."""
-
-SHARED = frozenset(RuntimeSettings.__struct_fields__)
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,22 +271,17 @@ def all_settings(
 
     Raises InvalidField for a setting that no service would start with.
     """
+    shared = frozenset(RuntimeSettings.__struct_fields__)
     for service, kind in settings_by_service().items():
         found = from_environment(kind, environment)
         for field in msgspec.structs.fields(kind):
             variable = PREFIX + field.name.upper()
-            if kind is not RuntimeSettings and field.name in SHARED:
+            if kind is not RuntimeSettings and field.name in shared:
                 continue  # set by the process itself
             value = getattr(found, field.name)
+            text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
             origin = "flag" if variable in flags else "environment" if variable in set_variables else "default"
-            yield Setting(service=service, name=variable, value=hide_secrets(variable, as_text(value)), origin=origin)
-
-
-def as_text(value: object) -> str:
-    """The value as it is written in an environment variable; None is empty."""
-    if value is None:
-        return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+            yield Setting(service=service, name=variable, value=hide_secrets(variable, text), origin=origin)
 
 
 def hide_secrets(name: str, text: str) -> str:

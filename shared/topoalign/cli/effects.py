@@ -10,7 +10,7 @@ A request to an allocator carries a deadline, so that it has no effect after its
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -32,15 +32,6 @@ class Effect(NamedTuple):
     """`the allocation for pod ml/train`."""
     settle: str
     """The commands that show whether it was done, and undo or complete it."""
-
-
-class AllocatorRequest(NamedTuple):
-    """A request to a service of the node."""
-
-    subject: str
-    request: object
-    service: str
-    """The service that answers: `allocator`."""
 
 
 class NodeSilent(Unavailable):
@@ -85,29 +76,36 @@ class Interrupted(OutcomeUnknown):
 
 
 async def put(
-    bus: Bus, node: NodeName, question: AllocatorRequest, kind: Any, effect: Effect | None, within: float
+    bus: Bus,
+    node: NodeName,
+    subject: str,
+    request: object,
+    service: str,
+    kind: Any,
+    effect: Effect | None,
+    within: float,
 ) -> Any:
     """
-    The answer to a question, of type `kind`. An allocator does not carry it out later than `within` seconds from now.
+    The answer of a service of the node (`allocator`) to a request, of type `kind`.
 
-    Raises what the service failed with, NodeSilent where nothing was done, and OutcomeUnknown.
+    An allocator does not carry it out later than `within` seconds from now. Raises what the service failed with, NodeSilent
+    where nothing was done, and OutcomeUnknown.
     """
     until = anyio.current_time() + within
-    request = question.request
     if effect is not None and isinstance(request, AllocateRequest | ReleaseRequest):
         try:
             deadline = await deadline_until(bus, node, until)
         except BusUnavailable as error:
-            raise NodeSilent(node, error.finding, question.service, effect) from error
+            raise NodeSilent(node, error.finding, service, effect) from error
         request = msgspec.structs.replace(request, deadline=deadline)
     left = until - anyio.current_time()
     try:
-        return wire.decode_answer(await bus.ask(question.subject, msgspec.json.encode(request), max(left, 0.0)), kind)
+        return wire.decode_answer(await bus.ask(subject, msgspec.json.encode(request), max(left, 0.0)), kind)
     except NobodyAnswers as error:
-        raise NodeSilent(node, error.finding, question.service, effect) from error
+        raise NodeSilent(node, error.finding, service, effect) from error
     except BusUnavailable as error:
         if effect is None:
-            raise NodeSilent(node, error.finding, question.service) from error
+            raise NodeSilent(node, error.finding, service) from error
         raise OutcomeUnknown(effect, error.finding) from error
     except Undecodable as error:
         if effect is None:
@@ -121,24 +119,6 @@ async def deadline_until(bus: Bus, node: NodeName, until: float) -> Deadline:
     body = await bus.ask(wire.admission_subject(node, "clock"), question, until - anyio.current_time())
     reading = wire.decode_answer(body, ClockReading)
     return Deadline(clock=reading.clock, at=reading.now + until - anyio.current_time())
-
-
-@contextmanager
-def undone_unless(found: Sequence[object], effect: Effect | None) -> Iterator[None]:
-    """
-    Lets failures out only while there is no answer: what goes wrong after it, such as a connection that breaks while it is
-    closed, does not undo what was done. Raises Interrupted for Ctrl-C while an effect is not known.
-    """
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        if not found and effect is not None:
-            raise Interrupted(effect, "interrupted") from error
-        if not found:
-            raise
-    except Exception:  # of any kind: the answer has arrived, and stays valid
-        if not found:
-            raise
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from contextlib import suppress
 import click
 
 from topoalign.cli import output
-from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Unavailable, clean
+from topoalign.core.model.errors import BadRequest, NoFit, RemoteFailure, TopoalignError, Unavailable, clean
 
 OK = 0
 FAILURE = 1
@@ -57,8 +57,6 @@ def exit_code(error: TopoalignError) -> int:
 
 def code_of(error: TopoalignError) -> str:
     """The stable code of an error: if another process failed, the code that it sent."""
-    from topoalign.core.model.errors import RemoteFailure  # only now: most commands end without an error
-
     return error.failure.code if isinstance(error, RemoteFailure) else error.code
 
 

@@ -1,39 +1,34 @@
 """`topoalign explain` and `topoalign what-if`: the reasons of a decision, and a decision without effect."""
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import click
 import msgspec
 
 from topoalign.cli import formatting, output
-from topoalign.cli import link as links
 from topoalign.cli.allocation_commands import (
+    AskedPod,
     Changes,
     changes,
     pod_request,
-    request_decision,
     request_options,
     show_prediction,
 )
 from topoalign.cli.gpu_partitioning import list_partitioning_rows, partitioning_document
 from topoalign.cli.link import NodeLink, on_node
 from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster, of_cluster, show_where
-from topoalign.core.demand.node_filters import Constraints
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.decisions import Explained
+from topoalign.core.model.decisions import Decision, Explained
 from topoalign.core.model.errors import clean
 from topoalign.core.model.holdings import Whole
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.requests import Compat, ExplainRequest, PodRequest
+from topoalign.core.model.requests import AllocateRequest, Compat, ExplainRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.state.gpu_partitioning import GpuPartitioning, partitioning_by_gpu, parts_of_allocation
-
-if TYPE_CHECKING:
-    from topoalign.kubelet.files import manifest
+from topoalign.kubelet.files import manifest
 
 FILE = click.Path(path_type=Path)
 
@@ -80,7 +75,7 @@ def what_if(
       topoalign what-if --machine dgx-a100 --config topoalign.yaml --pod-file share.yaml
       topoalign what-if --cluster --gpus 8 --pods 16
     """
-    pod = AskedPod(*pod_request(**asked)) if pod_file is None else pod_in(pod_file, **asked)
+    pod = pod_request(**asked) if pod_file is None else pod_in(pod_file, asked)
     if cluster:
         of_one_node = (machine, config, kubelet_config, kubelet_root, link.node_option)
         if any(option is not None for option in of_one_node):
@@ -93,7 +88,8 @@ def what_if(
     if machine is None:
         if config is not None or kubelet_config is not None or kubelet_root is not None:
             raise click.UsageError("--config, --kubelet-config and --kubelet-root go with --machine")
-        return request_decision(link, "what-if", pod.request, pod.rules)
+        request = AllocateRequest(node=link.node, pod=pod.request, rules=pod.rules)
+        return show_prediction(link.node, pod.request, *link.ask("what-if", request, Decision), link.as_json)
     from topoalign.cli.predict import Described  # brings in the readers of machines
 
     described = Described(machine, kubelet_config, kubelet_root, config)
@@ -101,28 +97,14 @@ def what_if(
     return show_prediction(node, pod.request, decision, topology, link.as_json)
 
 
-class AskedPod(NamedTuple):
-    """A pod that the command is about."""
-
-    request: PodRequest
-    rules: Changes
-    """Rules that are to differ from those of the kubelet."""
-    constraints: Constraints | None = None
-    """The nodes that it may go to. None: options describe the pod, and there is no manifest."""
-
-
-def pod_in(file: Path, **asked: Any) -> AskedPod:
+def pod_in(file: Path, asked: dict[str, Any]) -> AskedPod:
     """The pod of a manifest. Raises UsageError if a pod is described twice, and what `check_pod_manifest` does."""
     rules = rules_alone(asked, "--pod-file")
-    from topoalign.kubelet.files import manifest  # brings in YAML
-
     return check_pod_manifest(manifest.load_manifest(file), rules)
 
 
-def check_pod_manifest(shown: "manifest.PodManifest", rules: Changes) -> AskedPod:
+def check_pod_manifest(shown: manifest.PodManifest, rules: Changes) -> AskedPod:
     """The pod of a manifest. Raises InvalidField and NoFit for what an API server with our webhook would refuse."""
-    from topoalign.kubelet.files import manifest  # brings in YAML
-
     request = manifest.request_from_pod(shown)
     check_pod(request, compat=msgspec.convert(rules.get("compat", ""), Compat))
     return AskedPod(request, rules, manifest.constraints_of(shown))
@@ -152,15 +134,14 @@ def explain(link: NodeLink, target: str) -> None:
     """
     explained, topology = link.ask("explain", ExplainRequest(node=link.node, target=target), Explained)
     if link.as_json:
-        divided = {
-            gpu: partitioning_document(each) for gpu, each in partitioned_gpus(link, explained.allocations, topology)[0]
-        }
+        gpus, _ = partitioned_gpus(link, explained.allocations, topology)
+        divided = {gpu: partitioning_document(each) for gpu, each in gpus}
         output.print_json({"node": link.node, "explained": explained, "divided": divided})
         return
     for allocation in explained.allocations:
         known = explained.decision is not None or bool(allocation.cpus or allocation.memory or allocation.affinity)
         formatting.show_allocation(allocation, topology, decided=known)
-    show_cards(link, explained.allocations, topology)
+    show_partitioned_gpus(link, explained.allocations, topology)
     for device, health in explained.ailing.items():
         cordoned = " and cordoned" if health.cordoned else ""
         output.print_line(
@@ -169,9 +150,10 @@ def explain(link: NodeLink, target: str) -> None:
     for note in explained.notes:
         output.print_line(clean(note, 600))
     if explained.decision is None:
-        if not explained.allocations:
-            return
-        output.note("the reasons are not known: the kubelet made this decision, or the allocator has restarted since")
+        if explained.allocations:
+            output.note(
+                "the reasons are not known: the kubelet made this decision, or the allocator has restarted since"
+            )
         return
     if not explained.allocations:
         output.print_line("the pod holds nothing now; the latest decision was:")
@@ -179,14 +161,13 @@ def explain(link: NodeLink, target: str) -> None:
     formatting.show_explanation(explained.decision.explanation, topology)
 
 
-def show_cards(link: NodeLink, allocations: Iterable[Allocation], topology: Topology) -> None:
+def show_partitioned_gpus(link: NodeLink, allocations: Iterable[Allocation], topology: Topology) -> None:
     """Prints the partitioned GPUs of these allocations: who else has a share of them, and what is left."""
     divided, newest = partitioned_gpus(link, allocations, topology)
-    if not divided:
-        return
-    output.print_line()
-    output.print_line(output.heading("The GPUs that this is a part of"))
-    output.columns(("GPU", "DIVIDED", "HELD BY", "LEFT"), list_partitioning_rows(newest, divided))
+    if divided:
+        output.print_line()
+        output.print_line(output.heading("The GPUs that this is a part of"))
+        output.columns(("GPU", "DIVIDED", "HELD BY", "LEFT"), list_partitioning_rows(newest, divided))
 
 
 def partitioned_gpus(
@@ -201,5 +182,5 @@ def partitioned_gpus(
     }
     if gpus.isdisjoint(topology.gpu_by_id):
         return (), topology
-    status = links.discovered_topology(link.node, link.nats_option, os.environ)
+    status = link.announced()
     return [(gpu, each) for gpu, each in partitioning_by_gpu(status.state).items() if gpu in gpus], status.topology

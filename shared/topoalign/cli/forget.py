@@ -1,7 +1,5 @@
 """`topoalign forget`: deletes the facts of a node that is gone for good, so that no registry shows it any more."""
 
-import os
-
 import anyio
 import click
 import msgspec
@@ -81,7 +79,7 @@ async def forget_gone(url: str, node: NodeName) -> None:
 @click.command()
 @click.argument("node")
 @options.NATS
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.JSON
 def forget(node: str, nats: str | None, as_json: bool) -> None:
     """
     Delete the facts of a node that is gone for good; registries stop showing it at their next check.
@@ -94,7 +92,7 @@ def forget(node: str, nats: str | None, as_json: bool) -> None:
     """
     if not node:  # an unset variable of a script, and not the node of this machine
         raise InvalidField("NODE", "it is empty", "give the name of the node that is gone")
-    url, meant = locate_bus(nats, node, os.environ)
+    url, meant = locate_bus(nats, node)
     anyio.run(forget_gone, url, meant)
     if as_json:
         output.print_json({"forgotten": meant})

@@ -1,19 +1,16 @@
 """Formats allocations and decisions as text for people."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-
-import click
 
 from topoalign.cli import output
 from topoalign.cli.gpu_partitioning import format_parts
 from topoalign.core.model.allocations import OWNER_CHARACTERS
-from topoalign.core.model.decisions import Alignment, Considered, Decision, Explanation, Refusal
+from topoalign.core.model.decisions import Alignment, Decision, Explanation, Refusal
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, MemoryBlock, Owner
 from topoalign.core.model.hints import HintRule, Hints, TopologyHint
-from topoalign.core.model.holdings import Amount, UnitKind, base_of, unit_kind
+from topoalign.core.model.holdings import UnitKind, base_of, unit_kind
 from topoalign.core.model.ids import MEMORY, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
@@ -21,7 +18,6 @@ from topoalign.core.model.topology.device_names import NamedDevice, name_device,
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.preference import seam_of
 from topoalign.core.state.gpu_partitioning import Parts
-from topoalign.kubelet.files.resource_quantities import whole
 
 MOST_HINTS = 8
 """Hints of one resource in the text for people; the JSON has all of them."""
@@ -62,7 +58,7 @@ def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool
     rows = [*device_rows(allocation, topology)]
     if rows:
         output.columns(("RESOURCE", "INDEX", "DEVICE", "PCI", "NUMA"), rows)
-    gpus = allocation_gpus(allocation, topology)
+    gpus = {topology.card_of(device) for device in allocation.device_ids} & topology.gpu_by_id.keys()
     if len(gpus) > 1:
         output.print_line(f"seam        {seam_of(topology, gpus)}")
     if not decided:
@@ -77,41 +73,23 @@ def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool
 
 
 def device_rows(allocation: Allocation, topology: Topology) -> Iterator[tuple[object, ...]]:
-    """
-    A row for each device, function of a NIC, and kind of units of a GPU: units of a kind are equal. A slot with what it has
-    of its GPU.
-    """
+    """A row for each device, function of a NIC, and GPU of which there are units. A slot with its part of the GPU."""
     for resource, ids in allocation.devices.items():
         units = Counter(base_of(device) for device in ids if unit_kind(device) is not None)
         plain = [device for device in ids if unit_kind(device) is None]
         for gpu, amount in units.items():
             at = name_device(topology, resource, gpu)
-            yield (*device_sort_key(at), f"{amount} units of {gpu}", at.pci or "-", format_numa_nodes(at.numa_affinity))
+            yield device_row(at, f"{amount} units of {gpu}", at.pci or "-")
         for at in named_devices(topology, {resource: plain}):
+            amounts = allocation.slots.get(at.id)
+            part = "" if amounts is None else format_parts(Parts(cores=amounts.cores, memory=amounts.memory))
             for address in [f"VF {each}" for each in allocation.virtual_functions.get(at.id, ())] or [at.pci or "-"]:
-                yield (
-                    *device_sort_key(at),
-                    at.id + format_share_amount(allocation.slots.get(at.id)),
-                    address,
-                    format_numa_nodes(at.numa_affinity),
-                )
+                yield device_row(at, f"{at.id}: {part}" if part else at.id, address)
 
 
-def format_share_amount(amount: Amount | None) -> str:
-    """`: 30 cores, 8000 MiB`; empty where there is none."""
-    formatted = "" if amount is None else format_parts(Parts(cores=amount.cores, memory=amount.memory))
-    return f": {formatted}" if formatted else ""
-
-
-def device_sort_key(at: NamedDevice) -> tuple[object, object]:
-    """The sort key of a device: resource and index."""
-    return at.resource, "-" if at.index is None else at.index
-
-
-def allocation_gpus(allocation: Allocation, topology: Topology) -> tuple[DeviceID, ...]:
-    """The GPUs that an allocation has whole or in part, whatever device ids it has for them."""
-    found = dict.fromkeys(topology.card_of(device) for devices in allocation.devices.values() for device in devices)
-    return tuple(gpu for gpu in found if gpu in topology.gpu_by_id)
+def device_row(at: NamedDevice, device: str, address: str) -> tuple[object, ...]:
+    """Resource, index, device, address and NUMA nodes."""
+    return at.resource, "-" if at.index is None else at.index, device, address, format_numa_nodes(at.numa_affinity)
 
 
 def format_memory_block(block: MemoryBlock) -> str:
@@ -168,7 +146,17 @@ def show_explanation(explanation: Explanation, topology: Topology) -> None:
         output.print_line(output.heading("Sets of devices that were considered"))
         output.columns(
             ("", "RESOURCE", "DEVICES", "SEAM", "SCORE", "WHY"),
-            [considered_row(one, topology) for one in explanation.considered],
+            [
+                (
+                    "chosen" if one.chosen else "",
+                    one.resource,
+                    shorts(one.resource, one.devices, topology),
+                    one.seam or "-",
+                    one.score,
+                    f"{one.why}; {one.alignment_cost}" if one.alignment_cost else one.why,
+                )
+                for one in explanation.considered
+            ],
         )
         output.print_line()
         output.print_line(SCORES)
@@ -212,18 +200,6 @@ def hint_text(hint: TopologyHint) -> str:
     return affinity + ("*" if hint.preferred else "")
 
 
-def considered_row(one: Considered, topology: Topology) -> tuple[str, str, str, str, int, str]:
-    """A row of the table of considered sets."""
-    return (
-        "chosen" if one.chosen else "",
-        one.resource,
-        shorts(one.resource, one.devices, topology),
-        one.seam or "-",
-        one.score,
-        f"{one.why}; {one.alignment_cost}" if one.alignment_cost else one.why,
-    )
-
-
 def shorts(resource: ResourceName, devices: Iterable[DeviceID], topology: Topology) -> str:
     """`GPU0 GPU1 GPU2`."""
     return " ".join(short_names(resource, devices, topology))
@@ -241,51 +217,6 @@ def short_names(resource: ResourceName, devices: Iterable[DeviceID], topology: T
     for (gpu, kind), amount in units.items():
         yield f"{amount} {'cores' if kind == 'cores' else 'blocks'} of {name_device(topology, resource, gpu).short}"
     yield from (device.short for device in named_devices(topology, {resource: plain}))
-
-
-# Numbers and sizes in options of the command line. A wrong one is refused with the name of its option.
-
-
-MOST = 1_000_000
-"""Larger than any count on any machine."""
-
-_WHOLE = re.compile(r"[0-9]{1,19}")
-
-
-class Count(click.ParamType[int]):
-    """A whole number of things, in the digits 0 to 9 and nothing else."""
-
-    name = "N"
-
-    def __init__(self, least: int = 0, most: int = MOST) -> None:
-        self.least = least
-        self.most = most
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number. Fails with a usage error for any other text or a number out of range."""
-        if isinstance(value, int):
-            return value
-        text = str(value)
-        if not _WHOLE.fullmatch(text) or not self.least <= int(text) <= self.most:
-            self.fail(f"{clean(text, 40)!r} is not a whole number from {self.least} to {self.most}", param, ctx)
-        return int(text)
-
-
-class Size(click.ParamType[int]):
-    """Bytes, as Kubernetes writes quantities: `64Gi`, `1.5G`, `1e9` or a plain number. Parts of a byte are rounded up."""
-
-    name = "SIZE"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The size in bytes, fractions rounded up. Fails with a usage error for any other text."""
-        if isinstance(value, int):
-            return value
-        size = whole(str(value))
-        if size is None:
-            self.fail(
-                f"{clean(str(value), 40)!r} is not a size: write 64Gi, 512Mi, 1.5G or a number of bytes", param, ctx
-            )
-        return size
 
 
 def binary(size: int) -> str:

@@ -1,34 +1,26 @@
 """`topoalign fragmentation`: the quality of the GPU sets that are still free on a node."""
 
-import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import click
 
-from topoalign.cli import options, output
+from topoalign.cli import output
 from topoalign.cli.gpu_partitioning import format_parts, list_partitioning_rows, partitioning_document
+from topoalign.cli.link import NodeLink, on_node
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.device_names import name_device
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.gpu_fragmentation import Fragmentation
-from topoalign.core.placement.gpu_fragmentation import measure_fragmentation as measured
+from topoalign.core.placement.gpu_fragmentation import measure_fragmentation
 from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts, Way, partitioning_by_gpu, sum_parts
-
-if TYPE_CHECKING:
-    from topoalign.cli import link
-
 
 IN_ALL: tuple[Way, ...] = ("units", "slots", "time slices", "MPS")
 """Sharing strategies whose parts can be summed over GPUs: MIG instances differ in size."""
 
 
 @click.command("fragmentation")
-@options.NODE
-@options.NATS
-@click.option("--json", "as_json", is_flag=True, help="Print one object.")
-def compare_free_sets(node: str | None, nats: str | None, as_json: bool) -> None:
+@on_node
+def compare_free_sets(link: NodeLink) -> None:
     """
     Compare the best free sets of GPUs with the best sets of the machine.
 
@@ -41,13 +33,12 @@ def compare_free_sets(node: str | None, nats: str | None, as_json: bool) -> None
       topoalign fragmentation
       topoalign fragmentation --node gpu-7 --json | jq .lost
     """
-    from topoalign.cli import link  # brings in what talks to the network
-
-    status = link.discovered_topology(node, nats, os.environ)
-    free = free_gpus(status)
-    found = measured(status.topology, free)
+    status = link.announced()
+    gpus = [gpu.id for gpu in status.topology.gpus]
+    free = [gpu for gpu in gpus if gpu not in status.holders and status.health_of(gpu).usable]
+    found = measure_fragmentation(status.topology, free)
     divided = {gpu: each for gpu, each in partitioning_by_gpu(status.state).items() if not each.is_whole}
-    if as_json:
+    if link.as_json:
         sets = [
             {
                 "size": each.size,
@@ -66,25 +57,18 @@ def compare_free_sets(node: str | None, nats: str | None, as_json: bool) -> None
         )
         return
     shorts = " ".join(name_device(status.topology, GPU, gpu).short for gpu in free)
-    gpus = len(status.topology.gpus)
-    output.print_line(f"{clean(status.node)}: {len(free)} of {gpus} GPUs free{': ' if shorts else ''}{shorts}")
-    show_sets(found)
-    show_divided(status.topology, divided)
-
-
-def show_sets(found: Fragmentation) -> None:
-    """Prints the best free sets of whole GPUs and the machine's best sets."""
-    if not found.sets:
+    output.print_line(f"{clean(status.node)}: {len(free)} of {len(gpus)} GPUs free{': ' if shorts else ''}{shorts}")
+    if found.sets:
+        rows = [
+            (each.size, each.best.text(each.model), each.possible.text(each.model), f"{each.lost:.0%}")
+            for each in found.sets
+        ]
+        output.columns(("GPUS", "BEST FREE", "BEST POSSIBLE", "LOST"), rows)
+        sure = "" if found.exact else " (of good sets: too many GPUs to be sure)"
+        output.print_line(f"lost on average: {found.overall:.0%}{sure}")
+    else:
         output.print_line("too few for a set of two")
-        return
-    sets = [
-        (each.size, each.best.text(each.model), each.possible.text(each.model), f"{each.lost:.0%}")
-        for each in found.sets
-    ]
-    output.columns(("GPUS", "BEST FREE", "BEST POSSIBLE", "LOST"), sets)
-    output.print_line(
-        f"lost on average: {found.overall:.0%}{'' if found.exact else ' (of good sets: too many GPUs to be sure)'}"
-    )
+    show_divided(status.topology, divided)
 
 
 def show_divided(topology: Topology, divided: Mapping[DeviceID, GpuPartitioning]) -> None:
@@ -118,9 +102,3 @@ def left_in_all(topology: Topology, left: Mapping[DeviceID, Parts]) -> str:
         return "nothing"
     in_all = format_parts(sum_parts(left.values()))
     return f"{in_all}; most of one: {format_parts(most)} ({name_device(topology, GPU, gpu).short})"
-
-
-def free_gpus(status: "link.AnnouncedNode") -> tuple[DeviceID, ...]:
-    """The GPUs that may be allocated and that no container holds."""
-    held = status.holders
-    return tuple(gpu.id for gpu in status.topology.gpus if gpu.id not in held and status.health_of(gpu.id).usable)

@@ -1,13 +1,12 @@
 """`topoalign gpu`: device status, the pods that hold each device, and operator overrides."""
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
 from topoalign.cli import gpu_usage, output
 from topoalign.cli import link as links
-from topoalign.cli.effects import printing
+from topoalign.cli.effects import Effect, printing
 from topoalign.cli.exit_codes import FAILURE
 from topoalign.cli.gpu_partitioning import (
     format_remaining,
@@ -17,9 +16,11 @@ from topoalign.cli.gpu_partitioning import (
     partitioning_document,
 )
 from topoalign.cli.link import AnnouncedNode, NodeLink, on_node
+from topoalign.core import wire
+from topoalign.core.model.errors import quoted
 from topoalign.core.model.events import DeviceHealth
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.maintenance import Override
+from topoalign.core.model.maintenance import DevicesRequest, Override
 from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Gpu
@@ -63,7 +64,7 @@ def list_devices(link: NodeLink) -> None:
       topoalign gpu list --json | jq '.devices[] | {name, left: .division.left}'
       topoalign gpu list --json | jq '.devices[] | {name, mig: [.mig_profiles[]? | {name, free}]}'
     """
-    status = links.discovered_or_read_topology(link.node_option, link.nats_option, os.environ)
+    status = links.discovered_or_read_topology(link.node_option, link.nats_option)
     divided = partitioning_by_gpu(status.state) if status.announced else {}
     if link.as_json:
         rows = [
@@ -79,28 +80,16 @@ def list_devices(link: NodeLink) -> None:
         ]
         output.print_json({"node": status.node, "devices": rows})
         return
-    if all(each.is_whole for each in divided.values()):
-        output.columns(
-            ("NAME", "DEVICE", "PCI", "HEALTH", "HELD BY", "WHY"),
-            [
-                (
-                    *named_cells(status, device),
-                    format_state(health),
-                    holders_cell(status, device),
-                    health_reason(status, device),
-                )
-                for device, health in list_health(status)
-            ],
-        )
-    else:
-        output.columns(
-            ("NAME", "DEVICE", "PCI", "HEALTH", "DIVIDED", "HELD BY", "LEFT", "WHY"),
-            [
-                row
-                for device, health in list_health(status)
-                for row in list_device_rows(status, device, health, divided.get(device))
-            ],
-        )
+    whole = all(each.is_whole for each in divided.values())
+    output.columns(
+        ("NAME", "DEVICE", "PCI", "HEALTH", "DIVIDED", "HELD BY", "LEFT", "WHY"),
+        [
+            row
+            for device, health in list_health(status)
+            for row in list_device_rows(status, device, health, None if whole else divided.get(device))
+        ],
+        without=("DIVIDED", "LEFT") if whole else (),
+    )
     limiters = {offer.limited_by for offer in status.topology.offered if is_counted(offer)}
     if "none" in limiters:
         output.note(NOT_ENFORCED)
@@ -114,35 +103,20 @@ def is_counted(offer: Offer) -> bool:
 
 def list_device_rows(
     status: AnnouncedNode, device: DeviceID, health: DeviceHealth, division: GpuPartitioning | None
-) -> Iterator[tuple[str, ...]]:
+) -> Iterator[tuple[object, ...]]:
     """The row of a device, and one more for each other holder of a partitioned GPU."""
-    cells = (*named_cells(status, device), format_state(health))
-    reason = health_reason(status, device)
+    at = device_location(status, device)
+    cells = (at["name"] or "-", device, at["pci"] or "-", format_state(health))
+    degraded = degraded_gpus(status.topology).get(device)
+    reasons = status.health_of(device).reason, degraded and f"degraded: {degraded}"
+    reason = "; ".join(filter(None, reasons)) or "-"
     if division is None:
-        yield (*cells, "-", holders_cell(status, device), "-", reason)
+        pods = held_by(status, device)
+        yield (*cells, "-", "not known" if pods is None else " ".join(pods) or "-", "-", reason)
         return
     first, *others = [holder_text(each) for each in division.held] or ["-"]
     yield (*cells, format_strategy(division), first, format_remaining(division), reason)
     yield from (("", "", "", "", "", other, "", "") for other in others)
-
-
-def health_reason(status: AnnouncedNode, device: DeviceID) -> str:
-    """The reason of a device's health; of a degraded GPU also the finding."""
-    finding = degraded_gpus(status.topology).get(device)
-    reasons = status.health_of(device).reason, finding and f"degraded: {finding}"
-    return "; ".join(filter(None, reasons)) or "-"
-
-
-def named_cells(status: AnnouncedNode, device: DeviceID) -> tuple[str, str, str]:
-    """Name, id and PCI address of a device; a part has its id alone."""
-    at = device_location(status, device)
-    return str(at["name"] or "-"), device, str(at["pci"] or "-")
-
-
-def holders_cell(status: AnnouncedNode, device: DeviceID) -> str:
-    """The pods that hold a device."""
-    pods = held_by(status, device)
-    return "not known" if pods is None else " ".join(pods) or "-"
 
 
 def list_health(status: AnnouncedNode) -> Iterator[tuple[DeviceID, DeviceHealth]]:
@@ -249,22 +223,21 @@ def heal(link: NodeLink, devices: Sequence[str]) -> int | None:
 
 def send_override(
     link: NodeLink, word: Override, devices: Sequence[str], reason: str = ""
-) -> Mapping[DeviceID, DeviceHealth]:
+) -> dict[DeviceID, DeviceHealth]:
     """Send the override to the node's discovery, and print the resulting health of each device."""
-    health = link.override(word, devices, reason)
-    with printing(links.override_effect(word, devices)):
-        print_health(link, health)
-    return health
-
-
-def print_health(link: NodeLink, health: Mapping[DeviceID, DeviceHealth]) -> None:
-    """Print the health of these devices, as a table or as JSON."""
-    if link.as_json:
-        output.print_json(
-            {"node": link.node, "devices": {device: health_fields(known) for device, known in health.items()}}
-        )
-        return
-    output.columns(
-        ("DEVICE", "HEALTH", "WHY"),
-        [(device, format_state(known), known.reason or "-") for device, known in health.items()],
+    effect = Effect(f"the {word} of {quoted(devices)}", "`topoalign gpu list` shows it; repeating it is safe")
+    request = DevicesRequest(node=link.node, devices=tuple(devices), reason=reason)
+    health: dict[DeviceID, DeviceHealth] = link.ask_discovery(
+        wire.devices_subject(link.node, word), request, dict[DeviceID, DeviceHealth], effect
     )
+    with printing(effect):
+        if link.as_json:
+            output.print_json(
+                {"node": link.node, "devices": {device: health_fields(known) for device, known in health.items()}}
+            )
+        else:
+            output.columns(
+                ("DEVICE", "HEALTH", "WHY"),
+                [(device, format_state(known), known.reason or "-") for device, known in health.items()],
+            )
+    return health

@@ -1,16 +1,15 @@
 """The table of `topoalign gpu usage`: who uses each GPU now, holders first, then all others."""
 
-import os
 from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from topoalign.cli import formatting, output
-from topoalign.cli import link as links
 from topoalign.cli.formatting import binary
 from topoalign.cli.link import NodeLink
+from topoalign.core import wire
 from topoalign.core.model.errors import TopoalignError
-from topoalign.core.model.processes import GpuProcess, LibraryReading
+from topoalign.core.model.processes import GpuProcess, LibraryReading, Measurement
 from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.usage.attribution import (
@@ -24,34 +23,28 @@ from topoalign.core.usage.attribution import (
 )
 from topoalign.core.usage.limiter_library import has_library, with_library
 
-TITLES = ("NAME", "DEVICE", "WHO", "HOLDS", "MEMORY", "TIME", "PROCESSES")
-LIBRARY = "LIBRARY"
-"""Title of the column of what libraries count, before the last one, where containers are limited by one."""
+TITLES = ("NAME", "DEVICE", "WHO", "HOLDS", "MEMORY", "TIME", "LIBRARY", "PROCESSES")
 IN_ALL = "(in all)"
 MIB = 1 << 20
 MOST_PIDS = 4
 """Processes that are named in a row; the JSON has all of them."""
 
-Row = tuple[str, str, str, str, str, str, str]
+Row = tuple[str, str, str, str, str, str, str, str]
 
 
 def print_usage(link: NodeLink) -> None:
-    """Print the use of a node's GPUs, as a table or as JSON. Raises what `Link.measure` and `links.discovered` raise."""
-    measured = link.measure()
-    status = links.discovered_topology(link.node_option, link.nats_option, os.environ)
+    """Print the use of a node's GPUs, as a table or as JSON. Raises what `link` raises."""
+    measured: Measurement = link.ask_discovery(wire.use_subject(link.node), UseRequest(node=link.node), Measurement)
+    status = link.announced()
     shares = attribute_use(status.state, measured)
     if has_library(status.state):
         shares = with_library(shares, library_use(link))
     if link.as_json:
         output.print_json(shares_document(shares, status.topology))
         return
-    table: list[tuple[str, ...]] = [row for device in shares.devices for row in list_use_rows(device, status.topology)]
-    titles: tuple[str, ...] = TITLES
-    if any(holder.library is not None for device in shares.devices for holder in device.holders):
-        counts = [cell for device in shares.devices for cell in library_cells(device)]
-        table = [(*row[:-1], cell, row[-1]) for row, cell in zip(table, counts, strict=True)]
-        titles = (*TITLES[:-1], LIBRARY, TITLES[-1])
-    output.columns(titles, table)
+    limited = any(holder.library is not None for device in shares.devices for holder in device.holders)
+    rows = [row for device in shares.devices for row in list_use_rows(device, status.topology)]
+    output.columns(TITLES, rows, without=() if limited else ("LIBRARY",))
     if shares.finding:
         output.note(f"it is not known where processes run: {shares.finding}")
     if shares.left_out:
@@ -94,23 +87,19 @@ def list_use_rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
     """
     at = (f"GPU{topology.gpu_by_id[device.card].index}", device.device)
     if device.failure:
-        yield (*at, f"not measured: {device.failure}", "", "?", "?", "")
+        yield (*at, f"not measured: {device.failure}", "", "?", "?", "", "")
     else:
-        yield (*at, IN_ALL, "", format_memory_use(device.memory_used, device.memory), percent(device.utilization), "")
+        used = format_memory_use(device.memory_used, device.memory)
+        yield (*at, IN_ALL, "", used, percent(device.utilization), "", "")
     is_mps = any(offer.sharing == "mps" for offer in topology.offers_by_base.get(device.device, ()))
     for holder in device.holders:
         what = describe_use(holder, device.memory, "MPS share" if is_mps else "time slice")
-        yield (*at, formatting.owner(holder.owner), what, *cells(holder.use, holder.memory))
+        count = holder.library
+        counted = "" if count is None else f"{binary(count.memory)}, {percent(count.utilization)}"
+        yield (*at, formatting.owner(holder.owner), what, *cells(holder.use, holder.memory, counted))
     for other in device.others:
         what = "?" if other.where == "unknown" else "nothing"  # it may be of a holder
-        yield (*at, name_other_use(other), what, *cells(other.use, None))
-
-
-def library_cells(device: DeviceShares) -> list[str]:
-    """The counts of the library in the container for each row of a GPU or instance: `6 GiB, 40%`."""
-    found = [each.library for each in device.holders]
-    cells = ["" if each is None else f"{binary(each.memory)}, {percent(each.utilization)}" for each in found]
-    return ["", *cells, *("" for _ in device.others)]
+        yield (*at, name_other_use(other), what, *cells(other.use, None, ""))
 
 
 def describe_use(holder: HolderUse, memory: int | None, share: str = "time slice") -> str:
@@ -137,9 +126,9 @@ def name_other_use(other: OtherUse) -> str:
     return f"host: {other.cgroup}" if other.where == "host" else "not known"
 
 
-def cells(use: Use, given: int | None) -> tuple[str, str, str]:
-    """Memory, time and processes of a row."""
-    return format_memory_use(use.memory, given), percent(use.utilization), pids(use.processes)
+def cells(use: Use, given: int | None, counted: str) -> tuple[str, str, str, str]:
+    """Memory, time, what the library in the container counts, and processes of a row."""
+    return format_memory_use(use.memory, given), percent(use.utilization), counted, pids(use.processes)
 
 
 def format_memory_use(used: int | None, total: int | None) -> str:

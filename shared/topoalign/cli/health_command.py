@@ -4,7 +4,7 @@ import os
 
 import click
 
-from topoalign.cli import output
+from topoalign.cli import options, output
 from topoalign.cli.health_check import LIVE, READY, check_page, find_configured_page, page_at
 from topoalign.core.model.errors import InvalidField, Unavailable
 
@@ -25,7 +25,7 @@ class NotReady(Unavailable):
 @click.command()
 @click.argument("url", required=False)
 @click.option("--live", is_flag=True, help="Check only that the process is alive, not NATS and the kubelet.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.JSON
 def health(url: str | None, live: bool, as_json: bool) -> None:
     """
     Check whether a process is ready: the health check of containers.

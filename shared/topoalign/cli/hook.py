@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from topoalign.cli import output
+from topoalign.cli import options, output
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.kubelet.files.reading import open_regular_file
 from topoalign.plugin_config.hook_files import LARGEST, NoLibrary, check_library
@@ -28,7 +28,7 @@ def hook() -> None:
     "--library", metavar="FILE", required=True, type=click.Path(path_type=Path), help="HAMi-core's libvgpu.so."
 )
 @click.option("--to", metavar="DIR", required=True, type=click.Path(path_type=Path), help="flags.hamiRoot of the node.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.JSON
 def install(library: Path, to: Path, as_json: bool) -> None:
     """
     Put libvgpu.so and ld.so.preload into a directory of the node.
@@ -40,19 +40,6 @@ def install(library: Path, to: Path, as_json: bool) -> None:
       topoalign hook install --library libvgpu.so --to /var/lib/topoalign/hami
       topoalign hook install --library libvgpu.so --to /var/lib/topoalign/hami --json | jq .files
     """
-    put = put_in_place(read_limiter_library(library), to.absolute())
-    if as_json:
-        output.print_json(
-            {"files": [{"path": str(each.path), "bytes": each.size, "changed": each.changed} for each in put]}
-        )
-        return
-    for each in put:
-        done = "installed" if each.changed else "unchanged"
-        output.print_line(f"{done}: {clean(str(each.path), 200)} ({each.size} bytes)")
-
-
-def read_limiter_library(library: Path) -> bytes:
-    """Reads a library for this machine. Raises InvalidField if it is no file, and NoLibrary."""
     try:
         with open_regular_file(library) as file:
             content = file.read(LARGEST + 1)
@@ -62,4 +49,12 @@ def read_limiter_library(library: Path) -> bytes:
     if len(content) > LARGEST:
         raise NoLibrary(f"it is larger than {LARGEST >> 20} MiB")
     check_library(content, platform.machine())
-    return content
+    put = put_in_place(content, to.absolute())
+    if as_json:
+        output.print_json(
+            {"files": [{"path": str(each.path), "bytes": each.size, "changed": each.changed} for each in put]}
+        )
+        return
+    for each in put:
+        done = "installed" if each.changed else "unchanged"
+        output.print_line(f"{done}: {clean(str(each.path), 200)} ({each.size} bytes)")

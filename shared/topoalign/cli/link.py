@@ -9,22 +9,21 @@ in `effects`.
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 import anyio
-import click
 import msgspec
 
 from topoalign.cli import options, output, running, this_machine
-from topoalign.cli.effects import AllocatorRequest, Effect, put, undone_unless
+from topoalign.cli.effects import Effect, Interrupted, put
 from topoalign.client import Client
 from topoalign.client.stored_records import newest_reservations
 from topoalign.core import wire
-from topoalign.core.model.errors import BadRequest, NotFound, TopoalignError, Unavailable, clean, quoted
+from topoalign.core.model.errors import BadRequest, NotFound, TopoalignError, Unavailable, clean
 from topoalign.core.model.events import (
     Allocation,
     AllocationsSnapshot,
@@ -36,9 +35,6 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID, NodeName
-from topoalign.core.model.maintenance import DevicesRequest, Override
-from topoalign.core.model.processes import Measurement
-from topoalign.core.model.requests import UseRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Stream
 from topoalign.core.state.checkpoint_owners import with_checkpoint_owners
@@ -81,19 +77,18 @@ class NodeLink:
     as_json: bool
 
     @cached_property
-    def found(self) -> tuple[str, NodeName]:
-        """URL of NATS, name of the node. Raises NothingRuns."""
-        return locate_bus(self.nats_option, self.node_option, os.environ)
+    def _found(self) -> tuple[str, NodeName]:
+        return locate_bus(self.nats_option, self.node_option)
 
     @property
     def nats(self) -> str:
         """URL of NATS. Raises NothingRuns."""
-        return self.found[0]
+        return self._found[0]
 
     @property
     def node(self) -> NodeName:
         """Name of the node. Raises NothingRuns."""
-        return self.found[1]
+        return self._found[1]
 
     def ask(self, verb: str, request: object, kind: Any, effect: Effect | None = None) -> tuple[Any, Topology]:
         """
@@ -103,57 +98,46 @@ class NodeLink:
         or can be had now, and with --json, which does not need it. Raises what the allocator failed with, NodeSilent if it
         does not answer, and OutcomeUnknown if it does not and may have done it.
         """
-        question = AllocatorRequest(wire.admission_subject(self.node, verb), request, "allocator")
-        return self._put(question, kind, effect, worded=not self.as_json)
+        subject = wire.admission_subject(self.node, verb)
+        return self._put(subject, request, "allocator", kind, effect, with_topology=not self.as_json)
 
-    def override(self, word: Override, devices: Sequence[str], reason: str) -> dict[DeviceID, DeviceHealth]:
-        """
-        Sends an operator override of devices to the discovery of the node. Returns the new health of each device.
+    def ask_discovery(self, subject: str, request: object, kind: Any, effect: Effect | None = None) -> Any:
+        """Asks the discovery of the node one question. Returns the answer. Raises as `ask`."""
+        return self._put(subject, request, "discovery", kind, effect, with_topology=False)[0]
 
-        Raises what discovery failed with, NodeSilent if it does not answer, and OutcomeUnknown if it may have received
-        the request.
-        """
-        request = DevicesRequest(node=self.node, devices=tuple(devices), reason=reason)
-        effect = override_effect(word, devices)
-        question = AllocatorRequest(wire.devices_subject(self.node, word), request, "discovery")
-        health: dict[DeviceID, DeviceHealth]
-        health, _ = self._put(question, dict[DeviceID, DeviceHealth], effect, worded=False)
-        return health
-
-    def measure(self) -> Measurement:
-        """Asks the node's discovery for the current use of its GPUs. Raises discovery's error, and NodeSilent."""
-        question = AllocatorRequest(wire.use_subject(self.node), UseRequest(node=self.node), "discovery")
-        measured: Measurement
-        measured, _ = self._put(question, Measurement, None, worded=False)
-        return measured
+    def announced(self) -> "AnnouncedNode":
+        """What the node has announced. Raises NotFound, NothingRuns, BusUnavailable."""
+        return discovered_topology(self.node_option, self.nats_option)
 
     def _put(
-        self, question: AllocatorRequest, kind: Any, effect: Effect | None, *, worded: bool
+        self, subject: str, request: object, service: str, kind: Any, effect: Effect | None, *, with_topology: bool
     ) -> tuple[Any, Topology]:
-        """The answer, and with `worded` the topology if available. Later errors do not affect an answer."""
         found: list[tuple[Any, Topology]] = []
 
         async def ask() -> None:
             async with connect_to_bus(self.nats) as bus:
-                answer = await put(bus, self.node, question, kind, effect, ANSWER_SECONDS)
+                answer = await put(bus, self.node, subject, request, service, kind, effect, ANSWER_SECONDS)
                 found.append((answer, Topology()))
-                if worded:
+                if with_topology:
                     with anyio.move_on_after(WORDS_SECONDS), suppress(TopoalignError):
                         found.append((answer, await newest_topology(bus, self.node) or Topology()))
 
-        with undone_unless(found, effect):
+        try:
             anyio.run(ask)
+        except KeyboardInterrupt as error:
+            if not found and effect is not None:
+                raise Interrupted(effect, "interrupted") from error
+            if not found:
+                raise
+        except Exception:  # a connection that breaks after the answer, for example, does not undo what was done
+            if not found:
+                raise
         return found[-1]
 
 
-def override_effect(word: Override, devices: Sequence[str]) -> Effect:
-    """Describes the effect of an operator override, for errors after it was sent."""
-    return Effect(f"the {word} of {quoted(devices)}", "`topoalign gpu list` shows it; repeating it is safe")
-
-
-def locate_bus(nats: str | None, node: str | None, environment: Mapping[str, str]) -> tuple[str, NodeName]:
-    """The NATS to use and the node that is meant. Raises NothingRuns."""
-    up = running.find_running(environment) if nats is None else None
+def locate_bus(nats: str | None, node: str | None = None) -> tuple[str, NodeName]:
+    """The NATS to use and the node that is meant, by these options. Raises NothingRuns."""
+    up = running.find_running() if nats is None else None
     url = nats or (up.nats if up is not None else None)
     if url is None:
         raise NothingRuns
@@ -165,7 +149,7 @@ def on_node(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @options.NODE
     @options.NATS
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    @options.JSON
     @wraps(command)
     def linked(node: str | None, nats: str | None, as_json: bool, **rest: Any) -> Any:
         return command(NodeLink(nats, node, as_json), **rest)
@@ -206,21 +190,17 @@ async def newest_reading(bus: Bus, node: NodeName, kind: type[R]) -> R | None:
     return newest
 
 
-async def live_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
-    """The live allocations of the node; none if its allocator never published."""
-    if not await bus.last_position(Stream.ALLOCATIONS, wire.allocation_subjects(node)):
-        return ()
-    with anyio.move_on_after(CONNECT_SECONDS):
-        async with aclosing(Client(bus, name="cli").allocations(node=node)) as events:
-            snapshot = (await anext(events)).event
-        if isinstance(snapshot, AllocationsSnapshot):
-            return snapshot.allocations
-    return ()
-
-
 async def named_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
     """The live allocations of the node. Those of ended init containers, which PodResources lacks, have them as owners."""
-    allocations = await live_allocations(bus, node)
+    allocations: tuple[Allocation, ...] = ()
+    if await bus.last_position(
+        Stream.ALLOCATIONS, wire.allocation_subjects(node)
+    ):  # else its allocator never published
+        with anyio.move_on_after(CONNECT_SECONDS):
+            async with aclosing(Client(bus, name="cli").allocations(node=node)) as events:
+                snapshot = (await anext(events)).event
+            if isinstance(snapshot, AllocationsSnapshot):
+                allocations = snapshot.allocations
     if all(each.owner is not None for each in allocations):
         return allocations
     usage = await newest_reading(bus, node, UsageObserved)
@@ -267,9 +247,9 @@ class AnnouncedNode:
         return {device: tuple(pods) for device, pods in held.items()}
 
 
-def discovered_topology(node: str | None, nats: str | None, environment: Mapping[str, str]) -> AnnouncedNode:
+def discovered_topology(node: str | None, nats: str | None) -> AnnouncedNode:
     """Reads what a running node has announced. Raises NotFound, NothingRuns, BusUnavailable."""
-    url, meant = locate_bus(nats, node, environment)
+    url, meant = locate_bus(nats, node)
 
     async def ask() -> AnnouncedNode:
         async with connect_to_bus(url) as bus:
@@ -283,14 +263,14 @@ def discovered_topology(node: str | None, nats: str | None, environment: Mapping
     return anyio.run(ask)
 
 
-def discovered_or_read_topology(node: str | None, nats: str | None, environment: Mapping[str, str]) -> AnnouncedNode:
+def discovered_or_read_topology(node: str | None, nats: str | None) -> AnnouncedNode:
     """
     What a running node has announced; without the name of a node, what this machine has.
 
     Raises NotFound, BusUnavailable, NothingHere where this machine has nothing either.
     """
     try:
-        return discovered_topology(node, nats, environment)
+        return discovered_topology(node, nats)
     except NothingRuns:
         if node is not None:
             raise NothingRuns(this_machine.PLAY) from None
@@ -307,9 +287,8 @@ def discovered_or_read_topology(node: str | None, nats: str | None, environment:
 
 def self_test(url: str) -> str:
     """
-    Connects as a service would, which checks the server's version, our permissions and the stores, and asks it something.
-
-    Raises BusUnavailable, BusRefused, InvalidField.
+    Connects as a service would, which checks the server's version, our permissions and the stores. Returns how long a
+    request takes. Raises BusUnavailable, BusRefused, InvalidField.
     """
 
     async def test() -> str:

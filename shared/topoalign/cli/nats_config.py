@@ -45,7 +45,10 @@ def nats_config(nodes: TextIO, out: Path) -> None:
     names = names_in(nodes.read().splitlines())
     try:
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
-        public = {name: public_key(out / file_of(name)) for name in names}
+        files = {
+            name: "nodes.nk" if name == EVERY_NODE else f"node-{wire.encode_node_token(name)}.nk" for name in names
+        }
+        public = {name: public_key(out / file) for name, file in files.items()}
         keys = {role: public_key(out / f"{role}.nk") for role in ROLES}
         (out / "accounts.conf").write_text(format_accounts(public, **keys))
     except OSError as error:
@@ -69,11 +72,6 @@ def names_in(lines: list[str]) -> list[NodeName]:
             "--nodes", "there are names in addition to `*`", "write `*` alone, or the names of all nodes"
         )
     return names
-
-
-def file_of(node: NodeName) -> str:
-    """The file with the seed of a node."""
-    return "nodes.nk" if node == EVERY_NODE else f"node-{wire.encode_node_token(node)}.nk"
 
 
 def public_key(file: Path) -> str:

@@ -10,7 +10,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import click
@@ -40,13 +40,14 @@ def print_json_line(data: object) -> None:
 
 def escape_json(body: bytes) -> str:
     """The JSON with invisible characters, and control characters of terminals, as \\u escapes."""
-    return _UNUSUAL.sub(lambda match: match[0] if match[0].isprintable() else json_escape(match[0]), body.decode())
 
+    def escape(match: re.Match[str]) -> str:
+        if match[0].isprintable():
+            return match[0]
+        halves = match[0].encode("utf-16-be")  # outside the basic plane two surrogates
+        return "".join(f"\\u{halves[at : at + 2].hex()}" for at in range(0, len(halves), 2))
 
-def json_escape(character: str) -> str:
-    """Escapes a character as JSON does: outside the basic plane as two surrogates."""
-    halves = character.encode("utf-16-be")
-    return "".join(f"\\u{halves[at : at + 2].hex()}" for at in range(0, len(halves), 2))
+    return _UNUSUAL.sub(escape, body.decode())
 
 
 def print_line(text: str = "") -> None:
@@ -73,9 +74,14 @@ def heading(text: str) -> str:
     return click.style(text, bold=True)
 
 
-def columns(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Prints rows under their titles. On a terminal long cells wrap within their column; elsewhere a row is a line."""
-    cells = [[clean(str(cell), 400) for cell in row] for row in rows]
+def columns(titles: Sequence[str], rows: Iterable[Sequence[object]], without: Collection[str] = ()) -> None:
+    """
+    Prints rows under their titles. On a terminal long cells wrap within their column; elsewhere a row is a line.
+    `without`: the titles of columns to leave out.
+    """
+    kept = [at for at, title in enumerate(titles) if title not in without]
+    titles = [titles[at] for at in kept]
+    cells = [[clean(str(row[at]), 400) for at in kept] for row in rows]
     if sys.stdout.isatty():
         rich_columns(titles, cells)
         return

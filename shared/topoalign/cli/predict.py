@@ -31,8 +31,7 @@ from topoalign.core.sharing.slot_defaults import slot_defaults, with_defaults
 from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.core.state.share_amounts import held_by_slot
 from topoalign.kubelet.files import kubelet_configuration
-from topoalign.kubelet.files.node_state import KubeletNode, node_state
-from topoalign.kubelet.files.settling import unsettled_reason
+from topoalign.kubelet.files.node_state import KubeletNode, node_state, unsettled_reason
 from topoalign.machines import Machine, load_machine
 from topoalign.plugin_config.configuration import PluginFlags
 from topoalign.plugin_config.file import load_plugin_config

@@ -75,6 +75,7 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
 TOOLS = {
     "bench": "Measure the time of decisions and of kubelet calls.",
     "conformance": "Run published case files through the services' own functions.",
+    "draw": "Draw a machine, and who holds its devices: as text, SVG or PNG.",
     "demo": "Run an example in a few seconds: a kubelet admits pods on this or a described machine.",
     "simulate": "Run a cluster on this machine: nodes, scheduler and pods.",
 }

@@ -6,7 +6,7 @@ because its process does not exist. The file belongs to the user, in a directory
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,16 +27,16 @@ class RunningUp(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeName
 
 
-def folder(environment: Mapping[str, str]) -> Path:
-    """The folder of the files: in the session's run-time directory, or below the home directory if there is none."""
-    runtime = environment.get("XDG_RUNTIME_DIR")
+def folder() -> Path:
+    """The folder of the files: in the user's run-time directory, or below the home directory if there is none."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
     return (Path(runtime) if runtime else Path.home() / ".local" / "state") / "topoalign"
 
 
 @contextmanager
-def announce_running(running: RunningUp, environment: Mapping[str, str]) -> Iterator[None]:
+def announce_running(running: RunningUp) -> Iterator[None]:
     """Keeps a file while the context is open. If it cannot be written, other terminals need --nats."""
-    file = folder(environment) / f"up-{running.pid}.json"
+    file = folder() / f"up-{running.pid}.json"
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = file.with_suffix(".new")
@@ -52,11 +52,11 @@ def announce_running(running: RunningUp, environment: Mapping[str, str]) -> Iter
             file.unlink(missing_ok=True)
 
 
-def find_running(environment: Mapping[str, str]) -> RunningUp | None:
+def find_running() -> RunningUp | None:
     """The `up` that runs for this user now, if any; of several the one that started last."""
     files: list[Path] = []
     with suppress(OSError):  # the folder is another user's, or one that ends at this moment takes its file along
-        files = [*folder(environment).glob("up-*.json")]
+        files = [*folder().glob("up-*.json")]
         files.sort(key=lambda file: file.stat().st_mtime_ns, reverse=True)
     found = (read_running_file(file) for file in files)
     return next((running for running in found if running is not None and alive(running.pid)), None)

@@ -6,13 +6,14 @@ else.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
-from topoalign.cli.options import PLACEMENT, POLICY, SCOPE
+from topoalign.cli.options import PLACEMENT, POLICY, SCOPE, Command, add_options
 from topoalign.core.model.errors import clean
 from topoalign.runtime.process import run_process
 from topoalign.runtime.settings import PREFIX
@@ -20,8 +21,6 @@ from topoalign.runtime.settings import PREFIX
 NODE = ("discovery", "hinting", "allocator")
 KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
 """The default of the kubelet's device plugin directory (kubelet v1.36.3)."""
-
-Command = Callable[..., Any]
 
 
 class Address(click.ParamType[tuple[str, int]]):
@@ -59,7 +58,8 @@ OPTIONS: dict[str, Callable[[Command], Command]] = {
         "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Lowest level that is logged."
     ),
 }
-EVERYWHERE = ("nats", "http", "log_format", "log_level")
+PAGES_AND_LOG = ("http", "log_format", "log_level")
+EVERYWHERE = ("nats", *PAGES_AND_LOG)
 ALLOCATING = (
     "node",
     "state_dir",
@@ -73,27 +73,21 @@ ALLOCATING = (
 )
 
 
-def add_service_options(*names: str, everywhere: Sequence[str] = EVERYWHERE) -> Callable[[Command], Command]:
-    """Adds these options, and those of every service in `everywhere`."""
+def add_service_options(*names: str) -> Callable[[Command], Command]:
+    """Adds these options to a command."""
+    return add_options(*(OPTIONS[name] for name in names))
+
+
+def settings(*names: str) -> Callable[[Command], Command]:
+    """Adds these options, and calls the command with the environment that they override."""
 
     def add(command: Command) -> Command:
-        for name in reversed((*names, *everywhere)):
-            command = OPTIONS[name](command)
-        return command
-
-    return add
-
-
-def settings(*names: str, everywhere: Sequence[str] = EVERYWHERE) -> Callable[[Command], Command]:
-    """Adds these options, as `add_service_options` does, and calls the command with the environment that they override."""
-
-    def add(command: Command) -> Command:
+        @add_service_options(*names)
+        @wraps(command)
         def with_environment(**flags: Any) -> Any:
             return command({**os.environ, **flag_variables(**flags)})
 
-        with_environment.__name__ = command.__name__
-        with_environment.__doc__ = command.__doc__
-        return add_service_options(*names, everywhere=everywhere)(with_environment)
+        return with_environment
 
     return add
 
@@ -113,7 +107,7 @@ def on_a_node(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @click.command("node")
-@settings("machine", *ALLOCATING)
+@settings("machine", *ALLOCATING, *EVERYWHERE)
 def run_node(environment: dict[str, str]) -> None:
     """
     Run discovery, hinting and allocator in one process: the agent of a GPU node.
@@ -130,7 +124,7 @@ def run_node(environment: dict[str, str]) -> None:
 
 
 @click.command("discovery")
-@settings("machine", "node", "config")
+@settings("machine", "node", "config", *EVERYWHERE)
 def run_discovery(environment: dict[str, str]) -> None:
     """
     Run only the service that reads the hardware.
@@ -143,7 +137,7 @@ def run_discovery(environment: dict[str, str]) -> None:
 
 
 @click.command("hinting")
-@settings("node")
+@settings("node", *EVERYWHERE)
 def run_hinting(environment: dict[str, str]) -> None:
     """
     Run only the service that answers hint questions.
@@ -156,7 +150,7 @@ def run_hinting(environment: dict[str, str]) -> None:
 
 
 @click.command("allocator")
-@settings(*ALLOCATING)
+@settings(*ALLOCATING, *EVERYWHERE)
 def run_allocator(environment: dict[str, str]) -> None:
     """
     Run only the service that gives devices to containers.
@@ -169,7 +163,7 @@ def run_allocator(environment: dict[str, str]) -> None:
 
 
 @click.command("mps")
-@settings("config", everywhere=("http", "log_format", "log_level"))
+@settings("config", *PAGES_AND_LOG)
 def run_mps(environment: dict[str, str]) -> None:
     """
     Run NVIDIA's MPS daemons: one for each resource whose GPUs the configuration shares by MPS.
@@ -187,7 +181,7 @@ def run_mps(environment: dict[str, str]) -> None:
 
 
 @click.command("registry")
-@settings()
+@settings(*EVERYWHERE)
 def run_registry(environment: dict[str, str]) -> None:
     """
     Run only the service that shows the cluster over HTTP and answers the scheduler.

@@ -41,7 +41,7 @@ def apply(nats: str | None, replicas: str | None) -> None:
     """
     settings = from_environment(RuntimeSettings, os.environ)
     copies = None if replicas is None else int(replicas)
-    changes = anyio.run(apply_stores, locate_bus(nats, None, os.environ)[0], Access.of(settings), copies)
+    changes = anyio.run(apply_stores, locate_bus(nats)[0], Access.of(settings), copies)
     for change in changes:
         output.note(change)
     if not changes:

@@ -1,13 +1,11 @@
 """`topoalign topo`: the matrix in the format of `nvidia-smi topo -m`, of a described machine or a running node."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from topoalign.cli import options, output
-from topoalign.cli.draw.command import draw
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.degraded import degraded_gpus
@@ -26,7 +24,7 @@ class Topo(click.Group):
 
 
 @click.group(cls=Topo, invoke_without_command=True)
-@click.option("--machine", metavar="NAME|FILE", help="A machine of the catalogue, or a file that describes one.")
+@options.MACHINE
 @options.NODE
 @options.NATS
 @click.option("--wide", is_flag=True, help="More columns, to the right of those of nvidia-smi.")
@@ -60,7 +58,7 @@ def topo(
     else:
         from topoalign.cli import link  # brings in what talks to the network
 
-        status = link.discovered_or_read_topology(node, nats, os.environ)
+        status = link.discovered_or_read_topology(node, nats)
         used_by = {device: ", ".join(pods) for device, pods in status.holders.items()}
         print_topology(status.topology, used_by, wide, as_json)
 
@@ -78,9 +76,6 @@ def print_topology(topology: Topology, used_by: Mapping[DeviceID, str], wide: bo
     output.print_line(print_matrix(topology, wide, used_by).removesuffix("\n"))
     for gpu, finding in degraded_gpus(topology).items():
         output.note(f"GPU{topology.gpu_by_id[gpu].index} is degraded: {finding}")
-
-
-topo.add_command(draw)
 
 
 @topo.command(name="import")

@@ -20,7 +20,7 @@ import click
 
 from topoalign.cli import output, running
 from topoalign.cli.doctor import why_no_driver
-from topoalign.cli.serve import ALLOCATING, NODE, settings
+from topoalign.cli.serve import ALLOCATING, EVERYWHERE, NODE, settings
 from topoalign.core.model.errors import clean
 from topoalign.plugin_config import nvidia_fields
 from topoalign.runtime.logging import configure_logging
@@ -44,7 +44,7 @@ READY_PAUSE = 0.02
 
 
 @click.command()
-@settings("machine", *ALLOCATING)
+@settings("machine", *ALLOCATING, *EVERYWHERE)
 def up(environment: dict[str, str]) -> None:
     """
     Run all services in one process, with NATS and the HTTP API, until Ctrl-C.
@@ -126,7 +126,7 @@ def welcome(ready: RunningServices, environment: Mapping[str, str], while_runnin
     """Prints the addresses and commands to try, and lets other terminals find them."""
     assert ready.nats is not None and ready.http is not None, "`up` has both"
     found = running.RunningUp(pid=os.getpid(), nats=environment[PREFIX + "NATS_URL"], http=ready.http, node=ready.node)
-    while_running.enter_context(running.announce_running(found, environment))
+    while_running.enter_context(running.announce_running(found))
     machine = environment.get(PREFIX + "MACHINE")
     output.note(
         f"node    {clean(ready.node)}" + (f", with the described machine {clean(machine, 200)}" if machine else "")

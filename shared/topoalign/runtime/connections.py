@@ -12,13 +12,12 @@ worked on any more.
 
 import asyncio
 import resource
-from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from topoalign.runtime.fair_share import Peer, first_to_close
+from topoalign.runtime.fair_share import OpenConnections, Peer
 from topoalign.runtime.request_turns import WORKING, RequestTurns, Working
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class FairConnection(asyncio.Protocol):
         transport: asyncio.Transport
         loop: asyncio.AbstractEventLoop
         flow: Any
-        connections: set[Any]
+        connections: Any  # OpenConnections
 
     cycle: Any = None
     """uvicorn's newest request; None: none has come."""
@@ -73,9 +72,9 @@ class FairConnection(asyncio.Protocol):
         the time that this takes.
         """
         self.since = self.loop.time()
+        self.peer = peer_of(transport)
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=1)  # else a little that is unread would be noticed by nobody
-        self.peer = peer_of(transport)
         make_room(self.connections)
         self._turns.charge(Working(self.peer, self._turns), self.loop.time() - self.since)
 
@@ -92,26 +91,26 @@ class FairConnection(asyncio.Protocol):
         """Takes received bytes, and notes when the next request begins."""
         if not self.has_begun and (self.cycle is None or self.cycle.response_complete):
             self.has_begun = True
-            self.since = self.loop.time()
+            self._wait_from_now()
         super().data_received(data)
 
     def on_response_complete(self) -> None:
         """Waits for the next request."""
         self.has_begun = False
-        self.since = self.loop.time()
+        self._wait_from_now()
         super().on_response_complete()  # type: ignore[misc]  # of uvicorn's connection
 
     def pause_writing(self) -> None:
         """Starts the time-out of `WRITE_SECONDS` for a peer that has not read all of the answer."""
         super().pause_writing()
-        self.since = self.loop.time()
+        self._wait_from_now()
         self._stop_write_timer()
         self._write_timer = self.loop.call_later(WRITE_SECONDS, self.end)
 
     def resume_writing(self) -> None:
         """Stops the time-out once the peer has read the answer."""
         self._stop_write_timer()
-        self.since = self.loop.time()
+        self._wait_from_now()
         super().resume_writing()
 
     @property
@@ -143,6 +142,10 @@ class FairConnection(asyncio.Protocol):
             await self._working.give()
             await self.config.loaded_app(scope, receive, send)
 
+    def _wait_from_now(self) -> None:
+        self.since = self.loop.time()
+        self.connections.renew(self)
+
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:
             self._write_timer.cancel()
@@ -159,10 +162,10 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
     return (address[0] if address else "",)
 
 
-def make_room(connections: Collection[Any]) -> None:
+def make_room(connections: OpenConnections[Any]) -> None:
     """Closes a connection of a server if there are more than allowed."""
     if len(connections) > most():
-        first_to_close(connections).end()
+        connections.first_to_close().end()
 
 
 def most() -> int:

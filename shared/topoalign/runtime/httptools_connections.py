@@ -7,14 +7,22 @@ the memory.
 """
 
 import asyncio
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from topoalign.runtime.connections import FairConnection
 
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
+
 MOST_PIPELINED = 4
 """Requests of a connection that wait behind the one in work. No client of Kubernetes sends any."""
+
+
+PART_BYTES = 32 * 1024
+"""A body is passed on in parts of at least so many bytes: at the 64 KiB that uvicorn keeps, the peer has to wait."""
 
 
 class OneSegment:
@@ -51,6 +59,10 @@ class HttpToolsConnection(FairConnection, HttpToolsProtocol):
 
     _in_work: Any = None
 
+    def __init__(self, *of_uvicorn: Any, **named: Any) -> None:
+        super().__init__(*of_uvicorn, **named)
+        self._part_has_come = asyncio.Event()
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Accept the connection, as `FairConnection`."""
         super().connection_made(OneSegment(transport, self.loop))  # type: ignore[arg-type]  # it has what is used
@@ -65,6 +77,34 @@ class HttpToolsConnection(FairConnection, HttpToolsProtocol):
         if len(self.pipeline) >= MOST_PIPELINED:
             raise ValueError("too many requests on one connection")
         super().on_message_begin()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the work on its request, as `FairConnection`."""
+        super().connection_lost(exc)
+        self._part_has_come.set()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body has come."""
+        super().on_body(body)
+        if len(self.cycle.body) >= PART_BYTES:
+            self._part_has_come.set()
+
+    def on_message_complete(self) -> None:
+        """A whole request has come."""
+        super().on_message_complete()
+        self._part_has_come.set()
+
+    async def _answer(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        await super()._answer(scope, partial(self._receive_part, self._in_work, receive), send)
+
+    async def _receive_part(self, request: Any, receive: "Receive") -> "Message":
+        # A task that wakes for each byte of a slow body costs several times what the parser does.
+        while request.more_body and len(request.body) < PART_BYTES and not request.disconnected:
+            if request.waiting_for_100_continue:
+                break
+            self._part_has_come.clear()
+            await self._part_has_come.wait()
+        return await receive()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._in_work = cycle

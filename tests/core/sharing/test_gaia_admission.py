@@ -6,7 +6,7 @@ from shared_gpu_support import shared_gpu
 
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import NodeName
-from topoalign.core.sharing.gaia import BLOCK
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.sharing.gaia.admission import MOST_KEPT, AdmissionNode, admission_order_key, place_containers
 from topoalign.tools.conformance.gaia_admission import (
     AdmissionNodeCase,
@@ -117,7 +117,7 @@ def nodes_of(nodes: list[Described]) -> list[AdmissionNodeCase]:
 
 
 def requests(containers: list[Amounts]) -> list[Amount]:
-    return [Amount(cores=cores, memory=blocks * BLOCK) for cores, blocks in containers]
+    return [Amount(cores=cores, memory=blocks * MEMORY_BLOCK) for cores, blocks in containers]
 
 
 @given(described, st.lists(amounts, min_size=1, max_size=3))
@@ -159,8 +159,8 @@ def test_a_pod_of_halves_is_promised_a_node_without_cards() -> None:
 
 
 def test_cards_that_are_unhealthy_are_not_promised() -> None:
-    ill = shared_gpu(0, BLOCK, usable=False)
-    well = shared_gpu(1, BLOCK)
+    ill = shared_gpu(0, MEMORY_BLOCK, usable=False)
+    well = shared_gpu(1, MEMORY_BLOCK)
     found = AdmissionNode(name=NodeName("a"), cards=(ill, well))
 
     assert [{0: (1,)}, {0: (1,)}] == [place_containers(found.cards, requests([asked])) for asked in ((20, 1), (100, 0))]
@@ -173,7 +173,9 @@ def test_cards_that_are_unhealthy_are_not_promised() -> None:
 )
 def test_a_node_ranks_pods_alike_however_often_they_ask(held_of: list[Amounts], pods: list[list[Amounts]]) -> None:
     """It remembers who finds room: each pod asks twice, the second time when all others have asked."""
-    shared = tuple(shared_gpu(i, 3 * BLOCK, cores, held * BLOCK) for i, (cores, held) in enumerate(held_of))
+    shared = tuple(
+        shared_gpu(i, 3 * MEMORY_BLOCK, cores, held * MEMORY_BLOCK) for i, (cores, held) in enumerate(held_of)
+    )
     node = AdmissionNode(name=NodeName("a"), cards=shared)
 
     def fails(containers: list[Amounts]) -> bool:
@@ -188,7 +190,7 @@ def test_a_node_ranks_pods_alike_however_often_they_ask(held_of: list[Amounts], 
 
 
 def test_a_node_remembers_room_for_a_limited_number_of_pods() -> None:
-    card = shared_gpu(0, 64 * BLOCK, 50)
+    card = shared_gpu(0, 64 * MEMORY_BLOCK, 50)
     node = AdmissionNode(name=NodeName("a"), cards=(card,))
     asked = [(cores, 1) for cores in range(1, 100)]
 

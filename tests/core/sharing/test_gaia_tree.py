@@ -13,10 +13,9 @@ from topoalign.core.sharing.gaia.pcie_tree import (
     GpuTree,
     build_free_tree,
     build_pcie_tree,
-    occupy,
 )
 from topoalign.core.sharing.shared_gpus import SharedGpu
-from topoalign.tools.conformance.gaia import release_amounts
+from topoalign.tools.conformance.gaia import occupy, release_amounts
 
 Cluster = tuple[int, frozenset[int]]
 

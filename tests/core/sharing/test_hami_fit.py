@@ -8,8 +8,8 @@ from hami_support import UUIDS, annotations, asked, cards, pair_scores, requests
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from topoalign.core.demand.share_annotations import read_as_hami
 from topoalign.core.sharing.hami.fit import Surroundings, Unfit, fit
-from topoalign.core.sharing.hami.selection import read_rules
 
 
 @settings(max_examples=300, deadline=None)
@@ -33,7 +33,7 @@ def test_fit_takes_what_the_rules_take(
 
     expected = reference.fit(some, request, notes, "spread", node)
 
-    around = Surroundings(rules=read_rules(notes), cordoned=frozenset(cordoned), scores=scores)
+    around = Surroundings(rules=read_as_hami(notes), cordoned=frozenset(cordoned), scores=scores)
     assert expected == answer([usage(card) for card in reversed(some)], request, around)
 
 
@@ -66,7 +66,7 @@ REASONS = [
 def test_each_check_has_its_reason(
     reason: str, card: dict[str, Any], request_: dict[str, Any], notes: dict[str, str]
 ) -> None:
-    around = Surroundings(rules=read_rules(notes), cordoned=frozenset({"cordoned"}))
+    around = Surroundings(rules=read_as_hami(notes), cordoned=frozenset({"cordoned"}))
     walk = [usage(reference.Card(**{"uuid": "a", **card}))]
 
     assert (False, [], f"1/1 {reason}") == answer(walk, reference.Request(**request_), around)
@@ -99,7 +99,9 @@ def test_checks_come_in_their_order() -> None:
             notes["nvidia.com/nouse-gpuuuid"] = "a"
         walk = [usage(reference.Card(**faults))]
         reasons.append(
-            answer(walk, request, Surroundings(rules=read_rules(notes), cordoned=frozenset({"cordoned"})))[2].split()[1]
+            answer(walk, request, Surroundings(rules=read_as_hami(notes), cordoned=frozenset({"cordoned"})))[2].split()[
+                1
+            ]
         )
 
     assert [
@@ -153,7 +155,7 @@ def test_cards_of_another_numa_node_begin_the_walk_again() -> None:
     three = reference.Request(count=3)
 
     def found(walk: list[Any], notes: dict[str, str]) -> reference.Answer:
-        return answer(walk, three, Surroundings(rules=read_rules(notes)))
+        return answer(walk, three, Surroundings(rules=read_as_hami(notes)))
 
     assert (False, [], "1/4 AllocatedCardsInsufficientRequest, 3/4 NumaNotFit") == found(walk, bind)
     assert (False, [], "1/4 AllocatedCardsInsufficientRequest") == found(walk, topology)
@@ -165,7 +167,7 @@ def test_cards_of_another_numa_node_begin_the_walk_again() -> None:
 
 def test_as_many_cards_as_are_asked_for_are_enough() -> None:
     for policy in ("spread", "topology-aware"):
-        around = Surroundings(rules=read_rules({}, policy))
+        around = Surroundings(rules=read_as_hami({}, policy))
         walk = [usage(reference.Card(uuid)) for uuid in "ab"]
 
         assert (True, [("a", 0, 0), ("b", 0, 0)], "") == answer(walk, reference.Request(count=2), around)

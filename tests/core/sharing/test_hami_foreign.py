@@ -213,7 +213,8 @@ def test_what_is_shown_of_a_card_is_bounded_and_its_use_is_not() -> None:
 
 
 def test_a_cordoned_card_is_told() -> None:
-    assert [False, True] == [card.cordoned for card in foreign_gpus([FIRST, H100], "GPU-1, GPU-7", [])]
+    assert [False, True] == [card.cordoned for card in foreign_gpus([FIRST, H100], "GPU-1,, GPU-7,", [])]
+    assert [False, False] == [card.cordoned for card in foreign_gpus([FIRST, H100], "  ", [])]
 
 
 @given(

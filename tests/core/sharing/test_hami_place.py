@@ -6,12 +6,11 @@ from hami_support import UUIDS, annotations, asked, cards, pair_scores, requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.demand.share_annotations import Weights
+from topoalign.core.demand.share_annotations import GpuRules, Weights, read_as_hami
 from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.scorers import hami_order
 from topoalign.core.sharing.hami.fit import Unfit
 from topoalign.core.sharing.hami.place import NodeGpus, PodShares, place_pod_as_hami
-from topoalign.core.sharing.hami.selection import PodRules, read_rules
 
 containers = st.lists(st.lists(requests, max_size=1), min_size=1, max_size=4)
 
@@ -41,7 +40,7 @@ def test_a_pod_is_placed_container_by_container(
         PodShares(
             containers=tuple(tuple(asked(request) for request in each) for each in wanted),
             init_containers=init,
-            rules=read_rules(notes),
+            rules=read_as_hami(notes),
         ),
     )
 
@@ -77,7 +76,7 @@ def spec_nodes() -> dict[str, NodeGpus]:
     ],
 )
 def test_policies_of_nodes_and_of_cards_go_together(of_node: str, of_cards: str, node: str, card: str) -> None:
-    pod = PodShares(containers=((asked(reference.Request(memory=1000, cores=20)),),), rules=PodRules(policy=of_cards))
+    pod = PodShares(containers=((asked(reference.Request(memory=1000, cores=20)),),), rules=GpuRules(hami=of_cards))
     found = {NodeName(name): place_pod_as_hami(each, pod) for name, each in spec_nodes().items()}
     scores = {name: each.score for name, each in found.items() if not isinstance(each, Unfit)}
 
@@ -91,7 +90,7 @@ def test_policies_of_nodes_and_of_cards_go_together(of_node: str, of_cards: str,
 def test_an_init_container_takes_another_card_where_it_needs_more() -> None:
     """Of the fuller card 2000 MiB are left: 5000 of the init container and 4000 of the other are on the emptier one."""
     containers = tuple((asked(reference.Request(memory=memory)),) for memory in (5000, 4000))
-    pod = PodShares(containers=containers, init_containers=1, rules=PodRules(policy="binpack"))
+    pod = PodShares(containers=containers, init_containers=1, rules=GpuRules(hami="binpack"))
 
     found = place_pod_as_hami(spec_nodes()["node2"], pod)
 
@@ -106,7 +105,7 @@ def test_weights_say_which_card_is_fuller() -> None:
     request = (asked(reference.Request(percent=40)),)
 
     def taken(weights: Weights) -> str:
-        pod = PodShares(containers=(request,), rules=PodRules(policy="binpack", weights=weights))
+        pod = PodShares(containers=(request,), rules=GpuRules(hami="binpack", weights=weights))
         found = place_pod_as_hami(NodeGpus(cards=(a, b)), pod)
         assert not isinstance(found, Unfit)
         return found.containers[0][0].uuid

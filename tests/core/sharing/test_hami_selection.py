@@ -2,14 +2,14 @@
 
 import hami_reference as reference
 import pytest
-from hami_support import annotations
+from hami_support import annotations, asked, usage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shared_gpu_support import shared_gpu
 
-from topoalign.core.demand.share_annotations import type_selection, uuid_selection
+from topoalign.core.demand.share_annotations import GpuRules, read_as_hami, type_selection, uuid_selection
+from topoalign.core.sharing.hami.fit import Surroundings, fit, is_topology_aware
 from topoalign.core.sharing.hami.hami_amounts import MIB, HamiShare, to_hami_usage, with_share
-from topoalign.core.sharing.hami.selection import PodRules, read_cordoned_gpus, read_rules
 
 
 @settings(max_examples=200, deadline=None)
@@ -31,19 +31,18 @@ def test_cards_are_selected_by_type_and_uuid(notes: dict[str, str], model: str, 
     ],
 )
 def test_rules_of_a_pod(notes: dict[str, str], policy: str, expected: tuple[bool, bool, bool]) -> None:
-    rules = read_rules(notes, policy)
+    rules = read_as_hami(notes, policy)
 
-    assert expected == (rules.numa_bind, rules.mutex, rules.topology_aware)
+    assert expected == (rules.numa_bind, rules.mutex, is_topology_aware(rules))
 
 
 def test_a_mode_is_accepted_as_a_part_of_the_annotation() -> None:
-    assert [True, True, False] == [PodRules(mode="hami-core,mig").takes_mode(each) for each in ("mig", "", "mps")]
-    assert PodRules().takes_mode("mps")
+    def takes(annotated: str | None, mode: str) -> bool:
+        card = usage(reference.Card("a", mode=mode))
+        return isinstance(fit([card], asked(reference.Request()), Surroundings(rules=GpuRules(mode=annotated))), tuple)
 
-
-def test_cordoned_cards_are_listed_on_their_node() -> None:
-    assert frozenset({"a", "b"}) == read_cordoned_gpus({"hami.io/device-cordon": " a,,b ,"})
-    assert frozenset() == read_cordoned_gpus({"hami.io/device-cordon": "  "}) == read_cordoned_gpus({})
+    assert [True, True, False] == [takes("hami-core,mps", each) for each in ("mps", "", "mig")]
+    assert takes(None, "mps")
 
 
 def test_our_cards_in_his_amounts() -> None:

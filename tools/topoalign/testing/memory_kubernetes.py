@@ -1,6 +1,6 @@
 """The port to the API server over the objects of its stand-in, in the same process and without HTTP."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -8,22 +8,11 @@ import msgspec
 
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.kubernetes import objects
-from topoalign.registry.ports import (
-    ApiConflict,
-    GoneNode,
-    GonePod,
-    GoneQuota,
-    PodEvent,
-    SeenNode,
-    SeenPod,
-    SeenQuota,
-    Synced,
-)
+from topoalign.registry.ports import ApiConflict, Gone, PodEvent, SeenNode, SeenPod, SeenQuota, Synced
 from topoalign.testing.fake_api_server.cluster import FakeCluster
-from topoalign.testing.fake_api_server.objects import ApiError, Object, Objects
+from topoalign.testing.fake_api_server.objects import ApiError, Objects
 
-S = TypeVar("S")
-G = TypeVar("G")
+S = TypeVar("S", bound=SeenPod | SeenNode | SeenQuota)
 
 
 class MemoryKubernetes:
@@ -37,22 +26,22 @@ class MemoryKubernetes:
         """Nothing can be in the way."""
         return None
 
-    def pods(self) -> AsyncGenerator[SeenPod | GonePod | Synced, None]:
+    def pods(self) -> AsyncGenerator[SeenPod | Gone | Synced, None]:
         """As the port says."""
-        return followed(self._cluster.pods, pod_of, gone_pod)
+        return followed(self._cluster.pods, objects.ShownPod)
 
-    def nodes(self) -> AsyncGenerator[SeenNode | GoneNode | Synced, None]:
+    def nodes(self) -> AsyncGenerator[SeenNode | Gone | Synced, None]:
         """As the port says."""
-        return followed(self._cluster.nodes, node_of, gone_node)
+        return followed(self._cluster.nodes, objects.ShownNode)
 
-    def quotas(self) -> AsyncGenerator[SeenQuota | GoneQuota | Synced, None]:
+    def quotas(self) -> AsyncGenerator[SeenQuota | Gone | Synced, None]:
         """As the port says."""
-        return followed(self._cluster.quotas, quota_of, gone_quota)
+        return followed(self._cluster.quotas, objects.ShownQuota)
 
     async def pod(self, namespace: str, name: str) -> SeenPod | None:
         """As the port says."""
         try:
-            return pod_of(self._cluster.pods.get((namespace, name)))
+            return msgspec.convert(self._cluster.pods.get((namespace, name)), objects.ShownPod).to_seen()
         except ApiError:
             return None
 
@@ -87,67 +76,36 @@ class MemoryKubernetes:
         return self._cluster.version
 
 
-async def followed(
-    kind: Objects, seen: Callable[[Object], S], gone: Callable[[Object], G]
-) -> AsyncGenerator[S | G | Synced, None]:
+async def followed(kept: Objects, kind: type[objects.ApiObject[S]]) -> AsyncGenerator[S | Gone | Synced, None]:
     """All objects, `Synced`, and each change; from the beginning again where changes are no longer kept."""
-    known: dict[str, Object] = {}
+    known: dict[str, S] = {}
+    """By UID."""
     while True:
-        version = kind.newest
-        listed = list(kind)
-        here = {each["metadata"]["uid"] for each in listed}
+        version = kept.newest
+        listed = [msgspec.convert(each, kind).to_seen() for each in kept]
+        here = {each.uid for each in listed}
         for uid in [uid for uid in known if uid not in here]:
-            yield gone(known.pop(uid))
+            yield Gone(known.pop(uid).key)
         for each in listed:
-            known[each["metadata"]["uid"]] = each
-            yield seen(each)
+            known[each.uid] = each
+            yield each
         yield Synced()
         try:
             while True:
-                changes = kind.since(version)
+                changes = kept.since(version)
                 for change in changes:
                     version = change.version
-                    uid = change.object["metadata"]["uid"]
+                    seen = msgspec.convert(change.object, kind).to_seen()
                     if change.type == "DELETED":
-                        known.pop(uid, None)
-                        yield gone(change.object)
+                        known.pop(seen.uid, None)
+                        yield Gone(seen.key)
                     else:
-                        known[uid] = change.object
-                        yield seen(change.object)
+                        known[seen.uid] = seen
+                        yield seen
                 if not changes:
-                    await kind.wait()
+                    await kept.wait()
         except ApiError:  # what came after `version` is no longer kept
             continue
-
-
-def pod_of(shown: Object) -> SeenPod:
-    """The pod as the registry looks at it."""
-    return objects.seen_pod(msgspec.convert(shown, objects.ShownPod))
-
-
-def node_of(shown: Object) -> SeenNode:
-    """The node as the registry looks at it."""
-    return objects.seen_node(msgspec.convert(shown, objects.ShownNode))
-
-
-def quota_of(shown: Object) -> SeenQuota:
-    """The quota as the registry looks at it."""
-    return objects.seen_quota(msgspec.convert(shown, objects.ShownQuota))
-
-
-def gone_quota(shown: Object) -> GoneQuota:
-    """The quota, which is gone."""
-    return GoneQuota(uid=shown["metadata"]["uid"])
-
-
-def gone_pod(shown: Object) -> GonePod:
-    """The pod, which is gone."""
-    return objects.gone_pod(pod_of(shown))
-
-
-def gone_node(shown: Object) -> GoneNode:
-    """The node, which is gone."""
-    return GoneNode(name=NodeName(shown["metadata"]["name"]))
 
 
 @contextmanager

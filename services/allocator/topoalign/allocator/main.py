@@ -12,12 +12,12 @@ from anyio.abc import TaskStatus
 from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.containers.hami_core.lazy_hami_core import (
+from topoalign.allocator.containers.lazy_limiters import (
+    LimiterOnDemand,
     SharedFilesOnDemand,
     keep_directories,
     keep_priorities,
 )
-from topoalign.allocator.containers.vcuda.lazy_limiter import LimiterOnDemand
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.journal import FileJournal

@@ -123,6 +123,10 @@ class KubeletListing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """
         return {(holding.resource, device): holding for holding in self.holdings for device in holding.devices}
 
+    def is_gone(self, pod_uid: str) -> bool:
+        """Whether a pod is deleted by its directory; False if the directories cannot be read."""
+        return self.directories is not None and self.directories.is_gone(pod_uid)
+
     def shows(self, allocation: Allocation) -> bool:
         """Whether PodResources reports any device of an allocation with a container."""
         given = allocation.from_kubelet.items()

@@ -46,8 +46,27 @@ class Nvml:
 
 def read_present_gpus(steps: CallProgress) -> tuple[MpsGpu, ...]:
     """Reads, in the thread, the GPUs that answer."""
+    found = []
     with open_nvml(steps) as (pynvml, ask):
-        return tuple(read_mps_gpu(pynvml, ask, index, handle) for index, handle in handles(pynvml, ask))
+        for index, handle in handles(pynvml, ask):
+            memory = None
+            in_mig_mode = False
+            with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+                memory = int(ask("nvmlDeviceGetMemoryInfo", handle).total)
+            with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+                in_mig_mode = ask("nvmlDeviceGetMigMode", handle)[0] == 1
+            major, minor = ask("nvmlDeviceGetCudaComputeCapability", handle)
+            found.append(
+                MpsGpu(
+                    id=DeviceID(ask("nvmlDeviceGetUUID", handle)),
+                    index=index,
+                    name=clean(ask("nvmlDeviceGetName", handle)),
+                    memory=memory,
+                    in_mig_mode=in_mig_mode,
+                    capability=(int(major), int(minor)),
+                )
+            )
+    return tuple(found)
 
 
 def set_mode_now(devices: Collection[DeviceID], mode: int, steps: CallProgress) -> None:
@@ -91,22 +110,3 @@ def handles(pynvml: ModuleType, ask: Ask) -> Iterator[tuple[int, Any]]:
     for index in range(ask("nvmlDeviceGetCount")):
         with suppress(pynvml.NVMLError_GpuIsLost):
             yield index, ask("nvmlDeviceGetHandleByIndex", index)
-
-
-def read_mps_gpu(pynvml: ModuleType, ask: Ask, index: int, handle: Any) -> MpsGpu:
-    """Reads one GPU."""
-    memory = None
-    in_mig_mode = False
-    with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-        memory = int(ask("nvmlDeviceGetMemoryInfo", handle).total)
-    with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-        in_mig_mode = ask("nvmlDeviceGetMigMode", handle)[0] == 1
-    major, minor = ask("nvmlDeviceGetCudaComputeCapability", handle)
-    return MpsGpu(
-        id=DeviceID(ask("nvmlDeviceGetUUID", handle)),
-        index=index,
-        name=clean(ask("nvmlDeviceGetName", handle)),
-        memory=memory,
-        in_mig_mode=in_mig_mode,
-        capability=(int(major), int(minor)),
-    )

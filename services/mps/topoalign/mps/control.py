@@ -63,7 +63,11 @@ class Control:
                 start_new_session=True,
             )
         except OSError as error:
-            raise self._unusable(error) from error
+            raise DriverFault(
+                f"cannot run {clean(self._program, 200)}: {error.strerror or error}",
+                "it comes with NVIDIA's driver; a container gets it with NVIDIA_DRIVER_CAPABILITIES=compute,utility, and"
+                f" {PREFIX}MPS_CONTROL names another place",
+            ) from error
 
     async def command(self, text: str) -> str:
         """Sends a command to the daemon and returns its answer. Raises DriverFault if none answers."""
@@ -105,10 +109,3 @@ class Control:
             os.close(read)
         if client.returncode == 0:
             answers.append(clean(answer.decode(errors="replace").strip(), 500))
-
-    def _unusable(self, error: OSError) -> DriverFault:
-        return DriverFault(
-            f"cannot run {clean(self._program, 200)}: {error.strerror or error}",
-            "it comes with NVIDIA's driver; a container gets it with NVIDIA_DRIVER_CAPABILITIES=compute,utility, and"
-            f" {PREFIX}MPS_CONTROL names another place",
-        )

@@ -10,7 +10,7 @@ If a killed process has left its daemon behind, that daemon is ended: nobody is 
 """
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -50,23 +50,27 @@ class Daemon:
         self,
         resource: ResourceName,
         root: Path,
-        share_now: Callable[[], Awaitable[MpsShare | None]],
-        control_for: Callable[[MpsShare], Control],
+        shares: Callable[[], Awaitable[Mapping[ResourceName, MpsShare]]],
+        program: str,
+        environment: Mapping[str, str],
+        *,
         nvml: Nvml,
         clock: Clock,
     ) -> None:
-        """`share_now` reads, before each start, what is to be served; None: the node has no GPU of the resource."""
+        """
+        `shares` reads, before each start, what is to be served of each resource: none if the node has no GPU of it.
+        `program` and `environment`: of `Control`.
+        """
         self.resource = resource
         self._directory = root / resource
-        self._share_now = share_now
-        self._control_for = control_for
+        self._shares = shares
+        self._program = program
+        self._environment = environment
         self._nvml = nvml
         self._clock = clock
         self._announcement = Announcement(root, resource)
         self._lock: int | None = None
         self._exclusive: set[DeviceID] = set()
-        self.share: MpsShare | None = None
-        """What the newest daemon was started for."""
         self.reason: str | None = "it has not started yet"
         """Why no client can be served; None: one can."""
         self.starts = 0
@@ -98,7 +102,7 @@ class Daemon:
             self._lock = lock_resource_directory(self._directory)
         if self._lock is None:
             raise DriverFault(f"another topoalign mps uses {self._directory}", "run one on a node")
-        share = self.share = await self._share_now()
+        share = (await self._shares()).get(self.resource)
         if share is None:
             raise DriverFault(f"the node has no GPU for {self.resource}", "see nvidia-smi -L and the configuration")
         if few := share.with_too_few_clients:
@@ -106,7 +110,7 @@ class Daemon:
             raise DriverFault(finding, "use 16 replicas or fewer for GPUs before compute capability 7.5")
         self._exclusive.update(share.devices)
         await self._nvml.set_compute_mode(share.devices, EXCLUSIVE_PROCESS)
-        control = self._control_for(share)
+        control = Control(self._program, self._directory, share.devices, self._environment, self._clock)
         for directory in (control.pipe, control.log):
             directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         await self._end_former(control)
@@ -126,7 +130,9 @@ class Daemon:
     async def _supervise(self, share: MpsShare, control: Control) -> None:
         """Sets the limits, announces the daemon, and checks it regularly. Returns after an error."""
         try:
-            await self._until_it_answers(control)
+            if not await self._answers_within(START_SECONDS, control):
+                finding = f"it takes no commands after {START_SECONDS:g} s"
+                raise DriverFault(finding, f"see control.log in {control.log}")
             if not share.own_limits:
                 await set_limits(share, control)
             while True:
@@ -159,27 +165,22 @@ class Daemon:
             return explain_error(fault)
         return None
 
-    async def _until_it_answers(self, control: Control) -> None:
-        """Returns when the daemon takes commands. Raises DriverFault after `START_SECONDS`."""
-        until = self._clock.monotonic() + START_SECONDS
-        while not await control.answers():
+    async def _answers_within(self, seconds: float, control: Control, wanted: bool = True) -> bool:
+        """Waits until the daemon takes commands, or with `wanted` False no longer does. False: that took too long."""
+        until = self._clock.monotonic() + seconds
+        while await control.answers() is not wanted:
             if self._clock.monotonic() >= until:
-                raise DriverFault(
-                    f"it takes no commands after {START_SECONDS:g} s", f"see control.log in {control.log}"
-                )
+                return False
             await self._clock.sleep(START_PAUSE)
+        return True
 
     async def _end_former(self, control: Control) -> None:
         """Ends a daemon that serves the pipe directory already. Raises DriverFault if it does not end."""
-        if not await control.answers():
-            return
-        log.warning("another MPS daemon is ended", resource=self.resource, pipe=str(control.pipe))
-        await control.command("quit")
-        until = self._clock.monotonic() + END_SECONDS
-        while await control.answers():
-            if self._clock.monotonic() >= until:
+        if await control.answers():
+            log.warning("another MPS daemon is ended", resource=self.resource, pipe=str(control.pipe))
+            await control.command("quit")
+            if not await self._answers_within(END_SECONDS, control, wanted=False):
                 raise DriverFault(f"another MPS daemon serves {control.pipe}", "stop it, or give it another directory")
-            await self._clock.sleep(START_PAUSE)
 
     async def _end(self, process: Process, control: Control) -> None:
         """Ends a daemon that runs: by `quit`, by SIGTERM, by SIGKILL."""
@@ -212,7 +213,12 @@ async def set_limits(share: MpsShare, control: Control) -> None:
     for device, limit in share.memory_limits.items():
         await control.command(f"set_default_device_pinned_mem_limit {device} {limit}")
     await control.command(f"set_default_active_thread_percentage {share.thread_percentage}")
-    check_percentage(await control.command(GET_PERCENTAGE), share)
+    answer = await control.command(GET_PERCENTAGE)
+    if percentage_in(answer) != share.thread_percentage:
+        raise DriverFault(
+            f"the MPS daemon did not take the limit of {share.thread_percentage} per cent of the threads: {answer!r}",
+            "see its log, control.log",
+        )
 
 
 def explain_error(error: DriverFault | OSError) -> str:
@@ -232,15 +238,6 @@ async def quit_until(control: Control, process: Process) -> None:
     except DriverFault:
         return
     await process.wait()
-
-
-def check_percentage(answer: str, share: MpsShare) -> None:
-    """Raises DriverFault if the daemon reports another limit than the one set."""
-    if percentage_in(answer) != share.thread_percentage:
-        raise DriverFault(
-            f"the MPS daemon did not take the limit of {share.thread_percentage} per cent of the threads: {answer!r}",
-            "see its log, control.log",
-        )
 
 
 def percentage_in(answer: str) -> float | None:

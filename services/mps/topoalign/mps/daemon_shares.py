@@ -74,12 +74,8 @@ class MpsShare(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def with_too_few_clients(self) -> tuple[MpsGpu, ...]:
         """The GPUs that serve fewer clients than there are replicas."""
-        return tuple(gpu for gpu in self.gpus if self.replicas > most_clients(gpu))
-
-
-def most_clients(gpu: MpsGpu) -> int:
-    """Returns how many clients an MPS server can have on a GPU."""
-    return MANY_CLIENTS if gpu.capability >= SINCE_MANY else FEW_CLIENTS
+        most = {gpu: MANY_CLIENTS if gpu.capability >= SINCE_MANY else FEW_CLIENTS for gpu in self.gpus}
+        return tuple(gpu for gpu in self.gpus if self.replicas > most[gpu])
 
 
 def mps_shares(found: Sequence[MpsGpu], configuration: Configuration) -> dict[ResourceName, MpsShare]:

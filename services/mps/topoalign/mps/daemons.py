@@ -17,7 +17,6 @@ from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.ports import Clock
 from topoalign.mps.compute_mode import Nvml
-from topoalign.mps.control import Control
 from topoalign.mps.daemon import FIRST_PAUSE, LONGEST_PAUSE, Daemon
 from topoalign.mps.daemon_shares import MpsShare, mps_shares
 from topoalign.plugin_config.file_watch import ConfigurationFile
@@ -77,7 +76,7 @@ class Daemons:
                 changed = self._file.changed
                 try:
                     wanted = await self.shares()
-                    root = self._root()
+                    root = root_here(self._file.current.flags.mps_root)
                     if wanted:
                         make_shm(root)
                 except (DriverFault, OSError) as error:
@@ -99,9 +98,6 @@ class Daemons:
             return {}
         return mps_shares(await self._nvml.read_gpus(), configuration)
 
-    async def _share(self, resource: ResourceName) -> MpsShare | None:
-        return (await self.shares()).get(resource)
-
     async def _follow(self, wanted: Mapping[ResourceName, MpsShare], root: Path, tasks: TaskGroup) -> None:
         """Ends the daemons that differ from what is wanted, and starts the missing ones."""
         former = [resource for resource, each in self._running.items() if each.wanted != (wanted.get(resource), root)]
@@ -110,24 +106,17 @@ class Daemons:
         for resource in former:
             await self._running.pop(resource).ended.wait()
         for resource in wanted.keys() - self._running.keys():
-            share_now = partial(self._share, resource)
-            control_for = partial(self._control, root)
-            daemon = Daemon(resource, root, share_now, control_for, self._nvml, self._clock)
+            daemon = Daemon(
+                resource, root, self.shares, self._program, self._environment, nvml=self._nvml, clock=self._clock
+            )
             running = self._running[resource] = RunningDaemon(daemon, wanted[resource], root)
             tasks.start_soon(running.run)
         if not wanted:
             log.info("nothing is shared by MPS: no daemon is needed")
 
-    def _root(self) -> Path:
-        return root_here(self._file.current.flags.mps_root)
-
-    def _control(self, root: Path, share: MpsShare) -> Control:
-        return Control(self._program, root / share.resource, share.devices, self._environment, self._clock)
-
 
 SHM_MODE = 0o1777
 """As /dev/shm has it: for all, and only the owner of a file may remove it."""
-FOR_ALL = 0o777
 
 
 def make_shm(root: Path) -> None:
@@ -142,5 +131,5 @@ def make_shm(root: Path) -> None:
         try:
             shm.chmod(SHM_MODE)
         except PermissionError:
-            if mode & FOR_ALL != FOR_ALL:
+            if mode & 0o777 != 0o777:  # not writable for every user
                 raise

@@ -10,8 +10,6 @@ from topoalign.runtime.metrics import ServiceMetric
 from topoalign.runtime.settings import from_environment
 from topoalign.runtime.tasks import background
 
-# The settings of MPS.
-
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
     """Build the service from the context's settings and run it. Raises InvalidField for a wrong setting."""

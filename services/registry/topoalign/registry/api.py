@@ -4,13 +4,19 @@ The HTTP read API: `GET /v1/nodes`, `GET /v1/nodes/{name}`, `GET /v1/allocations
 It reads the fold and changes nothing; only for shares it asks the node, because the use of GPUs is not stored.
 Every answer is JSON, errors too: {"code", "finding", "remedy"}. An unknown query parameter is refused by name, because
 the answer to `?nod=a` without it would be an answer to another question.
+
+Lists come in pages: `limit` is the largest length of a page, `continue` starts after the previous page. A page ends at the
+key of its last row, so rows that appear or disappear between two pages shift nothing.
 """
 
+import binascii
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from heapq import merge
-from itertools import groupby
+from itertools import groupby, islice
 from operator import itemgetter
+from typing import Generic, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -34,10 +40,11 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock
 from topoalign.registry import api_views
 from topoalign.registry.api_views import AllocationView, NodeSummary, measure_node, read_node_library, shares_view
-from topoalign.registry.cluster_nodes import Cluster, ClusterNode
+from topoalign.registry.cluster_nodes import Cluster, ClusterNode, Key
 from topoalign.registry.foreign_nodes import ForeignNodes
-from topoalign.registry.paging import Page, limit_of, page, parse_continue
 from topoalign.registry.series import in_turns
+
+T = TypeVar("T")
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 STATUS = {NotFound: 404, BadRequest: 400, NoFit: 409, Unavailable: 503}
@@ -45,7 +52,44 @@ STATUS = {NotFound: 404, BadRequest: 400, NoFit: 409, Unavailable: 503}
 LONGEST_URL = 4_096
 """Characters of path and query together."""
 
-Handler = Callable[[Request], Awaitable[Response]]
+DEFAULT_LIMIT = 500
+MOST = 1_000
+"""Rows in one answer."""
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """A part of a list."""
+
+    items: tuple[T, ...]
+    next: str | None = msgspec.field(name="continue")
+    """Give this as `continue` to read on; null on the last page."""
+
+
+def limit_of(text: str | None) -> int:
+    """The length of a page. Raises InvalidField."""
+    if text is None:
+        return DEFAULT_LIMIT
+    if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= MOST):
+        raise InvalidField("limit", quoted([text]), f"give a whole number from 1 to {MOST}")
+    return int(text)
+
+
+def parse_continue(token: str | None) -> Key:
+    """The key a page begins after; () for the first. Raises InvalidField."""
+    if token is None:
+        return ()
+    try:
+        return msgspec.json.decode(urlsafe_b64decode(token.encode()), type=Key)
+    except (msgspec.DecodeError, binascii.Error, ValueError, RecursionError):
+        raise InvalidField("continue", quoted([token]), "give back what the last page had, unchanged") from None
+
+
+def page(rows: Iterable[tuple[Key, T]], limit: int) -> Page[T]:
+    """The first `limit` rows, which come in the order of their keys. Reads at most one row behind them."""
+    found = list(islice(rows, limit + 1))
+    more = len(found) > limit
+    token = urlsafe_b64encode(msgspec.json.encode(found[limit - 1][0])).decode() if more else None
+    return Page(items=tuple(item for _, item in found[:limit]), next=token)
 
 
 class Api:

@@ -79,7 +79,7 @@ class ApiNotFound(TopoalignError):
 
 
 class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod as the API server shows it, with the fields that the registry reads."""
+    """The fields of a pod that the registry reads."""
 
     namespace: str
     name: str
@@ -98,6 +98,11 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
     """Why no scheduler places it yet: `has scheduling gates`, or a claim that does not exist; empty: nothing prevents it."""
     content: PodManifest
     """What it asks for, not read yet: most changes of a pod change nothing there."""
+
+    @property
+    def key(self) -> str:
+        """Identifies the pod in a watch."""
+        return self.uid
 
     @property
     def finished(self) -> bool:
@@ -119,16 +124,8 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
         return pod_to_schedule(self.uid, self.content)
 
 
-class GonePod(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod that the API server no longer has."""
-
-    namespace: str
-    name: str
-    uid: str
-
-
 class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as the API server shows it, with the fields that the registry reads."""
+    """The fields of a node that the registry reads."""
 
     name: NodeName
     uid: str
@@ -142,15 +139,14 @@ class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
     allocatable_gpus: int = 0
     """Of `nvidia.com/gpu`, as its kubelet counts them."""
 
-
-class GoneNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that the API server no longer has."""
-
-    name: NodeName
+    @property
+    def key(self) -> str:
+        """Identifies the node in a watch."""
+        return self.name
 
 
 class SeenQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """A ResourceQuota as the API server shows it, with the fields that the registry reads."""
+    """The fields of a ResourceQuota that the registry reads."""
 
     namespace: str
     name: str
@@ -160,11 +156,17 @@ class SeenQuota(msgspec.Struct, frozen=True, kw_only=True):
     scoped: bool = False
     """Whether it applies to some pods of its namespace only."""
 
+    @property
+    def key(self) -> str:
+        """Identifies the quota in a watch."""
+        return self.uid
 
-class GoneQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """A ResourceQuota that the API server no longer has."""
 
-    uid: str
+class Gone(msgspec.Struct, frozen=True):
+    """An object that the API server no longer has."""
+
+    key: str
+    """UID of a pod or quota, name of a node."""
 
 
 class Synced(msgspec.Struct, frozen=True):
@@ -199,41 +201,38 @@ class KubernetesApi(Protocol):
     errors they name.
     """
 
-    def pods(self) -> AsyncGenerator[SeenPod | GonePod | Synced, None]:
+    def pods(self) -> AsyncGenerator[SeenPod | Gone | Synced, None]:
         """
-        Follows all pods of the cluster, without end: all that there are, `Synced`, then each change.
+        Follows all pods of the cluster, without end: first all pods, then `Synced`, then each change.
 
-        A lost connection is resumed where it was; where the API server no longer has what came after, all pods come again,
-        with a GonePod for each that vanished meanwhile, and another `Synced`. The same state of a pod may come twice.
-        Failures are waited out inside (`trouble`); nothing is raised.
+        A lost connection is resumed where it was. If the API server no longer has the changes since then, all pods come
+        again, with `Gone` for each that vanished meanwhile, and another `Synced`. The same state of a pod may come twice.
+        Waits and retries after failures (`trouble`), and raises nothing.
         """
 
-    def nodes(self) -> AsyncGenerator[SeenNode | GoneNode | Synced, None]:
+    def nodes(self) -> AsyncGenerator[SeenNode | Gone | Synced, None]:
         """Follows all nodes of the cluster, as `pods` does."""
 
-    def quotas(self) -> AsyncGenerator[SeenQuota | GoneQuota | Synced, None]:
+    def quotas(self) -> AsyncGenerator[SeenQuota | Gone | Synced, None]:
         """Follows all ResourceQuotas of the cluster, as `pods` does."""
 
     @property
     def trouble(self) -> str | None:
-        """Why what is followed may be out of date; None: all that is followed is up to date as far as is known."""
+        """Why the followed objects may be out of date; None: they are up to date as far as is known."""
 
     async def pod(self, namespace: str, name: str) -> SeenPod | None:
         """The pod of this name as it is now; None if there is none."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         """
-        Creates the Binding of this very pod to the node.
+        Creates the Binding of the pod to the node.
 
-        Raises ApiConflict if the pod is bound already, is being deleted, or is another one than `uid`; ApiNotFound if there
-        is none of that name. After ApiUnavailable the Binding may exist: read the pod.
+        Raises ApiConflict if the pod is bound already, is being deleted, or has another UID; ApiNotFound if there is none of
+        that name. After ApiUnavailable the Binding may exist: read the pod.
         """
 
     async def delete(self, namespace: str, name: str, uid: str) -> None:
-        """
-        Deletes this very pod. Raises ApiNotFound if there is none of that name, and ApiConflict if it is another one than
-        `uid`.
-        """
+        """Deletes the pod. Raises ApiNotFound if there is none of that name, and ApiConflict if it has another UID."""
 
     async def report(self, report: PodEvent) -> None:
         """Creates an Event about a pod, unless there is one of the same key (`PodEvent.key`)."""

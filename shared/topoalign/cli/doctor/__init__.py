@@ -6,32 +6,32 @@ with `--fail-on-findings` they do, for use in scripts.
 """
 
 import ctypes
-import os
 import platform
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
-from topoalign.cli import output, running
+from topoalign.cli import link, options, output, running, this_machine
 from topoalign.cli.doctor.check_results import CheckResult, Subject, Verdict, failure_finding, ok, warning_finding
 from topoalign.cli.doctor.kubelets import (
     aligned_slots,
     check_allocator,
+    check_kubelet_configuration,
     kubelet,
-    kubelet_configuration,
-    read_kubelet_rules,
+    kubelet_merge,
     scheduler_for_units,
     state_directory,
 )
-from topoalign.cli.doctor.merging import kubelet_merge
 from topoalign.cli.doctor.state_files import cpu_manager_state, device_manager_state, memory_manager_state
 from topoalign.cli.exit_codes import FINDINGS, REMEDIES
 from topoalign.core.model.errors import BusUnavailable, TopoalignError, clean
 from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.runtime.nats_server import find_nats_server
 
 KUBELET_NUMA_LIMIT = 8
 """NUMA nodes above which the kubelet refuses to start with a topology policy, unless configured otherwise (v1.36.3)."""
@@ -77,8 +77,8 @@ def host_name() -> str:
     help="Name of this node.  [default: host name]",
 )
 @click.option("--fail-on-findings", is_flag=True, help="End with exit code 6 if a check failed.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(fail_on_findings: bool, as_json: bool, **given: object) -> int | None:
+@options.JSON
+def doctor(fail_on_findings: bool, as_json: bool, **subject: Any) -> int | None:
     """
     Check this machine, and print a remedy for each problem.
 
@@ -87,23 +87,18 @@ def doctor(fail_on_findings: bool, as_json: bool, **given: object) -> int | None
       topoalign doctor
       topoalign doctor --kubelet-dir /var/lib/kubelet/device-plugins --fail-on-findings
     """
-    findings = tuple(examine(msgspec.convert(given, Subject)))
+    findings = tuple(examine(Subject(**subject)))
     failed = any(finding.verdict is Verdict.FAILURE for finding in findings)
     if as_json:
         output.print_json({"ok": not failed, "findings": findings})
     else:
-        show(findings)
+        colour = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}
+        for finding in findings:
+            verdict = click.style(f"{finding.verdict:<8}", fg=colour[finding.verdict])
+            output.print_line(f"{verdict} {finding.check:<20} {clean(finding.detail, 300)}")
+            if finding.remedy:
+                output.print_line(f"{'':<8} {'':<20} do: {clean(finding.remedy, 300)}")
     return FINDINGS if failed and fail_on_findings else None
-
-
-def show(findings: tuple[CheckResult, ...]) -> None:
-    """Print each finding with its verdict, and its remedy on the line below."""
-    colour = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}
-    for finding in findings:
-        verdict = click.style(f"{finding.verdict:<8}", fg=colour[finding.verdict])
-        output.print_line(f"{verdict} {finding.check:<20} {clean(finding.detail, 300)}")
-        if finding.remedy:
-            output.print_line(f"{'':<8} {'':<20} do: {clean(finding.remedy, 300)}")
 
 
 def examine(subject: Subject) -> Iterator[CheckResult]:
@@ -136,13 +131,12 @@ def node_name(subject: Subject) -> CheckResult:
 
 def numa_nodes(subject: Subject) -> CheckResult:
     """The number of online NUMA nodes, and whether it is above the kubelet's default limit of 8 (v1.36.3)."""
-    file = subject.sysfs_root / "devices/system/node/online"
     try:
-        count = len(parse_cpuset(file.read_text()))
+        count = len(parse_cpuset(subject.online_nodes_file.read_text()))
     except (OSError, ValueError) as error:
-        detail = f"{file} cannot be read: {clean(str(error))}"
+        detail = f"{subject.online_nodes_file} cannot be read: {clean(str(error))}"
         return warning_finding(detail, "mount /sys into the container, or describe the machine with --machine")
-    if count > KUBELET_NUMA_LIMIT and read_kubelet_rules(subject) is None:  # else its configuration is judged below
+    if count > KUBELET_NUMA_LIMIT and subject.kubelet_rules is None:  # else its configuration is judged below
         return warning_finding(
             f"{count}, and the kubelet's topology manager refuses more than {KUBELET_NUMA_LIMIT}",
             f"set the kubelet's topologyManagerPolicyOptions max-allowable-numa-nodes to {count} or more",
@@ -161,8 +155,6 @@ def nvml(subject: Subject) -> CheckResult:
 
 def hardware(subject: Subject) -> CheckResult:
     """Checks what discovery would find here."""
-    from topoalign.cli import this_machine  # brings in the drivers
-
     try:
         inventory = this_machine.read_inventory()
     except TopoalignError as error:
@@ -188,8 +180,6 @@ def why_no_driver() -> str | None:
 
 def nats_server(subject: Subject) -> CheckResult:
     """Whether the `nats-server` program is found, which only `topoalign up` without --nats starts."""
-    from topoalign.runtime.nats_server import find_nats_server  # as below
-
     try:
         return ok(str(find_nats_server()))
     except TopoalignError as error:
@@ -198,12 +188,10 @@ def nats_server(subject: Subject) -> CheckResult:
 
 def nats(subject: Subject) -> CheckResult:
     """Whether NATS answers, with the version, permissions and stores that a service needs."""
-    up = running.find_running(os.environ)
+    up = running.find_running()
     url = subject.nats or (up.nats if up is not None else None)
     if url is None:
         return warning_finding("no server to test", "start `topoalign up`, or give --nats URL")
-    from topoalign.cli import link  # brings in what talks to NATS; the other checks work without
-
     try:
         detail = link.self_test(url)
     except BusUnavailable as error:
@@ -224,7 +212,7 @@ CHECKS: dict[str, Callable[[Subject], CheckResult | None]] = {
     "nats-server": nats_server,
     "NATS": nats,
     "kubelet": kubelet,
-    "kubelet config": kubelet_configuration,
+    "kubelet config": check_kubelet_configuration,
     "kubelet merge": kubelet_merge,
     "units": scheduler_for_units,
     "CPU manager state": cpu_manager_state,

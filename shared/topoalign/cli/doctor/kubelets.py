@@ -1,5 +1,5 @@
 """
-Checks of the kubelet's side: its socket, its directory, its configuration, and the process that serves it.
+Checks of the kubelet's side: its socket, directory and configuration, its merge of hints, and the process that serves it.
 
 The checks change nothing: a lock is read in /proc, and a socket is only connected to.
 """
@@ -8,17 +8,22 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from topoalign.cli import this_machine
 from topoalign.cli.doctor.check_results import CheckResult, Subject, Verdict, failure_finding, ok, warning_finding
-from topoalign.core.model.errors import NotFound, StateFault, TopoalignError, clean, quoted
+from topoalign.core.model.errors import NotFound, TopoalignError, clean, quoted
 from topoalign.core.model.holdings import unit_kind
-from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.ids import CPU, MEMORY, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Policy
-from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
+from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.policy import POLICIES
+from topoalign.core.policy.merge.cost import longest, warn_of_combinations
+from topoalign.kubelet.files import kubelet_configuration
 from topoalign.kubelet.grpc.unix_sockets import BUSY, server_of
+from topoalign.machines.reader_rules import hugepages_resource
+from topoalign.plugin_config import file_watch, resource_offers
 
 LONGEST_DIRECTORY = 79
 """Bytes of its path: a socket's has 107 at most, and our shortest name has 27."""
@@ -26,20 +31,6 @@ LONGEST_DIRECTORY = 79
 SOCKETS = "topoalign-*.sock"
 
 PROC_LOCKS = Path("/proc/locks")
-
-
-def online_numa_nodes(subject: Subject) -> frozenset[int] | None:
-    """The ids of the NUMA nodes. None where they cannot be read; the check `NUMA nodes` reports that."""
-    try:
-        return parse_cpuset((subject.sysfs_root / "devices/system/node/online").read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def numa_node_count(subject: Subject) -> int | None:
-    """The number of NUMA nodes; None if it cannot be read."""
-    nodes = online_numa_nodes(subject)
-    return None if nodes is None else len(nodes)
 
 
 def kubelet(subject: Subject) -> CheckResult | None:
@@ -67,33 +58,11 @@ def kubelet(subject: Subject) -> CheckResult | None:
     return ok(f"{path} answers")
 
 
-def configuration_file(subject: Subject) -> Path | None:
-    """The kubelet's, where it or the kubelet's directory was given."""
-    if subject.kubelet_config is None and subject.kubelet_dir is not None:
-        return subject.kubelet_dir.parent / "config.yaml"
-    return subject.kubelet_config
-
-
-def read_kubelet_rules(subject: Subject) -> AdmissionRules | None:
-    """The rules of the kubelet's configuration file; None if it cannot be read, which `kubelet_configuration` reports."""
-    path = configuration_file(subject)
-    if path is None:
-        return None
-    from topoalign.kubelet.files import kubelet_configuration  # as below
-
-    try:
-        return kubelet_configuration.load_configuration(path)
-    except TopoalignError:
-        return None
-
-
-def kubelet_configuration(subject: Subject) -> CheckResult | None:
+def check_kubelet_configuration(subject: Subject) -> CheckResult | None:
     """Checks whether what-if can predict this kubelet. Only where the file, or a kubelet's directory, was given."""
-    path = configuration_file(subject)
+    path = subject.configuration_file
     if path is None:
         return None
-    from topoalign.kubelet.files import kubelet_configuration  # brings in YAML; the other checks work without
-
     try:
         rules = kubelet_configuration.load_configuration(path)
     except NotFound as error:
@@ -101,13 +70,13 @@ def kubelet_configuration(subject: Subject) -> CheckResult | None:
         return warning_finding(f"{error.finding}; what-if uses topoalign's own settings instead", remedy)
     except TopoalignError as error:
         return failure_finding(error.finding, error.remedy)
-    nodes = numa_node_count(subject)
-    if nodes is not None and rules.policy is not Policy.NONE and nodes > rules.max_allowable_numa_nodes:
+    ids = subject.numa_nodes
+    if ids is not None and rules.policy is not Policy.NONE and len(ids) > rules.max_allowable_numa_nodes:
+        most = rules.max_allowable_numa_nodes
         return failure_finding(
-            f"{nodes} NUMA nodes, and policy {rules.policy} does not start on more than {rules.max_allowable_numa_nodes}",
-            f"set topologyManagerPolicyOptions max-allowable-numa-nodes to {nodes} or more",
+            f"{len(ids)} NUMA nodes, and policy {rules.policy} does not start on more than {most}",
+            f"set topologyManagerPolicyOptions max-allowable-numa-nodes to {len(ids)} or more",
         )
-    ids = online_numa_nodes(subject)
     compares = rules.prefer_closest_numa_nodes and not POLICIES[rules.policy].single_node
     if compares and ids and max(ids) >= len(ids):
         finding = (
@@ -119,17 +88,50 @@ def kubelet_configuration(subject: Subject) -> CheckResult | None:
     return ok(f"policy {rules.policy}, scope {rules.scope}, {managers}")
 
 
-def registered_devices(subject: Subject) -> dict[str, list[str]]:
-    """The kubelet's device resources, and the devices of each; empty without a readable checkpoint."""
-    if subject.kubelet_dir is None:
-        return {}
-    from topoalign.kubelet.files import device_checkpoint  # the other checks work without
+MERGE_REMEDY = (
+    "ask for fewer resources in one container, use policy single-numa-node, which merges hints of single NUMA nodes alone, "
+    "or a firmware setting with fewer NUMA nodes (NPS, SNC)"
+)
 
-    try:
-        data = device_checkpoint.load_devices(subject.kubelet_dir)
-    except StateFault:
-        return {}
-    return dict(sorted(data.registered_devices.items())) if data is not None else {}
+
+def kubelet_merge(subject: Subject) -> CheckResult | None:
+    """
+    Estimates the kubelet's merge of hints for a container that asks for every resource.
+
+    Only where the kubelet's configuration and the NUMA nodes are known, and the kubelet would start with them. The devices
+    of a resource are taken to be on as many NUMA nodes as they can.
+    """
+    rules = subject.kubelet_rules
+    nodes = len(subject.numa_nodes or ())
+    if rules is None or not nodes or not POLICIES[rules.policy].asks or nodes > rules.max_allowable_numa_nodes:
+        return None
+    on_nodes = count_resource_nodes(subject, rules, nodes)
+    found = warn_of_combinations({name: longest(few, rules.policy) for name, few in on_nodes.items()})
+    if found is not None:
+        return warning_finding(f"for a container that asks for everything {found}", MERGE_REMEDY)
+    return ok(f"{len(on_nodes)} resources on {nodes} NUMA nodes are merged without delay")
+
+
+def count_resource_nodes(subject: Subject, rules: AdmissionRules, nodes: int) -> dict[ResourceName, int]:
+    """Resource -> on how many NUMA nodes it may be."""
+    devices = subject.registered_devices
+    found = {ResourceName(name): min(nodes, len(ids)) for name, ids in devices.items() if ids}
+    if rules.cpu_manager == "static":
+        found[CPU] = nodes
+    if rules.memory_manager == "Static":
+        found[MEMORY] = nodes
+        found.update(dict.fromkeys(list_hugepages(subject), nodes))
+    return found
+
+
+def list_hugepages(subject: Subject) -> list[ResourceName]:
+    """The sizes of which some NUMA node has pages."""
+    sizes = set()
+    for file in (subject.sysfs_root / "devices/system/node").glob("node*/hugepages/hugepages-*kB/nr_hugepages"):
+        with suppress(OSError, ValueError):
+            if int(file.read_text()):
+                sizes.add(int(file.parent.name.removeprefix("hugepages-").removesuffix("kB")))
+    return [hugepages_resource(kib << 10) for kib in sorted(sizes)]
 
 
 def scheduler_for_units(subject: Subject) -> CheckResult | None:
@@ -137,9 +139,8 @@ def scheduler_for_units(subject: Subject) -> CheckResult | None:
     Only where the kubelet's checkpoint has units of GPUs. No file of the node shows that topoalign schedules a pod, so
     this is a recommendation, and no problem.
     """
-    names = [
-        name for name, ids in registered_devices(subject).items() if any(unit_kind(DeviceID(each)) for each in ids)
-    ]
+    devices = subject.registered_devices
+    names = [name for name, ids in devices.items() if any(unit_kind(DeviceID(each)) for each in ids)]
     if len(names) < 2:
         return None
     return CheckResult(
@@ -155,9 +156,6 @@ def aligned_slots(subject: Subject) -> CheckResult | None:
     Only where the plugin configuration that the environment names lists slots with NUMA nodes, and this machine has GPUs
     near several: what then never fits.
     """
-    from topoalign.cli import this_machine  # brings in the drivers
-    from topoalign.plugin_config import file_watch, resource_offers  # brings in YAML; the other checks work without
-
     try:
         configuration = file_watch.read_first(os.environ)[2].configuration
         found = resource_offers.offer_resources(this_machine.read_inventory().topology, configuration).findings
@@ -166,7 +164,7 @@ def aligned_slots(subject: Subject) -> CheckResult | None:
     beyond = next((each for each in found if each.field == resource_offers.NUMA_TOPOLOGY), None)
     if beyond is None:
         return None
-    rules = read_kubelet_rules(subject)
+    rules = subject.kubelet_rules
     if rules is not None and not POLICIES[rules.policy].asks:
         return ok(f"{resource_offers.NUMA_TOPOLOGY}: the kubelet's policy {rules.policy} aligns nothing")
     return warning_finding(str(beyond), beyond.remedy)
@@ -175,8 +173,12 @@ def aligned_slots(subject: Subject) -> CheckResult | None:
 def check_allocator(subject: Subject) -> CheckResult:
     """Checks that the process with the state directory is the one that serves the kubelet, and not two in conflict."""
     holder = lock_holder(subject.state_dir / "lock", PROC_LOCKS)
-    served = served_sockets(subject.kubelet_dir) if subject.kubelet_dir is not None else {}
-    others = {pid for pid in served.values() if pid != holder}
+    served: set[int] = set()
+    for path in subject.kubelet_dir.glob(SOCKETS) if subject.kubelet_dir is not None else ():
+        peer = server_of(path)
+        if peer is not None and peer is not BUSY:
+            served.add(peer.pid)
+    others = served - {holder}
     if others and holder is not None:
         detail = f"process {holder} has {subject.state_dir}, and process {min(others)} serves {subject.kubelet_dir}"
         return failure_finding(f"two allocators on one node: {detail}", "stop one of them: a node has one allocator")
@@ -203,12 +205,6 @@ def lock_holder(lock: Path, locks: Path) -> int | None:
         return None
     found = re.search(rf"^\d+: FLOCK .* WRITE (-?\d+) \S+:{inode} ", lines, re.MULTILINE)
     return int(found[1]) if found else None
-
-
-def served_sockets(directory: Path) -> Mapping[str, int]:
-    """Our sockets with a listening process, and its id; without sockets that are too busy to answer."""
-    peers = {path.name: server_of(path) for path in sorted(directory.glob(SOCKETS))}
-    return {name: peer.pid for name, peer in peers.items() if peer is not None and peer is not BUSY}
 
 
 def state_directory(subject: Subject) -> CheckResult:

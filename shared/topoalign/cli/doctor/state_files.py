@@ -12,41 +12,34 @@ cm/devicemanager, which are the same in this.
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from topoalign.cli import this_machine
 from topoalign.cli.doctor.check_results import CheckResult, Subject, failure_finding, ok, warning_finding
-from topoalign.cli.doctor.kubelets import read_kubelet_rules
 from topoalign.core.model.errors import StateFault, TopoalignError, clean, quoted
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
+from topoalign.kubelet.files import checkpoint, cpu_checkpoint, device_checkpoint, memory_checkpoint
+from topoalign.kubelet.files.cpu_checkpoint import CpuManagerState
+from topoalign.kubelet.files.memory_checkpoint import MemoryManagerState
+from topoalign.machines import load_machine
+from topoalign.machines.sysfs_machine import read_sysfs
 
-
-class ManagerState(Protocol):
-    """The common fields of the state files of the CPU and the memory manager."""
-
-    @property
-    def policy_name(self) -> str:
-        """The policy under which the file was written."""
-
-
-S = TypeVar("S", bound=ManagerState)
+S = TypeVar("S", CpuManagerState, MemoryManagerState)
 
 
 def cpu_manager_state(subject: Subject) -> CheckResult | None:
     """The file of the CPU manager. None without the kubelet's directory, or without the file."""
-    from topoalign.kubelet.files import cpu_checkpoint as file  # the other checks work without
-
-    rules = read_kubelet_rules(subject)
+    file = cpu_checkpoint
+    rules = subject.kubelet_rules
     policy = None if rules is None else ("cpuManagerPolicy", rules.cpu_manager)
     return _manager_state(subject, file.NAME, policy, file.load_cpu_state, file.check_cpu_state)
 
 
 def memory_manager_state(subject: Subject) -> CheckResult | None:
     """The file of the memory manager. None without the kubelet's directory, or without the file."""
-    from topoalign.kubelet.files import memory_checkpoint as file  # the other checks work without
-
-    rules = read_kubelet_rules(subject)
+    file = memory_checkpoint
+    rules = subject.kubelet_rules
     policy = None if rules is None else ("memoryManagerPolicy", rules.memory_manager)
     return _manager_state(subject, file.NAME, policy, file.load_memory_state, file.check_memory_state)
 
@@ -55,13 +48,13 @@ def device_manager_state(subject: Subject) -> CheckResult | None:
     """The file of the device manager. None without the kubelet's directory, or without the file."""
     if subject.kubelet_dir is None:
         return None
-    from topoalign.kubelet.files import device_checkpoint as file  # the other checks work without
-
-    path = subject.kubelet_dir / file.NAME
-    if not file_exists(path):
+    path = subject.kubelet_dir / device_checkpoint.NAME
+    if not os.path.exists(
+        path
+    ):  # False where this user may not look: the check of the kubelet's directory reports that
         return None
     try:
-        data = file.load_devices(subject.kubelet_dir)
+        data = device_checkpoint.load_devices(subject.kubelet_dir)
     except StateFault as error:
         effect = "a kubelet that starts with it does not know which devices containers have, and gives them to others"
         return _damaged(path, error, effect)
@@ -78,12 +71,10 @@ def _manager_state(
     """The finding about the file of one manager; `policy`: the field of the kubelet's configuration, and its value."""
     if subject.kubelet_dir is None:
         return None
-    from topoalign.kubelet.files import checkpoint  # the other checks work without
-
     path = subject.kubelet_dir.parent / name
-    if not file_exists(path):
+    if not os.path.exists(path):  # as above
         return None
-    rules = read_kubelet_rules(subject)
+    rules = subject.kubelet_rules
     topology = described_or_real(subject)
 
     def checked() -> S | None:
@@ -109,22 +100,11 @@ def _manager_state(
     return ok(f"policy {clean(state.policy_name)}{compared}")
 
 
-def file_exists(path: Path) -> bool:
-    """Whether this user can see such a file; the check of the kubelet's directory reports a missing permission."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
-
-
 def described_or_real(subject: Subject) -> Topology | None:
     """The machine as files show it, or the one that TOPOALIGN_MACHINE describes; None where it cannot be read."""
-    from topoalign import machines  # the readers; the other checks work without
-    from topoalign.machines.sysfs_machine import read_sysfs
-
     described = this_machine.configured_machine()
     try:
-        return machines.load_machine(described).topology if described else read_sysfs(subject.sysfs_root.parent)
+        return load_machine(described).topology if described else read_sysfs(subject.sysfs_root.parent)
     except TopoalignError:
         return None
 

@@ -2,9 +2,8 @@
 Decides whether a pod fits on a node, and what each of its containers gets.
 
 `iterate_decision` does no I/O. It yields its questions about hints and about preferences among devices, and `drive`
-sends it the answers. The allocator asks the hinting service, a kubelet asks its device plugins, and `admit` asks the
-functions of this package. Nothing depends on time or chance, so equal questions get equal decisions. `pipeline` has
-the steps.
+sends it the answers: the allocator asks the hinting service, a kubelet its device plugins, and `admit` the functions of
+this package. Equal questions get equal decisions. `pipeline` has the steps.
 """
 
 from collections.abc import Awaitable, Callable, Generator
@@ -25,14 +24,8 @@ from topoalign.core.profile import profile_of
 from topoalign.core.sharing.pod_checks import check_shares_known, check_shares_on
 from topoalign.core.state.fold import NodeState
 
-# Drives a decision: forwards its questions and sends it the answers.
-#
-# A decision is a generator that yields its questions and returns its result, so the same steps run whether an answer
-# comes from this process, from NATS or from gRPC. The caller passes a function that answers. The loop exists twice:
-# for answers that are available at once, and for answers that are awaited.
-#
-# If `answer_hint_request` raises a TopoalignError, it is raised at the question that could not be answered, and the
-# steps handle it. Any other error ends the drive.
+# A decision is a generator that yields its questions and returns its result, so the same steps run whether an answer comes
+# from this process, from NATS or from gRPC. The loop exists twice: for answers at once, and for answers that are awaited.
 
 
 Q = TypeVar("Q")
@@ -42,8 +35,8 @@ T = TypeVar("T")
 
 def drive(steps: Generator[Q, R, T], answer: Callable[[Q], R]) -> T:
     """
-    Runs the steps and returns their result. Raises what they raise, and errors of `answer_hint_request` other than
-    TopoalignError.
+    Runs the steps with a function that answers their questions, and returns their result. A TopoalignError of `answer` is
+    raised at the question, and the steps handle it; any other error ends the drive.
     """
     proceed: Callable[[], Q] = partial(next, steps)
     while True:
@@ -118,10 +111,8 @@ def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply
 
 def iterate_decision(run: AdmissionRun) -> Steps[Decision]:
     """
-    Decides step by step; the driver sends the answer to each question.
-
-    A driver whose device plugin fails throws a TopoalignError at the PreferenceQuestion, and one that gets no hints throws
-    the NoFit at the HintRequest; the pod is refused.
+    Decides step by step; the driver sends the answer to each question. The pod is refused where the driver throws a NoFit
+    at the HintRequest, or a TopoalignError at the PreferenceQuestion because its device plugin fails.
     """
     try:
         if run.profile.refuses_unknown_resources:

@@ -24,6 +24,7 @@ from topoalign.core.placement.preference import PLACEMENTS, build_gpu_choice, ch
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.closeness import Distances, MaskOrder
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, offers_of_providers
+from topoalign.core.policy.topology_policy import MergeQuestion
 from topoalign.core.profile import profile_of
 
 
@@ -67,31 +68,25 @@ class Aligned(NamedTuple):
     """NUMA nodes of devices that are decided jointly. None: any."""
 
 
-def alignment_without_hints(container: ContainerName | None, note: str = "") -> tuple[Alignment, Aligned]:
-    """The alignment where no hint provider is asked."""
-    return Alignment(container=container, hints={}, merged=NO_AFFINITY, admitted=True, note=note), Aligned(
-        NO_AFFINITY, NO_AFFINITY
-    )
-
-
 def align(asked: HintRequest, answer: HintAnswer, work: NumaSearchBudget) -> tuple[Alignment, Aligned]:
     """
-    Aligns a container, or the pod as a whole. The Alignment contains whether it is admitted.
-
-    `work` is what is left of the limit for the whole decision. Raises TooMuchWork.
+    Aligns a container, or the pod as a whole. The Alignment contains whether it is admitted. `work`: what is left of the
+    limit for the whole decision. Raises TooMuchWork.
     """
     rules = asked.rules
     topology = asked.state.hardware
     policy = POLICIES[rules.policy]
     merged = policy.merge(
-        offers_of_providers(answer.providers.values()),
-        node_mask(topology.node_ids or (0,)),
-        distances_for(topology, rules),
-        rules.mode,
-        work,
-        order_by_gpus(asked),
+        MergeQuestion(
+            offers_of_providers(answer.providers.values()),
+            node_mask(topology.node_ids or (0,)),
+            distances_for(topology, rules),
+            rules.mode,
+            work,
+            _order_by_gpus(asked),
+        )
     )
-    memory = memory_within(merged, answer) if profile_of(rules.mode).narrows_after_merge else merged
+    memory = _memory_within(merged, answer) if profile_of(rules.mode).narrows_after_merge else merged
     alignment = Alignment(
         container=asked.demand.container,
         hints=answer.providers,
@@ -102,55 +97,39 @@ def align(asked: HintRequest, answer: HintAnswer, work: NumaSearchBudget) -> tup
     return alignment, Aligned(merged, memory)
 
 
-def goes_on(rules: AdmissionRules) -> bool:
-    """
-    Whether a container that could not be aligned within the limit on work is admitted nevertheless. It is where
-    topoalign decides itself and aligns as well as it can; it is not in a prediction, which would be a guess, nor
-    under a strict policy.
-    """
-    return profile_of(rules.mode).unaligned_beyond_limit and POLICIES[rules.policy].admits(NO_AFFINITY)
-
-
 def distances_for(topology: Topology, rules: AdmissionRules) -> Distances | None:
     """The distances where they count: where the option is set, and in mode `best` where they are known."""
     wanted = rules.prefer_closest_numa_nodes or profile_of(rules.mode).always_compares_distances
     if topology.distances is None or not wanted:
         return None
-    return distance_table(topology.node_ids, topology.distances)
+    return _distance_table(topology.node_ids, topology.distances)
 
 
 @lru_cache(maxsize=16)
-def distance_table(nodes: tuple[int, ...], distances: tuple[tuple[int, ...], ...]) -> Distances:
-    """The same by the ids of the NUMA nodes. Raises ValueError for distances that are not square."""
+def _distance_table(nodes: tuple[int, ...], distances: tuple[tuple[int, ...], ...]) -> Distances:
     return {node: dict(zip(nodes, row, strict=True)) for node, row in zip(nodes, distances, strict=True)}
 
 
-def memory_within(merged: TopologyHint, answer: HintAnswer) -> TopologyHint:
-    """
-    The narrowest NUMA nodes for the memory among those that all is aligned to, so that memory which fits on one node does
-    not keep others from the next. Any node, if memory is not asked for or does not fit there.
-    """
+def _memory_within(merged: TopologyHint, answer: HintAnswer) -> TopologyHint:
+    # memory that fits on one node is not to keep others from the next
     narrowing = (name for name, provider in PROVIDERS.items() if provider.narrows)
     hints = next((each for name in narrowing for each in answer.providers[name].values()), None)
     within = EVERYWHERE if merged.affinity is None else merged.affinity
     return (narrowest_hint(hints, within=within) if hints else None) or NO_AFFINITY
 
 
-# Which of equally narrow sets of NUMA nodes mode `best` prefers: the one whose GPUs come first by device policy
-# `topology`.
-#
-# A kubelet prefers the lowest NUMA nodes, whatever GPUs are there. Example: 8 GPUs at an NVSwitch, four on each of two
-# NUMA nodes, and GPU-0 of node 0 has lost its NVLinks: 4 GPUs are aligned to node 1, 1 GPU is aligned to node 0.
-
-
 NO_SET = (1,)
 """After every set of GPUs."""
 
 
-def order_by_gpus(asked: HintRequest) -> MaskOrder | None:
+def _order_by_gpus(asked: HintRequest) -> MaskOrder | None:
     """
-    The sort key of sets of NUMA nodes, by the GPUs that the demand would get there. None: the lowest nodes are to be taken,
-    or the demand asks for no whole GPUs, or for some that are chosen jointly with other devices.
+    The sort key by which mode `best` prefers some of equally narrow sets of NUMA nodes: by the GPUs that the demand would
+    get there, in the order of device policy `topology`. None: the lowest nodes are to be taken, as by a kubelet, or the
+    demand asks for no whole GPUs, or for some that are chosen jointly with other devices.
+
+        8 GPUs at an NVSwitch, four on each of two NUMA nodes, and GPU-0 of node 0 has lost its NVLinks:
+        4 GPUs are aligned to node 1, 1 GPU is aligned to node 0
     """
     state = asked.state
     devices = asked.demand.devices

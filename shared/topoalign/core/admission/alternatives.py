@@ -6,7 +6,7 @@ container's GPUs; of the devices of foreign plugins no links are known. If there
 the first MOST_COMPARED that differ from the chosen set in a single device; the best few are kept.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import nsmallest
 from itertools import combinations, islice
 from math import comb
@@ -22,6 +22,7 @@ from topoalign.core.placement.preference import PLACEMENTS, build_gpu_choice, ha
 MOST_COMPARED = 256
 """Sets. A choice of 4 among 8 has 70."""
 MOST_KEPT = 5
+ALL_OF_THEM = "all that can be had on the NUMA nodes it is aligned to, or from its init containers"
 
 Members = tuple[int, ...]
 """A set of devices by their positions, ascending."""
@@ -39,21 +40,20 @@ def rank_alternatives(
     aligned: bool = False,
 ) -> tuple[Considered, ...]:
     """
-    The chosen set, and then the best of its alternatives, the best first.
-
-    `free` are all devices the container could have got, in the hardware's order, `asked` is what the device policy was asked
-    (None where there was nothing to choose), `near` the container's GPUs where NICs are chosen; `aligned`: NUMA nodes alone
-    kept other free devices out of the choice.
+    The chosen set, and then the best of its alternatives, the best first. `free` are all devices the container could have
+    got, in the hardware's order, `asked` is what the device policy was asked (None where there was nothing to choose),
+    `near` the container's GPUs where NICs are chosen; `aligned`: NUMA nodes alone kept other free devices out of the
+    choice.
     """
     kind = topology.kind_of(resource)
     if kind not in ("gpu", "nic") or not chosen:
         return ()
     if kind == "gpu":
-        return considered_gpus(topology, resource, free, asked, chosen, placement, aligned)
-    return considered_nics(topology, resource, free, asked, chosen, near)
+        return _considered_gpus(topology, resource, free, asked, chosen, placement, aligned)
+    return _considered_nics(topology, resource, free, asked, chosen, near)
 
 
-def considered_gpus(
+def _considered_gpus(
     topology: Topology,
     resource: ResourceName,
     free: Sequence[DeviceID],
@@ -62,27 +62,28 @@ def considered_gpus(
     placement: str,
     aligned: bool,
 ) -> tuple[Considered, ...]:
-    """`rank_alternatives` for whole GPUs."""
     gpus = tuple(topology.gpu_by_id)
     scorer = set_scorer(topology)
-    could_have = gpu_positions(topology, free)
-    taken = gpu_positions(topology, chosen)
-    offered = {*gpu_positions(topology, asked.available if asked is not None else chosen)}
-    difference: Callable[[Members], str] = no_policy_reason
-    won = reason_for_gpus(asked, placement)
+    could_have = _gpu_positions(topology, free)
+    taken = _gpu_positions(topology, chosen)
+    offered = {*_gpu_positions(topology, asked.available if asked is not None else chosen)}
+    won = ALL_OF_THEM if asked is None else f"preferred by device policy {placement}"
     order = SetOrder(scorer, could_have)
+    difference: Callable[[Members], str] | None = None
     if asked is not None:
         policy = PLACEMENTS[placement]
         choice = build_gpu_choice(topology, asked.available, asked.must_include, asked.size, asked.context)
         won += policy.uncompared(choice) if has_possible_set(choice) else ""
         difference = policy.weigh(choice, taken)
         order = SetOrder(scorer, choice.free.union(could_have), choice.nics)
-    cost = cost_of_alignment(order, could_have, taken) if aligned else ""
-    others = best_others(could_have, taken, order.rank)
+    cost = _cost_of_alignment(order, could_have, taken) if aligned else ""
+    others = _best_others(could_have, taken, order.rank)
     reasons = [won]
     for other in others:
         more = scorer.own(other) - scorer.own(taken)
-        reasons.append(explain_lower_score(more, offered.issuperset(other), difference(other)))
+        reasons.append(
+            _explain_lower_score(more, offered.issuperset(other), difference(other) if difference is not None else "")
+        )
     return tuple(
         Considered(
             resource=resource,
@@ -97,7 +98,7 @@ def considered_gpus(
     )
 
 
-def considered_nics(
+def _considered_nics(
     topology: Topology,
     resource: ResourceName,
     free: Sequence[DeviceID],
@@ -105,7 +106,6 @@ def considered_nics(
     chosen: Sequence[DeviceID],
     near: Sequence[DeviceID],
 ) -> tuple[Considered, ...]:
-    """`rank_alternatives` for NICs, by their positions in `free`."""
     links = [sum(connection_score(topology, nic, gpu) for gpu in near) for nic in free]
     taken = tuple(at for at, nic in enumerate(free) if nic in chosen)
     offered = {*chosen} if asked is None else {*asked.available}
@@ -116,47 +116,26 @@ def considered_nics(
     def row(members: Members) -> Considered:
         nics = tuple(free[member] for member in members)
         if members != taken:
-            why = explain_lower_score(score(members) - score(taken), offered.issuperset(nics))
+            why = _explain_lower_score(score(members) - score(taken), offered.issuperset(nics))
         elif asked is None:
             why = ALL_OF_THEM
         else:
             why = "nearest to the container's GPUs" if near else "lowest index"
         return Considered(resource=resource, devices=nics, score=score(members), chosen=members == taken, why=why)
 
-    others = best_others(range(len(free)), taken, lambda members: (-score(members), members))
+    others = _best_others(range(len(free)), taken, lambda members: (-score(members), members))
     return tuple(map(row, (taken, *others)))
 
 
-def best_others(free: Sequence[int], taken: Members, rank: Callable[[Members], Any]) -> list[Members]:
-    """The best few other sets, the best first."""
-    sets = combinations(free, len(taken))
-    compared: Iterable[Members] = (
-        sets if comb(len(free), len(taken)) <= MOST_COMPARED else neighbouring_sets(free, taken)
-    )
+def _best_others(free: Sequence[int], taken: Members, rank: Callable[[Members], Any]) -> list[Members]:
+    compared: Iterable[Members] = combinations(free, len(taken))
+    if comb(len(free), len(taken)) > MOST_COMPARED:  # those that differ from the chosen set in a single device
+        rest = [position for position in free if position not in taken]
+        compared = islice((tuple(sorted({*taken, new} - {old})) for old in taken for new in rest), MOST_COMPARED)
     return nsmallest(MOST_KEPT, (members for members in compared if members != taken), key=rank)
 
 
-def neighbouring_sets(free: Sequence[int], taken: Members) -> Iterator[Members]:
-    """The first MOST_COMPARED sets that differ from the one taken in a single device."""
-    rest = [position for position in free if position not in taken]
-    sets = (tuple(sorted({*taken, new} - {old})) for old in taken for new in rest)
-    return islice(sets, MOST_COMPARED)
-
-
-def no_policy_reason(members: Members) -> str:
-    """The reason against a set where no device policy was called: none."""
-    return ""
-
-
-ALL_OF_THEM = "all that can be had on the NUMA nodes it is aligned to, or from its init containers"
-
-
-def reason_for_gpus(asked: PreferenceQuestion | None, placement: str) -> str:
-    """Why the chosen set won."""
-    return ALL_OF_THEM if asked is None else f"preferred by device policy {placement}"
-
-
-def cost_of_alignment(order: SetOrder, free: Sequence[int], taken: Members) -> str:
+def _cost_of_alignment(order: SetOrder, free: Sequence[int], taken: Members) -> str:
     """The stronger seam that could be had without the alignment, for people; empty: there is none."""
     best = by_topology(order.scorer, free, (), len(taken))
     if order.scorer.seam(best) <= order.scorer.seam(taken):
@@ -164,7 +143,7 @@ def cost_of_alignment(order: SetOrder, free: Sequence[int], taken: Members) -> s
     return f"without the alignment: {order.scorer.describe(best)}"
 
 
-def explain_lower_score(more: int, offered: bool, weighed: str = "") -> str:
+def _explain_lower_score(more: int, offered: bool, weighed: str = "") -> str:
     """Why another set lost, which scores this much `more`; `weighed` is the device policy's reason, if it has one."""
     if not offered:
         return "not all on the NUMA nodes it is aligned to"
@@ -175,7 +154,6 @@ def explain_lower_score(more: int, offered: bool, weighed: str = "") -> str:
     return "scores the same by itself; the device policy decided" if more == 0 else f"scores {-more} less"
 
 
-def gpu_positions(topology: Topology, gpus: Collection[DeviceID]) -> tuple[int, ...]:
-    """The GPUs by their positions on the machine, ascending."""
+def _gpu_positions(topology: Topology, gpus: Collection[DeviceID]) -> tuple[int, ...]:
     position = {gpu: i for i, gpu in enumerate(topology.gpu_by_id)}
     return tuple(sorted(position[gpu] for gpu in gpus))

@@ -45,8 +45,8 @@ Run = tuple[Decision, list[list[Pick]]]
 
 def picks_of(devices: OfferedDevices, reusable: Collection[DeviceID], amount: int) -> list[Pick]:
     """
-    The picks of `amount` of the reusable devices that differ in NUMA nodes. The first is that of the lowest devices, the
-    others are sorted by chance.
+    The picks of `amount` of the reusable devices that differ in NUMA nodes: that of the lowest devices, then the others by
+    chance.
     """
     left = devices.some(reusable)
     groups = [group for each in devices.by_nodes.values() if (group := left & each)]

@@ -18,12 +18,22 @@ import hashlib
 from collections.abc import Collection, Generator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
+from operator import sub
 
 import msgspec
 
 from topoalign.core.admission.admit import drive
 from topoalign.core.admission.alignment import NotAligned
-from topoalign.core.admission.free_amounts import Amount, Free, count_by_numa_node, preferred_sets, subtract_container
+from topoalign.core.admission.free_amounts import (
+    Amount,
+    Free,
+    NodeSets,
+    count_by_numa_node,
+    first_with_room,
+    preferred_sets,
+    sets_for,
+    usable_sets,
+)
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.hints.hint_rules import MOST_LISTED
@@ -34,7 +44,8 @@ from topoalign.core.model.requests import AdmissionRules, CpuOption, Scope
 from topoalign.core.model.topology.bitmask import several
 from topoalign.core.model.topology.by_amounts import gpu_of
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDevices, TooLarge, check_offered_amount
+from topoalign.core.numa_sets.subsets import sums_by_subset
+from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDevices, TooLarge, most_per_container
 from topoalign.core.placement.exclusive_cpus import NotEnoughCores, SplitCore
 from topoalign.core.placement.memory_blocks import MemoryGroupsWouldMix, MemoryNotExtendable, NotEnoughMemory
 from topoalign.core.policy import POLICIES, PREFERRED_ALONE
@@ -43,10 +54,9 @@ from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import initial_state
 from topoalign.core.state.share_amounts import offered_in_slots
 
-# Finds whether amounts decide about a pod in which several containers ask for something.
-#
-# They do where the totals of the pod suffice, because it is aligned as one or admitted however it is aligned; and where
-# it is known after each container what is left on each NUMA node, because what it has is all on one.
+# Amounts decide about a pod in which several containers ask for something where the totals of the pod suffice, because it
+# is aligned as one or admitted however it is aligned (`_totals_decide`); and where it is known after each container what is
+# left on each NUMA node, because what it has is all on one (`_are_separable`).
 
 
 NOT_COUNTED = {CpuOption.FULL_PCPUS_ONLY}
@@ -55,13 +65,7 @@ NOT_NEAR = {CpuOption.FULL_PCPUS_ONLY, CpuOption.ALIGN_BY_SOCKET}
 """Those with which besides the CPUs may be of other NUMA nodes than the container is aligned to."""
 
 
-def asks_alike(container: ContainerDemand, pod: PodDemand) -> bool:
-    """Whether the pod as a whole asks for the same as one of its containers."""
-    return (container.devices, container.cpus, container.memory) == (pod.devices, pod.cpus, pod.memory)
-
-
-def totals_decide(topology: Topology, demand: PodDemand, asking: Sequence[ContainerDemand]) -> bool:
-    """Whether the containers are admitted where the totals suffice once they are aligned."""
+def _totals_decide(topology: Topology, demand: PodDemand, asking: Sequence[ContainerDemand]) -> bool:
     rules = demand.rules
     policy = POLICIES[demand.rules.policy]
     if rules.scope is not Scope.POD and not policy.admits(NO_AFFINITY):
@@ -72,13 +76,13 @@ def totals_decide(topology: Topology, demand: PodDemand, asking: Sequence[Contai
         whole = all(each.memory.keys() <= demand.memory.keys() for each in asking)
         if not placed_as_one or left_over or not whole:
             return False
-    return are_counted(topology, demand, asking, rules.cpu_options & NOT_COUNTED)
+    return _are_counted(topology, demand, asking, rules.cpu_options & NOT_COUNTED)
 
 
-def are_separable(topology: Topology, demand: PodDemand, asking: Sequence[ContainerDemand]) -> bool:
+def _are_separable(topology: Topology, demand: PodDemand, asking: Sequence[ContainerDemand]) -> bool:
     """
     Whether each container can be judged by what those before it have left, where these are on one NUMA node each. Not where
-    a resource has devices near one NUMA node and others near none or several: which of these it got is not known.
+    it is not known which devices of a resource it got: those near one NUMA node, or those near none or several.
     """
     rules = demand.rules
     if rules.scope is Scope.POD or not POLICIES[rules.policy].asks or any(each.role == "init" for each in asking):
@@ -87,13 +91,12 @@ def are_separable(topology: Topology, demand: PodDemand, asking: Sequence[Contai
         widths = {mask.bit_count() for mask in count_by_numa_node(topology.devices[name].everything, topology.node_ids)}
         if len(widths) > 1 or max(widths) > 1:
             return False
-    return are_counted(topology, demand, asking, rules.cpu_options & NOT_NEAR)
+    return _are_counted(topology, demand, asking, rules.cpu_options & NOT_NEAR)
 
 
-def are_counted(
+def _are_counted(
     topology: Topology, demand: PodDemand, asking: Sequence[ContainerDemand], hindering: Collection[CpuOption]
 ) -> bool:
-    """Whether as much is left after a container as it was not given, of CPUs and of each resource."""
     if any(each.cpus for each in asking) and (hindering or not topology.cpu_topology.is_even):
         return False
     return are_disjoint(*(topology.devices[name] for name in demand.device_names & topology.devices.keys()))
@@ -104,14 +107,11 @@ def are_disjoint(*some: Collection[DeviceID]) -> bool:
     return len(frozenset().union(*some)) == sum(map(len, some))
 
 
-# Computes what one container is given once it is aligned, and what of it a node has too little of in total.
-#
-# The alignment of a container does not matter here: devices and CPUs of other NUMA nodes make up for what is not
-# there (kubelet v1.36.3, device manager and CPU manager).
-
-
 class Step(msgspec.Struct, frozen=True):
-    """What one container is given, after it was aligned."""
+    """
+    What one container is given, after it was aligned. To what does not matter: devices and CPUs of other NUMA nodes make up
+    for what is not there (kubelet v1.36.3, device manager and CPU manager).
+    """
 
     devices: tuple[tuple[ResourceName, int, bool], ...]
     """In the order in which they are given; True: more than a container may ask for."""
@@ -126,13 +126,13 @@ class Step(msgspec.Struct, frozen=True):
     """Whether later containers do without what it has: False for plain init containers."""
 
 
-def step_of(topology: Topology, rules: AdmissionRules, container: ContainerDemand) -> Step:
+def _step_of(topology: Topology, rules: AdmissionRules, container: ContainerDemand) -> Step:
     """What a container is given on this machine. The kubelet passes over resources that nobody lists."""
     known = ((name, amount) for name, amount in container.devices.items() if name in topology.devices)
     whole = CpuOption.FULL_PCPUS_ONLY in rules.cpu_options
     per_core = topology.cpu_topology.cpus_per_core
     return Step(
-        devices=tuple((name, amount, is_too_large(topology, name, amount)) for name, amount in known),
+        devices=tuple((name, amount, amount > most_per_container(topology, name)) for name, amount in known),
         cpus=container.cpus,
         counted=topology.cpu_topology.is_even,
         whole_cores=whole,
@@ -141,16 +141,7 @@ def step_of(topology: Topology, rules: AdmissionRules, container: ContainerDeman
     )
 
 
-def is_too_large(topology: Topology, resource: ResourceName, amount: int) -> bool:
-    """Whether a container asks for more of a resource than it may."""
-    try:
-        check_offered_amount(topology, resource, amount)
-    except TooLarge:
-        return True
-    return False
-
-
-def lacking_in(step: Step, devices: Mapping[ResourceName, int], cpus: int, whole_cores: int) -> str | None:
+def _lacking_in(step: Step, devices: Mapping[ResourceName, int], cpus: int, whole_cores: int) -> str | None:
     """The code of what a container lacks where so much is free; empty: nothing. None: amounts alone do not decide."""
     for name, amount, too_large in step.devices:
         if too_large:
@@ -167,7 +158,7 @@ def lacking_in(step: Step, devices: Mapping[ResourceName, int], cpus: int, whole
     return ""
 
 
-class PodNeed(msgspec.Struct, frozen=True, kw_only=True):
+class PodNeed(NodeSets, frozen=True, kw_only=True):
     """What a demand needs on one kind of machine, under the rules of its kubelet."""
 
     refused: str
@@ -176,15 +167,10 @@ class PodNeed(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the policy looks at NUMA nodes at all."""
     strict: bool
     """Whether the policy refuses a pod that no preferred set has room for."""
-    near: tuple[Amount, ...]
-    """What a preferred set must have: CPUs, and devices of which a NUMA node is known."""
     unplaced: tuple[Amount, ...]
     """Devices of which no NUMA node is known."""
-    memory: tuple[Amount, ...]
-    preferred: tuple[int, ...]
-    """The sets of NUMA nodes that are preferred on the empty machine, the one to align to first."""
     without_memory: tuple[int, ...]
-    """The same where the memory fits nowhere: the memory manager then has no opinion."""
+    """The preferred sets where the memory fits nowhere: the memory manager then has no opinion."""
     open: bool
     """Whether the policy leaves the alignment open where it would be to all NUMA nodes."""
     steps: tuple[Step, ...]
@@ -209,34 +195,35 @@ def need_steps(topology: Topology, demand: PodDemand) -> NeedSteps:
     by_amounts = any(topology.kind_of(name) in ("unit", "slot") for name in demand.devices)
     if by_amounts or any(each.joint is not None for each in demand.containers):
         return None
-    return (yield from steps_by_numbers(topology, demand))
+    return (yield from _steps_by_numbers(topology, demand))
 
 
 def alignment_need(topology: Topology, demand: PodDemand) -> PodNeed | None:
     """
-    The same of what a kubelet aligns it by, whatever the policy refuses: the sets that it prefers. Slots and units count by
-    their numbers, whatever is left of which GPU.
+    The need by which a kubelet aligns a pod, whatever the policy refuses: the sets that it prefers. Slots and units count
+    by their numbers, whatever is left of which GPU.
     """
     rules = demand.rules
     if POLICIES[rules.policy].asks and POLICIES[rules.policy].admits(NO_AFFINITY):
         strict = msgspec.structs.replace(rules, policy=PREFERRED_ALONE)
         demand = msgspec.structs.replace(demand, rules=strict)
-    return drive(steps_by_numbers(topology, demand), lambda _: None)
+    return drive(_steps_by_numbers(topology, demand), lambda _: None)
 
 
-def steps_by_numbers(topology: Topology, demand: PodDemand) -> NeedSteps:
+def _steps_by_numbers(topology: Topology, demand: PodDemand) -> NeedSteps:
     """As `need_steps`, of slots and units by their numbers."""
     rules = demand.rules
     if not profile_of(rules.mode).prefers_by_empty_machine or not are_listed(topology, demand):
         return None
     asking = [each for each in demand.containers if each.devices or each.cpus or each.memory]
     one = asking[0] if asking else demand.containers[0]
-    part_of = partial(need_of_part, topology, demand, find_certain_refusal(topology, demand))
-    if len(asking) <= 1 and (rules.scope is Scope.CONTAINER or asks_alike(one, demand)):
+    is_asked_alone = (one.devices, one.cpus, one.memory) == (demand.devices, demand.cpus, demand.memory)
+    part_of = partial(_need_of_part, topology, demand, _find_certain_refusal(topology, demand))
+    if len(asking) <= 1 and (rules.scope is Scope.CONTAINER or is_asked_alone):
         return part_of(one, asking)
-    if totals_decide(topology, demand, asking):
+    if _totals_decide(topology, demand, asking):
         return part_of(demand, asking)
-    if not are_separable(topology, demand, asking):
+    if not _are_separable(topology, demand, asking):
         if rules.scope is Scope.POD:
             return part_of(demand, [], complete=False)
         return part_of(one, [one], complete=False)
@@ -247,7 +234,7 @@ def steps_by_numbers(topology: Topology, demand: PodDemand) -> NeedSteps:
     return rest
 
 
-def need_of_part(
+def _need_of_part(
     topology: Topology,
     demand: PodDemand,
     refusal: str,
@@ -258,28 +245,27 @@ def need_of_part(
     complete: bool = True,
 ) -> PodNeed:
     """
-    The same for what is aligned as one: the containers that are `given` something then, and the rest of the pod. `refusal`:
-    as of `find_certain_refusal`.
+    The need of what is aligned as one: the containers that are `given` something then, and the rest of the pod. `refusal`:
+    as of `_find_certain_refusal`.
     """
     rules = demand.rules
     policy = POLICIES[demand.rules.policy]
     devices = {name: amount for name, amount in aligned.devices.items() if name in topology.devices}
-    placed = tuple(name for name in devices if any(topology.devices[name].by_nodes))
     strict = not policy.admits(NO_AFFINITY)
     looks = policy.asks and (strict or bool(aligned.memory))
+    sets = sets_for(topology, rules, aligned, looks=looks)
+    placed = dict(sets.near)
     return PodNeed(
         refused=refusal,
         asks=policy.asks,
         strict=strict,
-        near=(*((name, devices[name]) for name in placed), *(((CPU, aligned.cpus),) if aligned.cpus else ())),
+        near=sets.near,
         unplaced=tuple((name, amount) for name, amount in devices.items() if name not in placed),
-        memory=tuple(aligned.memory.items()),
-        preferred=preferred_sets(topology, rules, aligned, placed, memory=True) if looks else (),
-        without_memory=preferred_sets(topology, rules, aligned, placed, memory=False)
-        if looks and aligned.memory
-        else (),
+        memory=sets.memory,
+        preferred=sets.preferred,
+        without_memory=preferred_sets(topology, rules, aligned, memory=False) if looks and aligned.memory else (),
         open=policy.single_node,
-        steps=tuple(step_of(topology, rules, each) for each in given),
+        steps=tuple(_step_of(topology, rules, each) for each in given),
         rest=rest,
         complete=complete,
     )
@@ -319,7 +305,7 @@ def are_listed(topology: Topology, demand: PodDemand) -> bool:
     return 0 < len(nodes) <= MOST_LISTED and nodes >= topology.cpu_topology.in_node.keys()
 
 
-def find_certain_refusal(topology: Topology, demand: PodDemand) -> str:
+def _find_certain_refusal(topology: Topology, demand: PodDemand) -> str:
     """Returns the code with which the machine refuses every pod like this, whatever is free; empty: it does not."""
     try:
         check_decidable(initial_state(NodeName(""), topology, {}, ""), demand)
@@ -330,8 +316,8 @@ def find_certain_refusal(topology: Topology, demand: PodDemand) -> str:
 
 def judge_amounts(need: PodNeed, free: Free) -> str | None:
     """
-    Compares a need with what is free. Returns an empty text if the kubelet would admit the pod, else the code of the
-    refusal; None: amounts alone do not decide.
+    Compares a need with what is free: empty, if the kubelet would admit the pod, else the code of the refusal; None:
+    amounts alone do not decide.
     """
     if need.refused:
         return need.refused
@@ -339,52 +325,39 @@ def judge_amounts(need: PodNeed, free: Free) -> str | None:
         return None
     chosen = first_with_room(need.preferred, need.near, need.memory, free)
     if not chosen and need.strict and not need.memory:
-        return lacking_in_total(need, free) or NotAligned.code
-    code = lacking_without_memory(need, free) if need.memory and not chosen else find_total_shortage(need, free)
+        return _lacking_in_total(need, free) or NotAligned.code
+    code = _lacking_without_memory(need, free) if need.memory and not chosen else _find_total_shortage(need, free)
     if code != "" or (need.rest is None and need.complete):
         return code
     if need.rest is None or not chosen or (several(chosen) and (need.near or need.memory)):
         return None
-    return judge_amounts(need.rest, subtract_container(free, chosen, need.near, need.memory, need.unplaced))
+    return judge_amounts(need.rest, left_where_taken(need, free, chosen))
 
 
-def lacking_without_memory(need: PodNeed, free: Free) -> str | None:
+def _lacking_without_memory(need: PodNeed, free: Free) -> str | None:
     """The result where no preferred set has everything, memory included."""
-    nowhere = not has_memory_anywhere(need, free)
+    nowhere = not _has_memory_anywhere(need, free)
     chosen = 0
     if nowhere:
         chosen = first_with_room(need.without_memory, need.near, (), free)
     if need.strict and not chosen:
-        return lacking_in_total(need, free) or NotAligned.code
+        return _lacking_in_total(need, free) or NotAligned.code
     if len(need.steps) != 1:
         return None
-    if (code := find_total_shortage(need, free)) != "":
+    if (code := _find_total_shortage(need, free)) != "":
         return code
     if not need.asks or (nowhere and need.open and chosen == len(free.usable) - 1):
         return NotEnoughMemory.code if nowhere else ""
-    return lacking_memory(need, free, chosen) if chosen else None
+    if not chosen:
+        return None
+    # it is aligned to the chosen set, and its memory fits nowhere
+    if any(free.within[name][chosen] < amount for name, amount in need.memory):
+        return MemoryNotExtendable.code
+    return MemoryGroupsWouldMix.code if several(chosen) and not free.usable[chosen] else ""
 
 
-def first_with_room(sets: tuple[int, ...], near: tuple[Amount, ...], memory: tuple[Amount, ...], free: Free) -> int:
-    """The first of these sets of NUMA nodes that has all of it; 0: none has."""
-    if not sets:
-        return 0
-    within = free.within
-    tables: list[tuple[Sequence[int], int]] = [(within[name], amount) for name, amount in near]
-    if memory:
-        tables += ((within[name], amount) for name, amount in memory)
-        tables.append((free.usable, True))
-    for number in sets:
-        for table, amount in tables:
-            if table[number] < amount:
-                break
-        else:
-            return number
-    return 0
-
-
-def has_memory_anywhere(need: PodNeed, free: Free) -> bool:
-    """Whether any set of NUMA nodes has the memory. The largest are those that may be in use, and all others together."""
+def _has_memory_anywhere(need: PodNeed, free: Free) -> bool:
+    # the largest sets are those that may be in use, and all others together
     largest = (*free.reusable, len(free.usable) - 1 & ~free.used)
     return any(
         free.usable[number] and all(free.within[name][number] >= amount for name, amount in need.memory)
@@ -392,8 +365,8 @@ def has_memory_anywhere(need: PodNeed, free: Free) -> bool:
     )
 
 
-def lacking_in_total(need: PodNeed, free: Free) -> str:
-    """The code of what there is too little of in total for what is aligned as one (in total); empty: of nothing."""
+def _lacking_in_total(need: PodNeed, free: Free) -> str:
+    """The code of what there is too little of in total for what is aligned as one; empty: of nothing."""
     devices = dict((*need.near, *need.unplaced))
     cpus = devices.pop(CPU, 0)
     for name in sorted(devices):
@@ -404,17 +377,16 @@ def lacking_in_total(need: PodNeed, free: Free) -> str:
     return NotEnoughMemory.code if any(free.within[name][-1] < amount for name, amount in need.memory) else ""
 
 
-def find_total_shortage(need: PodNeed, free: Free) -> str | None:
+def _find_total_shortage(need: PodNeed, free: Free) -> str | None:
     """
-    The code of what there is too little of in all, devices or CPUs; empty: of nothing. None: amounts alone do not
-    decide.
+    The code of what there is too little of in all, devices or CPUs; empty: of nothing. None: amounts do not decide.
     """
     if len(need.steps) == 1:
-        return lacking_in(need.steps[0], free.devices, free.cpus, free.whole_cores)
+        return _lacking_in(need.steps[0], free.devices, free.cpus, free.whole_cores)
     devices = dict(free.devices)
     cpus = free.cpus
     for step in need.steps:
-        if (code := lacking_in(step, devices, cpus, free.whole_cores)) != "":
+        if (code := _lacking_in(step, devices, cpus, free.whole_cores)) != "":
             return code
         if step.stays:
             devices.update((name, devices[name] - amount) for name, amount, _ in step.devices)
@@ -422,8 +394,51 @@ def find_total_shortage(need: PodNeed, free: Free) -> str | None:
     return ""
 
 
-def lacking_memory(need: PodNeed, free: Free, chosen: int) -> str:
-    """The code with which the memory manager refuses a container that was aligned to this set, and fits nowhere."""
-    if any(free.within[name][chosen] < amount for name, amount in need.memory):
-        return MemoryNotExtendable.code
-    return MemoryGroupsWouldMix.code if several(chosen) and not free.usable[chosen] else ""
+def left_where_taken(need: PodNeed, free: Free, number: int) -> Free:
+    """What is left at least of what is free once a container is aligned to this set; the same object if that is all."""
+    devices = dict(free.devices)
+    within = dict(free.within)
+    cpus = free.cpus
+    whole_cores = free.whole_cores
+    for name, amount in (*need.near, *need.memory):
+        within[name], lost = _taken_from(free.within[name], number, amount)
+        if name == CPU:
+            cpus = cpus - lost
+            whole_cores = max(0, whole_cores - lost)
+        elif name in devices:
+            devices[name] = max(min(0, devices[name]), devices[name] - lost)
+    for name, amount in need.unplaced:
+        devices[name] = max(min(0, devices[name]), devices[name] - amount)
+    if not need.memory:
+        if devices == free.devices and within == free.within:
+            return free
+        return msgspec.structs.replace(free, devices=devices, within=within, cpus=cpus, whole_cores=whole_cores)
+    kept = number if not several(number) else 0
+    reusable = frozenset(each for each in free.reusable if not each & number or each == kept)
+    used = free.used | number
+    return Free(
+        devices=devices,
+        cpus=cpus,
+        whole_cores=whole_cores,
+        within=within,
+        usable=usable_sets(len(free.usable).bit_length() - 1, reusable, used),
+        reusable=reusable,
+        used=used,
+    )
+
+
+def _taken_from(table: tuple[int, ...], number: int, amount: int) -> tuple[tuple[int, ...], int]:
+    """
+    What is left at least, by set of NUMA nodes, where a container takes so much of a resource from this set, and how much
+    it takes at most. Of several NUMA nodes each loses all it has. What is near several of them is lost to each.
+    """
+    nodes = range(len(table).bit_length() - 1)
+    taken = [1 << node for node in nodes if number >> node & 1]
+    lost = {bit: table[bit] if len(taken) > 1 else min(amount, table[bit]) for bit in taken}
+    total = sum(lost.values())
+    if not total:
+        return table, 0
+    if table[-1] < sum(table[1 << node] for node in nodes):
+        return tuple(max(0, had - total) for had in table), min(amount, total)
+    losses = sums_by_subset(lost.get(1 << node, 0) for node in nodes)
+    return tuple(map(sub, table, losses)), min(amount, total)

@@ -14,7 +14,7 @@ from operator import gt
 import msgspec
 
 from topoalign.core.admission.alignment import distances_for
-from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
+from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.demand.pod_demand import Demand
 from topoalign.core.hints.cpu import aligned_by_socket, shared_cpus
 from topoalign.core.hints.device_hints import bearing_nodes, real_nodes
@@ -81,7 +81,7 @@ def count_free(state: NodeState, rules: AdmissionRules) -> Free:
     for name in {name for node in nodes.values() for name in node.free}:
         supplies[name] = {1 << node: each.free.get(name, 0) for node, each in nodes.items()}
     listed = len(machine) <= MOST_LISTED
-    reusable, used = in_use(machine, nodes) if nodes and listed else (frozenset[int](), 0)
+    reusable, used = _in_use(machine, nodes) if nodes and listed else (frozenset[int](), 0)
     return Free(
         devices=devices,
         cpus=cpus,
@@ -128,7 +128,7 @@ def sum_by_node_set(machine: tuple[int, ...], supply: tuple[tuple[Mask, int], ..
     )
 
 
-def in_use(machine: tuple[int, ...], nodes: Mapping[int, MemoryNode]) -> tuple[frozenset[int], int]:
+def _in_use(machine: tuple[int, ...], nodes: Mapping[int, MemoryNode]) -> tuple[frozenset[int], int]:
     """The sets of NUMA nodes whose memory may be used though it may be in use: alone, or as the group as which it is."""
     numbers = subsets(machine).numbers
     used = node_mask(node for node, each in nodes.items() if each.used)
@@ -146,44 +146,7 @@ def usable_sets(nodes: int, reusable: frozenset[int], used: int) -> tuple[bool, 
     return tuple(number in reusable or (several(number) and not number & used) for number in range(1 << nodes))
 
 
-def subtract_container(
-    free: Free, place: int, near: Iterable[Amount], memory: Iterable[Amount], anywhere: Iterable[Amount]
-) -> Free:
-    """
-    What is left after a container got all this: what is `count_by_numa_node` and its memory from the one NUMA node of
-    the set `place`.
-
-    `anywhere`: devices of which no NUMA node is known.
-    """
-    devices = dict(free.devices)
-    within = dict(free.within)
-    reusable = free.reusable
-    used = free.used
-    cpus = free.cpus
-    for name, amount in (*near, *memory):
-        within[name] = tuple(had - amount if number & place else had for number, had in enumerate(within[name]))
-    for name, amount in (*near, *anywhere):
-        if name == CPU:
-            cpus -= amount
-        else:
-            devices[name] -= amount
-    if memory:
-        used |= place
-        reusable = frozenset(each for each in reusable if not several(each) or not each & place)
-    nodes = len(free.usable).bit_length() - 1
-    return Free(
-        devices=devices,
-        cpus=cpus,
-        whole_cores=free.whole_cores,
-        within=within,
-        usable=usable_sets(nodes, reusable, used) if memory else free.usable,
-        reusable=reusable,
-        used=used,
-    )
-
-
-# Finds the sets of NUMA nodes to which the kubelet prefers to align a demand: from the empty machine, once for all
-# equal machines.
+# The sets of NUMA nodes to which the kubelet prefers to align a demand.
 #
 # In mode `kubelet` a hint is preferred if it has as few NUMA nodes as the empty machine could do with, so what is
 # held on a node does not matter. The merge prefers a set that every hint provider prefers (kubelet v1.36.3,
@@ -192,21 +155,64 @@ def subtract_container(
 #     2 NUMA nodes with 4 GPUs each: 3 GPUs prefer {0} and {1}; 3 GPUs and 70 of 2 x 64 CPUs prefer no set at all
 
 
-def preferred_sets(
-    topology: Topology, rules: AdmissionRules, demand: Demand, placed: Iterable[ResourceName], *, memory: bool
-) -> tuple[int, ...]:
+class NodeSets(msgspec.Struct, frozen=True, kw_only=True):
+    """Sets of NUMA nodes to which a kubelet may align something, and the amounts that it compares."""
+
+    preferred: tuple[int, ...]
+    """The sets that are preferred on the empty machine, the one to align to first."""
+    near: tuple[Amount, ...]
+    """What a preferred set must have: CPUs, and devices of which a NUMA node is known."""
+    memory: tuple[Amount, ...]
+
+
+def sets_for(topology: Topology, rules: AdmissionRules, aligned: Demand, *, looks: bool = True) -> NodeSets:
+    """To which sets the kubelet may align this, and by what. `looks`: whether it is to be found which it prefers."""
+    devices = {name: aligned.devices[name] for name in placed_resources(topology, aligned)}
+    return NodeSets(
+        preferred=preferred_sets(topology, rules, aligned, memory=True) if looks else (),
+        near=(*devices.items(), *(((CPU, aligned.cpus),) if aligned.cpus else ())),
+        memory=tuple(aligned.memory.items()),
+    )
+
+
+def placed_resources(topology: Topology, demand: Demand) -> list[ResourceName]:
+    """The resources of the demand with devices here of which a NUMA node is known."""
+    known = topology.devices
+    return [name for name in demand.devices if name in known and any(known[name].by_nodes)]
+
+
+def first_with_room(sets: tuple[int, ...], near: tuple[Amount, ...], memory: tuple[Amount, ...], free: Free) -> int:
+    """The first of these sets of NUMA nodes that has all of it; 0: none has."""
+    if not sets:
+        return 0
+    within = free.within
+    tables: list[tuple[Sequence[int], int]] = [(within[name], amount) for name, amount in near]
+    if memory:
+        tables += ((within[name], amount) for name, amount in memory)
+        tables.append((free.usable, True))
+    for number in sets:
+        for table, amount in tables:
+            if table[number] < amount:
+                break
+        else:
+            return number
+    return 0
+
+
+def preferred_sets(topology: Topology, rules: AdmissionRules, demand: Demand, *, memory: bool) -> tuple[int, ...]:
     """
     The sets that all providers prefer on the empty machine, by their numbers in `subsets(topology.node_ids)`; of several
-    with room the policy aligns to the first. All NUMA nodes, if no provider has an opinion.
-
-    `placed`: resources of which a NUMA node is known. `memory`: whether the memory manager has an opinion.
+    with room the policy aligns to the first. All NUMA nodes, if no provider has an opinion. `memory`: whether the memory
+    manager has one.
     """
     space = subsets(topology.node_ids)
-    found = [device_sets(space, topology.devices[name], demand.devices[name]) for name in placed]
+    found = [
+        _device_sets(space, topology.devices[name], demand.devices[name]) for name in placed_resources(topology, demand)
+    ]
     if demand.cpus:
-        found.append(cpu_sets(space, topology, rules, demand.cpus))
+        found.append(_cpu_sets(space, topology, rules, demand.cpus))
     if memory and demand.memory:
-        found.append(memory_sets(space, topology, rules, demand.memory))
+        found.append(_memory_sets(space, topology, rules, demand.memory))
     if not found:
         return (len(space.masks) - 1,)
     masks = found[0].intersection(*found[1:])
@@ -226,19 +232,17 @@ def preferred_sets(
     return tuple(space.numbers[mask] for mask in sorted(masks, key=place))
 
 
-def device_sets(space: Subsets, devices: OfferedDevices, amount: int) -> frozenset[Mask]:
-    """Those that the device manager prefers for so many devices of a resource."""
-    return narrowest_sets(
+def _device_sets(space: Subsets, devices: OfferedDevices, amount: int) -> frozenset[Mask]:
+    return _narrowest_sets(
         space,
         node_mask(bearing_nodes(devices.by_nodes, space.nodes)),
         [(amount, count_by_numa_node(devices.everything, space.nodes))],
     )
 
 
-def cpu_sets(space: Subsets, topology: Topology, rules: AdmissionRules, amount: int) -> frozenset[Mask]:
-    """Those that the CPU manager prefers for so many CPUs."""
+def _cpu_sets(space: Subsets, topology: Topology, rules: AdmissionRules, amount: int) -> frozenset[Mask]:
     cpus = topology.cpu_topology
-    narrow = narrowest_sets(
+    narrow = _narrowest_sets(
         space, node_mask(cpus.in_node), [(amount, {1 << node: len(inside) for node, inside in cpus.in_node.items()})]
     )
     if CpuOption.ALIGN_BY_SOCKET not in rules.cpu_options:
@@ -248,20 +252,19 @@ def cpu_sets(space: Subsets, topology: Topology, rules: AdmissionRules, amount: 
     return frozenset(hint.affinity for hint in hints if hint.preferred and hint.affinity is not None)
 
 
-def memory_sets(
+def _memory_sets(
     space: Subsets, topology: Topology, rules: AdmissionRules, amounts: Mapping[ResourceName, int]
 ) -> frozenset[Mask]:
-    """Those that the memory manager prefers for so many bytes of each kind."""
     there = {
         node.id: memory_node(node, rules.reserved_memory.get(node.id, {}), MemoryUse()).allocatable
         for node in topology.nodes
     }
     needs = [(size, {1 << node: each.get(name, 0) for node, each in there.items()}) for name, size in amounts.items()]
-    return narrowest_sets(space, EVERYWHERE, needs)
+    return _narrowest_sets(space, EVERYWHERE, needs)
 
 
-def narrowest_sets(space: Subsets, nodes: Mask, needs: Iterable[tuple[int, dict[Mask, int]]]) -> frozenset[Mask]:
-    """The sets of these NUMA nodes that meet all needs, as (amount, where there is some), with the fewest nodes."""
+def _narrowest_sets(space: Subsets, nodes: Mask, needs: Iterable[tuple[int, dict[Mask, int]]]) -> frozenset[Mask]:
+    # the sets of these NUMA nodes that meet all needs, as (amount, where there is some), with the fewest nodes
     enough = [
         [total >= amount for total in totals_by_subset(space.nodes, space.masks, ResourceNeed(amount, supply))]
         for amount, supply in needs

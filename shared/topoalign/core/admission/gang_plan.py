@@ -82,25 +82,23 @@ def plan_gang(
     fixed: tuple[str, NodeName] | None = None,
 ) -> Generator[None, None, Plan | None]:
     """
-    Plans what to reserve for all members on these nodes, for so many seconds; None: not all of them fit. It stops after each
-    decision, so that a caller can do something else in between. `fixed`: UID of a member, and the node that it goes to.
-
-    Raises InvalidField for an invalid member.
+    Plans what to reserve for all members on these nodes, for so many seconds; None: not all of them fit. It yields after
+    each decision. `fixed`: UID of a member, and the node that it goes to. Raises InvalidField for an invalid member.
     """
     if fixed is not None:
         nodes = (fixed[1], *(node for node in nodes if node != fixed[1]))
-    for order in member_orders(members):
-        plan = yield from plan_in_order(gang, order, nodes, candidate, seconds, fixed)
+    for order in _member_orders(members):
+        plan = yield from _plan_in_order(gang, order, nodes, candidate, seconds, fixed)
         if plan is not None:
             return plan
     return None
 
 
-def member_orders(members: Sequence[GangMember]) -> Iterator[list[GangMember]]:
-    """The orders in which nodes are offered the members: one for those that are alike, else each that differs."""
-    largest = sorted(members, key=member_size_key)
+def _member_orders(members: Sequence[GangMember]) -> Iterator[list[GangMember]]:
+    """The orders in which nodes are offered the members, each that differs."""
+    largest = sorted(members, key=_member_size_key)
     scarcest = sorted(largest, key=lambda member: len(member.nodes))
-    smallest = sorted(largest, key=lambda member: tuple(-amount for amount in member_size_key(member)[:2]))
+    smallest = sorted(largest, key=lambda member: tuple(-amount for amount in _member_size_key(member)[:2]))
     yield largest
     if scarcest != largest:
         yield scarcest
@@ -108,7 +106,7 @@ def member_orders(members: Sequence[GangMember]) -> Iterator[list[GangMember]]:
         yield smallest
 
 
-def plan_in_order(
+def _plan_in_order(
     gang: str,
     members: Sequence[GangMember],
     nodes: Sequence[NodeName],
@@ -122,7 +120,7 @@ def plan_in_order(
     for node in nodes:
         here = [member for member in left if node in member.nodes]
         at = candidate(node) if here else None
-        placed = (yield from fill_node(gang, here, at, seconds)) if at is not None else []
+        placed = (yield from _fill_node(gang, here, at, seconds)) if at is not None else []
         if fixed is not None and node == fixed[1] and fixed[0] not in {each.pod_uid for each in placed}:
             return None
         if placed:
@@ -134,7 +132,7 @@ def plan_in_order(
     return plan if not left else None
 
 
-def fill_node(
+def _fill_node(
     gang: str, members: Sequence[GangMember], at: GangPlacement, seconds: float
 ) -> Generator[None, None, list[Reservation]]:
     """What a node gives those of the members that it would admit one after the other."""
@@ -163,8 +161,7 @@ def pod_class_key(pod: PodRequest) -> bytes:
     return msgspec.json.encode(msgspec.structs.replace(pod, name=PodName("")), order="deterministic")
 
 
-def member_size_key(member: GangMember) -> tuple[int, int, bytes, str]:
-    """Sorts members, the largest first."""
+def _member_size_key(member: GangMember) -> tuple[int, int, bytes, str]:
     pods = [*member.request.init_containers, *member.request.containers]
     return (
         -sum(each.limits.get(GPU, 0) for each in pods),  # GPUs decide where there is room
@@ -172,9 +169,6 @@ def member_size_key(member: GangMember) -> tuple[int, int, bytes, str]:
         pod_class_key(member.request),  # alike ones together
         member.uid,  # a total order
     )
-
-
-# What is reserved for a pod that a node will admit: what the decision gives it, and what its annotations say of that.
 
 
 def reserved_for(
@@ -191,22 +185,21 @@ def reserved_for(
         seconds,
         gang,
         needs_co_allocated=needs_co_allocated(pod.annotations),
-        may_move=not limits_slots(pod, allocations),
+        may_move=not _limits_slots(pod, allocations),
     )
 
 
 def has_its_own(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
     """
-    Whether a pod must have the GPUs that a decision gives it, or none, as it limits its GPUs in slots, or has units that are
+    Whether a pod must have the GPUs that a decision gives it, or none: it limits its GPUs in slots, or has units that are
     given as they are reserved alone.
     """
-    return limits_slots(pod, allocations) or any(map(is_given_as_reserved, allocations))
+    return _limits_slots(pod, allocations) or any(map(is_given_as_reserved, allocations))
 
 
-def limits_slots(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
+def _limits_slots(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
     """
-    Whether a pod limits its GPUs in slots. What pods without slots say about GPUs is not looked at. HAMi's rules and ours
-    read the limits alike, and HAMi's know all policies.
+    Whether a pod limits its GPUs in slots. HAMi's rules and ours read the limits alike, and HAMi's accept all policies.
     """
     return (
         any(each.slots for each in allocations)
@@ -216,8 +209,8 @@ def limits_slots(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
 
 def is_given_as_reserved(allocation: Allocation) -> bool:
     """
-    Whether a container has shares of several GPUs in units, or whole ones and memory: only a reservation shows to the
-    code that gives them that they are of one container.
+    Whether a container has shares of several GPUs in units, or whole ones and memory: that they are of one container only a
+    reservation shows where they are given.
     """
     amounts = allocation.amounts.values()
     return any(each.memory if each.cores >= CORES else len(amounts) > 1 for each in amounts)

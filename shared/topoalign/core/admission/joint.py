@@ -14,7 +14,7 @@ import msgspec
 
 from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.demand.pod_demand import ContainerDemand
-from topoalign.core.deviceshare.candidates import Chooser, DeviceCandidate, JointRequest
+from topoalign.core.deviceshare.candidates import DeviceCandidate, JointRequest
 from topoalign.core.deviceshare.inventory import NodeInventory
 from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, refuse_same_pcie
 from topoalign.core.deviceshare.koordinator_names import DeviceType
@@ -46,29 +46,20 @@ def place_jointly(
     state: NodeState, container: ContainerDemand, rules: AdmissionRules, affinity: Mask | None
 ) -> ContainerDevices:
     """
-    Chooses the devices of a container on these NUMA nodes (None: on any).
-
-    A policy that admits without alignment has devices of other nodes, too, where those do not do. Raises DevicesDoNotFit
-    and TooMuchWork.
+    Chooses the devices of a container on these NUMA nodes (None: on any). A policy that admits without alignment takes
+    devices of other nodes, too, where those do not suffice. Raises DevicesDoNotFit and TooMuchWork.
     """
-    asked = asked_for(state, container, None if follows_koordinator(container) else device_policy_chooser(state, rules))
+    # In scope `pod` GPUs are taken by index, because its hints were found so.
+    by_index = _follows_koordinator(container) or rules.scope is Scope.POD
+    asked = asked_for(state, container, None if by_index else partial(_by_policy, state, rules.placement))
     return joint_devices(asked, affinity, spill=POLICIES[rules.policy].admits(NO_AFFINITY))
 
 
-def follows_koordinator(container: ContainerDemand) -> bool:
-    """Whether the container gets Koordinator's answers, its known faults included."""
+def _follows_koordinator(container: ContainerDemand) -> bool:
     return container.joint is not None and container.joint.compat
 
 
-def device_policy_chooser(state: NodeState, rules: AdmissionRules) -> Chooser | None:
-    """
-    The device policy; None where GPUs are taken by index. So they are in scope `pod`: its hints stand on what one container
-    leaves to the next, and were found that way.
-    """
-    return partial(by_policy, state, rules.placement) if rules.scope is Scope.CONTAINER else None
-
-
-def by_policy(state: NodeState, placement: str, gpus: Sequence[DeviceCandidate], count: int) -> list[DeviceCandidate]:
+def _by_policy(state: NodeState, placement: str, gpus: Sequence[DeviceCandidate], count: int) -> list[DeviceCandidate]:
     """The GPUs that the device policy chooses of these, those that init containers left first."""
     by_id = {DeviceID(gpu.device.id): gpu for gpu in gpus}
     left = [device for device, gpu in by_id.items() if gpu.device.left]
@@ -86,7 +77,9 @@ def by_policy(state: NodeState, placement: str, gpus: Sequence[DeviceCandidate],
 def sets_considered(
     state: NodeState, container: ContainerDemand, affinity: Mask | None, got: ContainerDevices
 ) -> Iterator[Considered]:
-    """The sets that could have been given instead of what it `got` on these NUMA nodes, with reasons of joint allocation."""
+    """
+    The sets that could have been given instead of what it `got` on these NUMA nodes, with reasons of joint allocation.
+    """
     left = left_to(state, container).devices
     for resource, chosen in got.devices.items():
         free = frozenset((*state.ownership.free(resource), *left, *chosen))
@@ -94,7 +87,7 @@ def sets_considered(
         near = gpus_given(state.hardware, got.devices) if resource == NIC else ()
         for each in rank_alternatives(state.hardware, resource, could_have, None, chosen, near, ""):
             if each.chosen:
-                why = COMPAT if follows_koordinator(container) else CHOSEN[resource]
+                why = COMPAT if _follows_koordinator(container) else CHOSEN[resource]
             else:
                 why = explain_rejected_set(state.hardware, resource, each.devices, chosen, near, affinity)
             yield msgspec.structs.replace(each, why=why)
@@ -114,11 +107,11 @@ def explain_rejected_set(
     if nodes is not None and any(nodes.isdisjoint(where[device] or nodes) for device in devices):
         return "not all on the NUMA nodes it is aligned to"
     if near:
-        mine = count_gpus_with_near_nic(topology, chosen, near)
-        other = count_gpus_with_near_nic(topology, devices, near)
+        mine = _count_gpus_with_near_nic(topology, chosen, near)
+        other = _count_gpus_with_near_nic(topology, devices, near)
         return f"near {other} of the GPUs, not {mine}" if other < mine else "as near; indexes or what was asked decided"
     for what, mine, other in zip(
-        SPREAD, measure_spread(topology, chosen), measure_spread(topology, devices), strict=True
+        SPREAD, _measure_spread(topology, chosen), _measure_spread(topology, devices), strict=True
     ):
         if other != mine:
             return (
@@ -130,8 +123,7 @@ def explain_rejected_set(
 SPREAD = ("NUMA nodes", "root complexes", "switches")
 
 
-def measure_spread(topology: Topology, devices: Sequence[DeviceID]) -> tuple[int, int, int]:
-    """Counts the NUMA nodes, root complexes and switches of these devices, as far as they are known."""
+def _measure_spread(topology: Topology, devices: Sequence[DeviceID]) -> tuple[int, int, int]:
     places = [place for device in devices if (place := locate_devices(topology).get(device)) is not None]
     return (
         len({each.node for each in places}),
@@ -140,8 +132,7 @@ def measure_spread(topology: Topology, devices: Sequence[DeviceID]) -> tuple[int
     )
 
 
-def count_gpus_with_near_nic(topology: Topology, nics: Sequence[DeviceID], gpus: Sequence[DeviceID]) -> int:
-    """How many of the GPUs have one of the NICs below the same switch, or in the same root complex where there is none."""
+def _count_gpus_with_near_nic(topology: Topology, nics: Sequence[DeviceID], gpus: Sequence[DeviceID]) -> int:
     places = locate_devices(topology)
     spots = {places[nic].switch or places[nic].pcie for nic in nics if nic in places} - {""}
     return sum((places[gpu].switch or places[gpu].pcie) in spots for gpu in gpus if gpu in places)
@@ -178,21 +169,9 @@ class Bounds(NamedTuple):
     """The others are some of these."""
 
     @property
-    def is_free(self) -> bool:
-        """Whether any of the same devices may be taken."""
-        return not (self.fixed and self.choice)
-
-    @property
     def allowed(self) -> frozenset[DeviceID]:
         """All that it may take."""
         return frozenset((*self.fixed, *self.choice))
-
-    def sets(self, first: Sequence[DeviceID]) -> Iterator[tuple[DeviceID, ...]]:
-        """All sets that it may take, this one first."""
-        if first:
-            yield tuple(first)
-        for others in combinations(self.choice, self.amount - len(self.fixed)):
-            yield (*self.fixed, *others)
 
     def taken(self, chosen: Collection[DeviceID]) -> tuple[DeviceID, ...]:
         """As many of the chosen devices as it takes; () where it would take others as well."""
@@ -208,7 +187,7 @@ def place_within(
     any). Raises what the kubelet refuses for, DevicesDoNotFit and TooMuchWork.
     """
     bounds = {
-        name: bounds_of(state, container, name, affinity)
+        name: _bounds_of(state, container, name, affinity)
         for name in (GPU, NIC)
         if container.devices.get(name) and name in state.hardware.devices
     }
@@ -224,30 +203,30 @@ def place_among(
     affinities: Sequence[Mask | None],
 ) -> ContainerDevices:
     """
-    The same where it is known what the kubelet takes: on the first of these sets of NUMA nodes (None: anywhere) that will
-    do. Raises DevicesDoNotFit and TooMuchWork.
+    `place_within` where it is known what the kubelet takes: on the first of these sets of NUMA nodes (None: anywhere) that
+    suffices.
     """
-    asked = asked_for(state, container, partial(by_policy, state, rules.placement))
+    asked = asked_for(state, container, partial(_by_policy, state, rules.placement))
     misfit = refuse_same_pcie()
     for nodes in affinities:
-        for tried, limits in enumerate(iterate_limits(state, bounds, rules)):
+        for tried, limits in enumerate(_iterate_limits(state, bounds, rules)):
             if tried >= MOST_TRIES:
                 raise TooMuchWork(
                     f"no set of devices as annotations ask was found in {MOST_TRIES} tries",
                     "let init containers ask for as many GPUs as the others, or ease the pod's device annotations",
                 )
             try:
-                found = joint_devices(limit_to_devices(asked, limits), nodes)
+                found = joint_devices(_limit_to_devices(asked, limits), nodes)
             except DevicesDoNotFit as error:
                 misfit = error
                 continue
-            given = split_co_allocated(state, bounds, found)
+            given = _split_co_allocated(state, bounds, found)
             if given is not None:
                 return given
     raise misfit
 
 
-def bounds_of(state: NodeState, container: ContainerDemand, resource: ResourceName, affinity: Mask | None) -> Bounds:
+def _bounds_of(state: NodeState, container: ContainerDemand, resource: ResourceName, affinity: Mask | None) -> Bounds:
     """Which devices of a resource the kubelet takes. Raises what it refuses the container for."""
     amount = container.devices[resource]
     try:
@@ -258,30 +237,32 @@ def bounds_of(state: NodeState, container: ContainerDemand, resource: ResourceNa
     return Bounds(amount, must, tuple(device for device in choice.available if device not in must))
 
 
-def iterate_limits(state: NodeState, bounds: Mapping[ResourceName, Bounds], rules: AdmissionRules) -> Iterator[Limits]:
+def _iterate_limits(state: NodeState, bounds: Mapping[ResourceName, Bounds], rules: AdmissionRules) -> Iterator[Limits]:
     """What to limit the choice to, one after the other: as little as the kubelet does, then set by set."""
     gpus = bounds.get(GPU)
     nics = bounds.get(NIC)
-    for gpu in sets_of(state, GPU, gpus, rules) if gpus is not None else (None,):
+    for gpu in _sets_of(state, GPU, gpus, rules) if gpus is not None else (None,):
         limits: dict[DeviceType, Collection[DeviceID]] = {} if gpu is None else {DeviceType.GPU: gpu}
         yield limits
-        for nic in sets_of(state, NIC, nics, rules) if nics is not None else ():
+        for nic in _sets_of(state, NIC, nics, rules) if nics is not None else ():
             yield {**limits, DeviceType.RDMA: nic}
 
 
-def sets_of(
+def _sets_of(
     state: NodeState, resource: ResourceName, bounds: Bounds, rules: AdmissionRules
 ) -> Iterator[Collection[DeviceID]]:
     """All that the kubelet may take of a resource, and where some of it is fixed, each set, the preferred one first."""
     yield bounds.allowed
-    if not bounds.is_free:
+    if bounds.fixed and bounds.choice:
         among = state.hardware.devices[resource].some(bounds.allowed)
         first = prefer(state.hardware, resource, among, bounds.fixed, bounds.amount, rules.placement)
-        yield from bounds.sets(first or ())
+        if first:
+            yield first
+        for others in combinations(bounds.choice, bounds.amount - len(bounds.fixed)):
+            yield (*bounds.fixed, *others)
 
 
-def limit_to_devices(asked: JointRequest, limits: Limits) -> JointRequest:
-    """The same demand where only these devices may be chosen."""
+def _limit_to_devices(asked: JointRequest, limits: Limits) -> JointRequest:
     devices = tuple(
         each
         if each.kind not in limits or each.id in limits[each.kind]
@@ -293,12 +274,12 @@ def limit_to_devices(asked: JointRequest, limits: Limits) -> JointRequest:
     return msgspec.structs.replace(asked, inventory=inventory)
 
 
-def split_co_allocated(
+def _split_co_allocated(
     state: NodeState, bounds: Mapping[ResourceName, Bounds], found: ContainerDevices
 ) -> ContainerDevices | None:
     """
-    Splits what was found: devices beyond the limits are co-allocated, and are the last ones of their resource. None:
-    the kubelet would take other devices.
+    Splits what was found: devices beyond the limits are co-allocated, and are the last ones of their resource. None: the
+    kubelet would take other devices.
     """
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     co_allocated: list[DeviceID] = []

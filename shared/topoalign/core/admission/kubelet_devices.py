@@ -85,18 +85,16 @@ def without_ended(state: NodeState, ended: Collection[AllocationID]) -> tuple[No
     if not names:
         return state, ()
     left = {name: held for name, held in state.allocations.items() if name not in names}
-    whose = [describe_container(held) for name, held in state.allocations.items() if name in names]
+    whose = [
+        f"{held.owner.namespace}/{held.owner.pod}/{held.owner.container}" if held.owner is not None else held.id
+        for name, held in state.allocations.items()
+        if name in names
+    ]
     note = (
         f"the record still has devices of {quoted(whose)}, whose pods have ended: they count as free. Until it has released "
         "them the record lags behind the kubelet, which may take other, equally good devices"
     )
     return msgspec.structs.replace(state, allocations=left), (note,)
-
-
-def describe_container(allocation: Allocation) -> str:
-    """The container of an allocation for people; its id where that is not known."""
-    owner = allocation.owner
-    return f"{owner.namespace}/{owner.pod}/{owner.container}" if owner is not None else allocation.id
 
 
 def without_dropped(state: NodeState, dropped: Mapping[AllocationID, Devices]) -> NodeState:
@@ -106,12 +104,12 @@ def without_dropped(state: NodeState, dropped: Mapping[AllocationID, Devices]) -
     kept = {
         name: left
         for name, held in state.allocations.items()
-        if (left := allocation_without_devices(held, dropped[name]) if name in dropped else held)
+        if (left := _without_devices(held, dropped[name]) if name in dropped else held)
     }
     return msgspec.structs.replace(state, allocations=kept)
 
 
-def allocation_without_devices(held: Allocation, dropped: Devices) -> Allocation | None:
+def _without_devices(held: Allocation, dropped: Devices) -> Allocation | None:
     """An allocation without these devices. None: only co-allocated devices are left, and those end with them."""
     devices = {
         resource: left
@@ -130,8 +128,8 @@ def dropped_of(
     live: Mapping[AllocationID, Allocation], listed: Mapping[ResourceName, Collection[DeviceID]]
 ) -> dict[AllocationID, dict[ResourceName, tuple[DeviceID, ...]]]:
     """
-    What these allocations have of the devices that the checkpoint lists for pods that are gone alone, as it is announced:
-    by allocation, because an id is never used again and its devices are. Only those whose container was seen to run.
+    What these allocations have of the devices that the checkpoint lists for pods that are gone alone, by allocation,
+    because an id is never used again and its devices are. Only those whose container was seen to run.
     """
     found = {
         name: {
@@ -195,11 +193,9 @@ def explain_unavailable_resources(
 ) -> tuple[str, ...]:
     """
     What the pod asks for that has no device here, in words: the kubelet passes over what no plugin ever registered.
-    `devices_unknown`: why it is not known which devices other plugins list, if it is not.
-
-    Raises InvalidField for a resource that its kubelet has registered: which NUMA nodes its devices are on is not known.
-    Raises InvalidShare for amounts that no GPU in slots has, and for units and slots in one container: a kubelet passes over
-    what is not offered here.
+    `devices_unknown`: why it is not known which devices other plugins list; empty: it is. Raises InvalidField for a
+    resource that its kubelet has registered: which NUMA nodes its devices are on is not known. Raises InvalidShare as
+    `check_shares_known` does.
     """
     check_shares_known(demand, topology)
     unknown = sorted(demand.device_names - topology.devices.keys() - amount_resources(topology) - demand.together)

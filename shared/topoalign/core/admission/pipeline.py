@@ -12,13 +12,13 @@ from typing import TypeVar
 
 import msgspec
 
-from topoalign.core.admission.alignment import Aligned, NotAligned, align, alignment_without_hints, goes_on
+from topoalign.core.admission.alignment import Aligned, NotAligned, align
 from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.admission.by_chance import Pick, picks_of
 from topoalign.core.admission.joint import place_jointly, place_within, sets_considered
 from topoalign.core.admission.shortages import describe_shortage
+from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus
-from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.shares import asks_for_both_halves, share_in_slots, share_in_units
 from topoalign.core.demand.unserved import not_covered
@@ -52,6 +52,7 @@ from topoalign.core.placement.exclusive_cpus import NotWholeCores, allocate_cpus
 from topoalign.core.placement.memory_blocks import NotEnoughMemory, hold_allocation, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.cost import slow_merge
+from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of
 from topoalign.core.sharing.choosers import check_shares, chooser_of, gpus_given, slots_given, with_peaks
 from topoalign.core.state.fold import NodeState
@@ -111,28 +112,30 @@ class AdmissionRun:
             yield from self.allocate(container, aligned)
 
     def align(self, demand: Demand) -> Steps[Aligned]:
-        """What a container, or the pod, is aligned to. Raises NotAligned, TooMuchWork and what `check_totals` raises."""
+        """What a container, or the pod, is aligned to. Raises NotAligned, TooMuchWork and what `_check_totals` raises."""
         container = demand.container
         asked = HintRequest(self.state, demand, self.rules)
-        if not POLICIES[self.rules.policy].asks or self.gave_up:
-            alignment, aligned = alignment_without_hints(container, self.gave_up)
-        else:
+        alignment = Alignment(container=container, hints={}, merged=NO_AFFINITY, admitted=True, note=self.gave_up)
+        aligned = Aligned(NO_AFFINITY, NO_AFFINITY)
+        policy = POLICIES[self.rules.policy]
+        if policy.asks and not self.gave_up:
             try:
                 reply = yield asked
                 assert isinstance(reply, HintAnswer), "a HintRequest is answered with a HintAnswer"
                 alignment, aligned = align(asked, reply, self.work)
             except TooMuchWork as ended:
-                if not goes_on(self.rules):
+                # a prediction would be a guess, and a strict policy admits nothing that is not aligned
+                if not self.profile.unaligned_beyond_limit or not policy.admits(NO_AFFINITY):
                     raise
                 self.gave_up = f"not aligned: {ended.finding}"
-                alignment, aligned = alignment_without_hints(container, self.gave_up)
+                alignment = msgspec.structs.replace(alignment, note=self.gave_up)
         self.alignments.append(alignment)
         if not alignment.admitted:
             self.provider = DeviceProvider.name
             check_anywhere(asked)
             self.provider = None
             self.is_refused_by_policy = True
-            check_totals(asked)
+            _check_totals(asked)
             shortage = describe_shortage(asked, alignment.hints) if self.explain else ""
             raise NotAligned(self.rules, container, alignment, shortage)
         if aligned.hint.affinity is None:
@@ -207,8 +210,8 @@ class AdmissionRun:
             )
             if chooser is not None:
                 chooser.check_takeover(reusable, amount)
-            elif self.picks_matter(container):
-                picked = self.pick(devices, reusable, amount)
+            elif self._picks_matter(container):
+                picked = self._pick(devices, reusable, amount)
         choice_of = choose_for_container(self.state, container, resource, hint.affinity, among, picked)
         asking: PreferenceQuestion | None = None
         try:
@@ -220,10 +223,10 @@ class AdmissionRun:
                 size=choice.size,
                 container=container.container,
                 near=near,
-                context=self.context(resource, container),
+                context=self._context(resource, container),
             )
             if chooser is None:
-                choice_of.send((yield from self.preferred(asking)))
+                choice_of.send((yield from self._preferred(asking)))
             else:
                 choice_of.send(chooser.prefer(choice, near))
         except StopIteration as done:
@@ -241,20 +244,19 @@ class AdmissionRun:
             )
         return chosen
 
-    def picks_matter(self, container: ContainerDemand) -> bool:
+    def _picks_matter(self, container: ContainerDemand) -> bool:
         """Whether a later container is aligned by what this one leaves. An init container leaves all that it took over."""
         aligns_each = POLICIES[self.rules.policy].asks and self.rules.scope is Scope.CONTAINER
         is_last = container.container == self.demand.containers[-1].container
         return aligns_each and container.role != "init" and not is_last
 
-    def pick(self, devices: OfferedDevices, reusable: frozenset[DeviceID], amount: int) -> frozenset[DeviceID]:
-        """The devices that the kubelet picks of these: those of `taken`, and after its end the first ones."""
+    def _pick(self, devices: OfferedDevices, reusable: frozenset[DeviceID], amount: int) -> frozenset[DeviceID]:
+        # of the possible picks that of `taken`, and after its end the first one
         place = self.taken[len(self.picks)] if len(self.picks) < len(self.taken) else 0
         self.picks.append(picks_of(devices, reusable, amount))
         return self.picks[-1][place].devices
 
-    def context(self, resource: ResourceName, container: ContainerDemand) -> PlacementContext:
-        """What else is free, and how many NICs the container wants in addition to GPUs."""
+    def _context(self, resource: ResourceName, container: ContainerDemand) -> PlacementContext:
         nics = container.devices.get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
         return PlacementContext(
             free=self.state.ownership.free(resource),
@@ -262,8 +264,7 @@ class AdmissionRun:
             nics_wanted=nics,
         )
 
-    def preferred(self, asking: PreferenceQuestion) -> Steps[tuple[DeviceID, ...] | None]:
-        """The answer to a preference question. Raises PreferenceFailed."""
+    def _preferred(self, asking: PreferenceQuestion) -> Steps[tuple[DeviceID, ...] | None]:
         try:
             reply = yield asking
         except TopoalignError as error:
@@ -288,7 +289,10 @@ class AdmissionRun:
     def admission(self) -> Admission:
         """Returns what all containers were given."""
         explanation = self.explanation()
-        if self.needs_reservation:
+        # a kubelet asks for what has to be of one GPU by separate calls that do not name the container
+        if not self.profile.seeks_units_by_gpu and any(
+            asks_for_both_halves(self.state.hardware, each.devices) for each in self.demand.containers
+        ):
             explanation = msgspec.structs.replace(explanation, notes=(*explanation.notes, HALVES_BY_RESERVATION))
         return Admission(allocations=with_peaks(held_by_pod(self.state, self.demand)), explanation=explanation)
 
@@ -312,30 +316,18 @@ class AdmissionRun:
             not_covered=tuple(not_covered(self.demand)),
             alignments=tuple(self.alignments),
             considered=tuple(self.considered),
-            notes=tuple(self.notes()),
+            notes=tuple(self._notes()),
         )
 
-    @property
-    def chooses_gpus(self) -> bool:
-        """Whether annotations choose the GPUs of which it asks for slots, or spread its units."""
-        hardware = self.state.hardware
-        containers = self.demand.containers
-        asking = [each for each in containers if each.gpu_annotations]
-        spread = [each for each in containers if each.cards > 1]
-        return any(share_in_slots(hardware, each.devices) is not None for each in asking) or any(
-            share_in_units(hardware, each.devices) is not None for each in spread
-        )
-
-    @property
-    def needs_reservation(self) -> bool:
-        """Whether a kubelet asks for what has to be of one GPU, by separate calls that do not name the container."""
-        return not self.profile.seeks_units_by_gpu and any(
-            asks_for_both_halves(self.state.hardware, each.devices) for each in self.demand.containers
-        )
-
-    def notes(self) -> Iterator[str]:
+    def _notes(self) -> Iterator[str]:
         """Notes on what a prediction cannot determine, and on behaviour of the kubelet that people do not expect."""
-        if (self.demand.jointly or self.chooses_gpus) and not self.profile.aligns_jointly:
+        hardware = self.state.hardware
+        chooses_gpus = any(  # annotations choose the GPUs of which it asks for slots, or spread its units
+            (each.gpu_annotations and share_in_slots(hardware, each.devices) is not None)
+            or (each.cards > 1 and share_in_units(hardware, each.devices) is not None)
+            for each in self.demand.containers
+        )
+        if (self.demand.jointly or chooses_gpus) and not self.profile.aligns_jointly:
             yield BY_RESERVATION
         yield from self.by_chance
         if not self.profile.merges_combinations:
@@ -360,7 +352,7 @@ def reason_of(misfit: NoFit) -> str:
 #     3 GPUs asked, policy restricted: 2 free: NotEnoughDevices; 4 free, two on each NUMA node: NotAligned
 
 
-def check_totals(asked: HintRequest) -> None:
+def _check_totals(asked: HintRequest) -> None:
     """
     Raises NoHealthyDevice, NotEnoughDevices, NotEnoughCpus and NotEnoughMemory. What init containers of the pod left counts
     as free.

@@ -12,10 +12,12 @@ does; it is never guessed. docs/predictions.md describes what is read, and what 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from topoalign.core.admission.admit import decide_demand
+from topoalign.core.admission.feasibility import machine_key, order_free_digest
 from topoalign.core.admission.kubelet_devices import (
     as_others,
     describe_unaccounted_grants,
@@ -38,6 +40,7 @@ from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Name
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, override_rules
 from topoalign.core.model.reservations import Reservation
+from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import with_reserved
@@ -95,7 +98,7 @@ def predict(
     kubelet's, by field name; `explain` as `explain_decision` does; `reserved` for other pods counts as held.
 
     Raises KubeletUnknown where the node has not published the rules of its kubelet, or knows neither what its kubelet holds
-    nor what PodResources shows. Raises InvalidField for an invalid pod or invalid rules, or a resource that the kubelet
+    nor what PodResources reports. Raises InvalidField for an invalid pod or invalid rules, or a resource that the kubelet
     knows and nothing else does, and InvalidShare for amounts that no GPU in slots has, where the node has no slots.
     """
     pod = validate_pod(pod)
@@ -120,12 +123,27 @@ def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
         *(state.allocations[each].device_ids for each in kubelet.ended if each in state.allocations)
     )
     state, lagging = without_ended(with_others(state, kubelet.devices), kubelet.ended)
-    entries, memory, missing = held_by_kubelet(state, kubelet, rules)
+    entries, memory, missing = _held_by_kubelet(state, kubelet, rules)
     state = without_dropped(state, kubelet.dropped)
     notes = [*missing, *kubelet.notes, *describe_unaccounted_grants(state, kubelet)]
-    notes += (each for each in (kubelet.memory_doubt, describe_kubelet_start(kubelet, now)) if each)
-    notes = [clean(note, 400) for note in (*notes, *other_version(kubelet))]
-    others = [allocation_of(state, each, over) for each in entries]
+    if kubelet.memory_doubt:
+        notes.append(kubelet.memory_doubt)
+    if kubelet.started is not None and 0 <= now - kubelet.started < kubelet.settle_seconds:
+        notes.append(describe_starting_kubelet(now - kubelet.started))
+    if kubelet.version and not kubelet.version.startswith(PREDICTED):
+        version = clean(kubelet.version)
+        notes.append(f"the kubelet is {version}: what is predicted is what {PREDICTED}x would decide")
+    notes = [clean(note, 400) for note in notes]
+    others = [  # what containers have beyond the record
+        Allocation(
+            id=AllocationID(f"{each.pod_uid}/{each.container}"),
+            owner=Owner(namespace=Namespace(""), pod=PodName(each.pod_uid), container=each.container),
+            devices=dict(find_unrecorded_devices(state, each, over)),
+            cpus=each.cpus,
+            memory=each.memory,
+        )
+        for each in entries
+    ]
     merged = {**state.allocations, **{each.id: each for each in others}}
     doubts = (describe_unconfirmed_record(kubelet.record_doubt),) if kubelet.record_doubt else ()
     return PredictionBasis(
@@ -168,24 +186,11 @@ def admission_rules(rules: KubeletRules, node: NodeName) -> AdmissionRules:
 
 def to_kubelet_rules(rules: AdmissionRules, unknown: str = "") -> KubeletRules:
     """Converts the rules to the message that is published on the bus; `unknown` as in `KubeletRules`."""
-    return KubeletRules(
-        policy=rules.policy,
-        scope=rules.scope,
-        prefer_closest_numa_nodes=rules.prefer_closest_numa_nodes,
-        max_allowable_numa_nodes=rules.max_allowable_numa_nodes,
-        cpu_manager=rules.cpu_manager,
-        cpu_options=tuple(sorted(rules.cpu_options)),
-        reserved_cpus=rules.reserved_cpus,
-        reserved_cpu_count=rules.reserved_cpu_count,
-        memory_manager=rules.memory_manager,
-        reserved_memory=rules.reserved_memory,
-        placement=rules.placement,
-        compat=rules.compat,
-        unknown=unknown,
-    )
+    same = {name: getattr(rules, name) for name in KubeletRules.__struct_fields__ if name != "unknown"}
+    return KubeletRules(**{**same, "cpu_options": tuple(sorted(rules.cpu_options))}, unknown=unknown)
 
 
-def held_by_kubelet(
+def _held_by_kubelet(
     state: NodeState, kubelet: KubeletObserved, rules: AdmissionRules
 ) -> tuple[list[CheckpointEntry], Mapping[int, MemoryUse], list[str]]:
     """
@@ -201,28 +206,28 @@ def held_by_kubelet(
     missing += [f"{each}{instead}" if each else "" for each in (kubelet.cpus_unknown, kubelet.memory_unknown)]
     missing += [kubelet.checkpoint_unknown if not kubelet.unknown else "", kubelet.pods_unknown]
     if kubelet.cpus_unknown:
-        entries += (checkpoint_entry_from_usage(each, cpus=True) for each in shown or () if each.cpus)
+        entries += (_entry_from_usage(each, cpus=True) for each in shown or () if each.cpus)
     if kubelet.memory_unknown and shown is not None:
         blocks = iter(
             spread_memory_blocks([b for each in shown for b in each.memory], state.hardware, rules.reserved_memory)
         )
         spread_out = [msgspec.structs.replace(each, memory=tuple(next(blocks) for _ in each.memory)) for each in shown]
-        entries += (checkpoint_entry_from_usage(each, memory=True) for each in spread_out if each.memory)
+        entries += (_entry_from_usage(each, memory=True) for each in spread_out if each.memory)
         alone = NodeState(node=state.node)
         for each in spread_out:
             alone = alone.holding(Allocation(id=AllocationID(""), memory=each.memory))
         memory = dict(alone.memory)
     if kubelet.checkpoint_unknown:
-        entries += (checkpoint_entry_from_usage(each, devices=True) for each in shown or () if each.devices)
-    return merge_checkpoint_entries(entries), memory, [each for each in dict.fromkeys(missing) if each]
+        entries += (_entry_from_usage(each, devices=True) for each in shown or () if each.devices)
+    return _merge_entries(entries), memory, [each for each in dict.fromkeys(missing) if each]
 
 
-def checkpoint_entry_from_usage(
+def _entry_from_usage(
     used: ContainerUsage, *, cpus: bool = False, memory: bool = False, devices: bool = False
 ) -> CheckpointEntry:
     """
-    Turns what PodResources reported of a container into a checkpoint entry. PodResources has no UIDs, so the name of
-    the pod is used.
+    What PodResources reported of a container as a checkpoint entry. PodResources has no UIDs, so the name of the pod is
+    used.
     """
     return CheckpointEntry(
         pod_uid=f"{used.owner.namespace}/{used.owner.pod}",
@@ -233,7 +238,7 @@ def checkpoint_entry_from_usage(
     )
 
 
-def merge_checkpoint_entries(entries: Iterable[CheckpointEntry]) -> list[CheckpointEntry]:
+def _merge_entries(entries: Iterable[CheckpointEntry]) -> list[CheckpointEntry]:
     """One entry of each container; no two give the same kind of thing."""
     found: dict[tuple[str, ContainerName], CheckpointEntry] = {}
     for each in entries:
@@ -251,17 +256,6 @@ def merge_checkpoint_entries(entries: Iterable[CheckpointEntry]) -> list[Checkpo
             )
         )
     return [found[container] for container in sorted(found)]
-
-
-def allocation_of(state: NodeState, entry: CheckpointEntry, ended: frozenset[DeviceID]) -> Allocation:
-    """What a container has beyond the record, as an allocation."""
-    return Allocation(
-        id=AllocationID(f"{entry.pod_uid}/{entry.container}"),
-        owner=Owner(namespace=Namespace(""), pod=PodName(entry.pod_uid), container=entry.container),
-        devices=dict(find_unrecorded_devices(state, entry, ended)),
-        cpus=entry.cpus,
-        memory=entry.memory,
-    )
 
 
 def spread_memory_blocks(
@@ -290,15 +284,10 @@ def spread_memory_blocks(
         yield msgspec.structs.replace(block, taken=tuple(taken))
 
 
-def describe_kubelet_start(kubelet: KubeletObserved, now: float) -> str:
-    """A note on a kubelet that has just started: it drops nothing of pods that are gone. Empty: it has settled."""
-    if kubelet.started is None or not 0 <= now - kubelet.started < kubelet.settle_seconds:
-        return ""
-    return describe_starting_kubelet(now - kubelet.started)
-
-
 def describe_starting_kubelet(age: float) -> str:
-    """The note on a kubelet that started `age` seconds ago and has not settled."""
+    """
+    The note on a kubelet that started `age` seconds ago, and drops nothing of pods that are gone until it has settled.
+    """
     return (
         f"the kubelet started {age:.0f} s ago: until it has received all its pods it drops nothing of pods that are gone, "
         "and may refuse what is predicted to fit"
@@ -310,8 +299,27 @@ def describe_unconfirmed_record(doubt: str) -> str:
     return f"the journal was damaged ({doubt}): something may be held that is not in the record"
 
 
-def other_version(kubelet: KubeletObserved) -> tuple[str, ...]:
-    """A note where the node runs a kubelet whose decisions may differ from those that are predicted."""
-    if not kubelet.version or kubelet.version.startswith(PREDICTED):
-        return ()
-    return (f"the kubelet is {clean(kubelet.version)}: what is predicted is what {PREDICTED}x would decide",)
+# Groups nodes into kinds: what a pod needs on one node of a kind, it needs on all of them.
+
+
+@dataclass(frozen=True, eq=False)
+class NodeKind:
+    """What nodes have in common that differ in nothing but the ids of their devices and in what is free."""
+
+    topology: Topology
+    """Of one of them, with the devices of other plugins."""
+    rules: AdmissionRules
+    """Those of the kubelet."""
+    registered: frozenset[ResourceName] | None
+    """As in `PredictionBasis`."""
+
+
+def kind_key(basis: PredictionBasis) -> object:
+    """Equal for nodes of one kind."""
+    hardware = basis.state.hardware
+    machine = key_of_shape(hardware.shape) if hardware.shape is not hardware else machine_key(hardware)
+    return machine, order_free_digest((basis.rules,)), basis.registered
+
+
+key_of_shape = computed_once(machine_key)
+"""`machine_key` of what many nodes share."""

@@ -15,18 +15,16 @@ of several NUMA nodes counts as taken whole: how a pod is spread over it is not 
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from operator import sub
 from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.admission.feasibility import PodNeed, first_with_room, judge_amounts
-from topoalign.core.admission.free_amounts import Free, count_free, usable_sets
+from topoalign.core.admission.feasibility import PodNeed, judge_amounts, left_where_taken
+from topoalign.core.admission.free_amounts import Free, count_free, first_with_room
 from topoalign.core.admission.share_alignment import by_pod, without_all
-from topoalign.core.model.ids import CPU, ResourceName
+from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.bitmask import several
-from topoalign.core.numa_sets.subsets import sums_by_subset
 from topoalign.core.state.fold import NodeState
 
 MOST_STEPS = 300
@@ -75,7 +73,7 @@ def fit_whatever_ends(
         steps.left -= 1
         if steps.left < 0:
             return False
-        if pod.must_fit and not (pod.takes is not None and pod.decides and fits_wherever(pod.takes, free, steps)):
+        if pod.must_fit and not (pod.takes is not None and pod.decides and _fits_wherever(pod.takes, free, steps)):
             return False
         rest = (*pods[:place], *pods[place + 1 :])
         if (rest or later) and not all(fit_whatever_ends(left, rest, steps, later) for left in left_by(pod, free)):
@@ -83,17 +81,17 @@ def fit_whatever_ends(
     return True
 
 
-def fits_wherever(need: PodNeed, free: Free, steps: AlignmentBudget) -> bool:
+def _fits_wherever(need: PodNeed, free: Free, steps: AlignmentBudget) -> bool:
     """
-    Whether a pod is admitted where at least this is free, wherever its containers are aligned one after the other. False
-    also where amounts alone do not decide, or it takes more steps than are left.
+    Whether a pod is admitted where at least this is free, wherever its containers are aligned one after the other. False as
+    above.
     """
     rest = need.rest
     steps.left -= rest is not None
     if steps.left < 0 or judge_amounts(need, free) != "":
         return False
     first = msgspec.structs.replace(need, rest=None)
-    return rest is None or all(fits_wherever(rest, left, steps) for left in left_after(first, free))
+    return rest is None or all(_fits_wherever(rest, left, steps) for left in _left_after(first, free))
 
 
 def containers_fit(need: PodNeed, free: Free, most: Free, steps: AlignmentBudget | None = None) -> bool:
@@ -115,7 +113,7 @@ def containers_fit(need: PodNeed, free: Free, most: Free, steps: AlignmentBudget
         left = left_where_taken(first, free, number)
         if number == room:
             return containers_fit(need.rest, left, most, steps)
-        if first_with_room((number,), need.near, need.memory, most) and not fits_wherever(need.rest, left, steps):
+        if first_with_room((number,), need.near, need.memory, most) and not _fits_wherever(need.rest, left, steps):
             return False
     return True
 
@@ -137,8 +135,8 @@ def iterate_realigning_ends(state: NodeState, rules: AdmissionRules, need: PodNe
 
 def fit_as_counted(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
     """
-    Whether the pods are admitted one after the other where just this is free, judged by amounts only: each to one NUMA node,
-    of which it is known what is left. False also where they do not.
+    Whether the pods are admitted one after the other where just this is free, judged by amounts only: each to one NUMA
+    node, of which it is known what is left.
     """
     for pod in pods:
         if pod.takes is None or pod.takes.rest is not None or not pod.decides or judge_amounts(pod.takes, free) != "":
@@ -152,9 +150,8 @@ def fit_as_counted(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
 
 def have_ample_memory(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
     """
-    Whether memory refuses none of these pods wherever a policy that admits without alignment aligns them: each asks for what
-    one NUMA node has, and every NUMA node has the memory for all of them together and is in no group. Example: 40 GiB are
-    free on each of two NUMA nodes, and two pods ask for 1 GPU, 4 CPUs and 20 GiB each.
+    Whether memory refuses none of these pods wherever a policy that admits without alignment aligns them: each asks for
+    what one NUMA node has, and every NUMA node has the memory for all of them together and is in no group.
     """
     asked = list[PodNeed]()
     total = Counter[ResourceName]()
@@ -181,20 +178,20 @@ def left_by(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
     if pod.takes is None or not first_with_room(pod.takes.preferred, pod.takes.near, pod.takes.memory, free):
         yield free
     if pod.takes is not None:
-        yield from left_after(pod.takes, free)
+        yield from _left_after(pod.takes, free)
 
 
 def left_elsewhere(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
     """
     What may be left once the pod is admitted, for each set of NUMA nodes that it may be aligned to instead of the first one
-    with room. Where it would take nothing that is free, others have as much as now: that is passed over.
+    with room. Sets of which it would take nothing that is free are passed over.
     """
     if pod.takes is not None:
-        moved = left_after(pod.takes, free, besides=pod.takes.rest is None)
+        moved = _left_after(pod.takes, free, besides=pod.takes.rest is None)
         yield from (left for left in moved if left is not free)
 
 
-def left_after(need: PodNeed, free: Free, *, besides: bool = False) -> Iterator[Free]:
+def _left_after(need: PodNeed, free: Free, *, besides: bool = False) -> Iterator[Free]:
     """What may be left, by the set that a pod, or the rest of one, is aligned to. `besides`: not for the first with room."""
     room = first_with_room(need.preferred, need.near, need.memory, free)
     for number in need.preferred:
@@ -204,56 +201,6 @@ def left_after(need: PodNeed, free: Free, *, besides: bool = False) -> Iterator[
         if need.rest is None:
             yield left
         else:
-            yield from left_after(need.rest, left)
+            yield from _left_after(need.rest, left)
         if number == room:
             return
-
-
-def left_where_taken(need: PodNeed, free: Free, number: int) -> Free:
-    """What is left at least of what is free once a container is aligned to this set; the same object if that is all."""
-    devices = dict(free.devices)
-    within = dict(free.within)
-    cpus = free.cpus
-    whole_cores = free.whole_cores
-    for name, amount in (*need.near, *need.memory):
-        within[name], lost = taken_from(free.within[name], number, amount)
-        if name == CPU:
-            cpus = cpus - lost
-            whole_cores = max(0, whole_cores - lost)
-        elif name in devices:
-            devices[name] = max(min(0, devices[name]), devices[name] - lost)
-    for name, amount in need.unplaced:
-        devices[name] = max(min(0, devices[name]), devices[name] - amount)
-    if not need.memory:
-        if devices == free.devices and within == free.within:
-            return free
-        return msgspec.structs.replace(free, devices=devices, within=within, cpus=cpus, whole_cores=whole_cores)
-    kept = number if not several(number) else 0
-    reusable = frozenset(each for each in free.reusable if not each & number or each == kept)
-    used = free.used | number
-    return Free(
-        devices=devices,
-        cpus=cpus,
-        whole_cores=whole_cores,
-        within=within,
-        usable=usable_sets(len(free.usable).bit_length() - 1, reusable, used),
-        reusable=reusable,
-        used=used,
-    )
-
-
-def taken_from(table: tuple[int, ...], number: int, amount: int) -> tuple[tuple[int, ...], int]:
-    """
-    What is left at least, by set of NUMA nodes, where a container takes so much of a resource from this set, and how much it
-    takes at most. Of several NUMA nodes each loses all it has. What is near several of them is lost to each.
-    """
-    nodes = range(len(table).bit_length() - 1)
-    taken = [1 << node for node in nodes if number >> node & 1]
-    lost = {bit: table[bit] if len(taken) > 1 else min(amount, table[bit]) for bit in taken}
-    total = sum(lost.values())
-    if not total:
-        return table, 0
-    if table[-1] < sum(table[1 << node] for node in nodes):
-        return tuple(max(0, had - total) for had in table), min(amount, total)
-    losses = sums_by_subset(lost.get(1 << node, 0) for node in nodes)
-    return tuple(map(sub, table, losses)), min(amount, total)

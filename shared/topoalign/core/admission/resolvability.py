@@ -66,27 +66,27 @@ def with_resolvability(state: NodeState, demand: PodDemand, refusal: Refusal) ->
     if refusal.code in UNDECIDED:
         return msgspec.structs.replace(refusal, resolvability=Resolvability.NOT_KNOWN)
     empty = without_any_allocation(state)
-    resolvability, remaining = resolvability_on(empty, demand)
+    resolvability, remaining = _resolvability_on(empty, demand)
     finding = refusal.finding
     remedy = refusal.remedy
     where = ""
     if remaining is not None and remaining.container not in (None, refusal.container):
         where = f"container {quoted([str(remaining.container)])}: "
     if remaining is None:
-        remedy = "; or ".join((WAIT, *sufficient_changes(state, demand, refusal)))
+        remedy = "; or ".join((WAIT, *_sufficient_changes(state, demand, refusal)))
     elif resolvability is Resolvability.UNHEALTHY:
-        finding = f"{finding}; {describe_impaired(state, demand)}"
-        remedy = "; or ".join((HEAL, *sufficient_changes(empty, demand, remaining)))
-    elif resolvability is Resolvability.NEVER and not names_waiting(remaining):
+        finding = f"{finding}; {_describe_impaired(state, demand)}"
+        remedy = "; or ".join((HEAL, *_sufficient_changes(empty, demand, remaining)))
+    elif resolvability is Resolvability.NEVER and "wait" not in remaining.remedy:
         finding = where + remaining.finding
         remedy = remaining.remedy
     elif resolvability is Resolvability.NEVER:
         finding = f"even with no other pod on the node: {where}{remaining.finding}"
-        remedy = f"{NEVER}: {'; or '.join(sufficient_changes(empty, demand, remaining)) or ELSEWHERE}"
+        remedy = f"{NEVER}: {'; or '.join(_sufficient_changes(empty, demand, remaining)) or ELSEWHERE}"
     return msgspec.structs.replace(refusal, resolvability=resolvability, finding=finding, remedy=remedy)
 
 
-def resolvability_on(empty: NodeState, demand: PodDemand) -> tuple[Resolvability, Refusal | None]:
+def _resolvability_on(empty: NodeState, demand: PodDemand) -> tuple[Resolvability, Refusal | None]:
     """
     The resolvability of a refusal by a node of which this is the state `without_any_allocation`, and the refusal that
     remains: by the empty node, for `never` with all devices healthy; None: it admits the pod.
@@ -101,11 +101,6 @@ def resolvability_on(empty: NodeState, demand: PodDemand) -> tuple[Resolvability
     if isinstance(on_healthy, Admission):
         return Resolvability.UNHEALTHY, decision
     return Resolvability.NOT_KNOWN if on_healthy.code in UNDECIDED else Resolvability.NEVER, on_healthy
-
-
-def names_waiting(refusal: Refusal) -> bool:
-    """Whether its remedy is to wait, or something else: it is then about amounts that are free."""
-    return "wait" in refusal.remedy
 
 
 def without_any_allocation(state: NodeState) -> NodeState:
@@ -128,7 +123,7 @@ def with_healthy_devices(state: NodeState) -> NodeState:
     return msgspec.structs.replace(state, health=health)
 
 
-def describe_impaired(state: NodeState, demand: PodDemand) -> str:
+def _describe_impaired(state: NodeState, demand: PodDemand) -> str:
     """How many devices of the resources that are asked for cannot be handed out, for people."""
     listed = state.hardware.devices
     counts = {
@@ -139,7 +134,7 @@ def describe_impaired(state: NodeState, demand: PodDemand) -> str:
     return f"{' and '.join(texts) or 'devices'} are unhealthy or cordoned"
 
 
-def sufficient_changes(state: NodeState, demand: PodDemand, refusal: Refusal) -> Iterator[str]:
+def _sufficient_changes(state: NodeState, demand: PodDemand, refusal: Refusal) -> Iterator[str]:
     """Each single change with which the pod that was refused so is admitted in this state, for people."""
     rules = demand.rules
 

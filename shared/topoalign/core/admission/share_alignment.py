@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.admission.feasibility import are_listed, first_with_room
-from topoalign.core.admission.free_amounts import Amount, Free, count_free, preferred_sets
+from topoalign.core.admission.feasibility import are_listed
+from topoalign.core.admission.free_amounts import Free, NodeSets, count_free, first_with_room, sets_for
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.shares import (
     Share,
@@ -51,15 +51,6 @@ from topoalign.core.state.share_amounts import ShareLeft, slots_left, sum_amount
 
 Gpus = Mapping[DeviceID, int]
 """GPU, or MIG instance -> the number of the set of NUMA nodes that it is near."""
-"""GPU -> what is left of it."""
-
-
-class Sets(NamedTuple):
-    """Sets of NUMA nodes to which a kubelet may align something, and the amounts that it compares."""
-
-    preferred: tuple[int, ...]
-    near: tuple[Amount, ...]
-    memory: tuple[Amount, ...]
 
 
 class AlignedContainer(NamedTuple):
@@ -69,8 +60,8 @@ class AlignedContainer(NamedTuple):
     share: Share
     gpus: Gpus
     """Those that it may be given parts of, as far as the kubelet knows."""
-    aligned: Sets
-    otherwise: tuple[Sets, ...]
+    aligned: NodeSets
+    otherwise: tuple[NodeSets, ...]
     """
     What else may happen where no preferred set has room: each resource takes what there is of it on some NUMA node. Empty:
     the pod is refused.
@@ -89,41 +80,26 @@ def containers_aligned_to_gpus(topology: Topology, demand: PodDemand) -> tuple[A
         return ()
     found = []
     for each in demand.containers:
-        asked = share_in(topology, each)
-        if asked is None or not any(topology.devices[asked[0]].by_nodes):
+        share = each.share(topology)
+        if share is None:
+            continue
+        units = (name for name, amount in each.devices.items() if amount and unit_of(topology, name))
+        resource = share.resource or next(units)  # one that the GPUs are listed under
+        if not any(topology.devices[resource].by_nodes):
             continue
         aligned: Demand = demand if rules.scope is Scope.POD else each
-        otherwise: tuple[Sets, ...] = ()
+        otherwise: tuple[NodeSets, ...] = ()
         if policy.admits(NO_AFFINITY):
             names = (name for name in each.devices if topology.kind_of(name) in ("unit", "slot"))
             single = tuple(1 << node for node in range(len(topology.node_ids)))
-            otherwise = tuple(Sets(single, ((name, 1),), ()) for name in names)
+            otherwise = tuple(NodeSets(preferred=single, near=((name, 1),), memory=()) for name in names)
         found.append(
-            AlignedContainer(
-                each, asked[1], near_gpus(topology, asked[0]), sets_for(topology, demand, aligned), otherwise
-            )
+            AlignedContainer(each, share, _near_gpus(topology, resource), sets_for(topology, rules, aligned), otherwise)
         )
     return tuple(found)
 
 
-def share_in(topology: Topology, container: ContainerDemand) -> tuple[ResourceName, Share] | None:
-    """What a container asks for of parts of GPUs, with a resource that these are listed under. None: nothing."""
-    share = container.share(topology)
-    if share is None:
-        return None
-    units = (name for name, amount in container.devices.items() if amount and unit_of(topology, name))
-    return share.resource or next(units), share
-
-
-def sets_for(topology: Topology, pod: PodDemand, aligned: Demand) -> Sets:
-    """To which sets the kubelet may align this of a pod, and by what."""
-    devices = {name: amount for name, amount in aligned.devices.items() if name in topology.devices}
-    placed = tuple(name for name in devices if any(topology.devices[name].by_nodes))
-    near = (*((name, devices[name]) for name in placed), *(((CPU, aligned.cpus),) if aligned.cpus else ()))
-    return Sets(preferred_sets(topology, pod.rules, aligned, placed, memory=True), near, tuple(aligned.memory.items()))
-
-
-def near_gpus(topology: Topology, resource: ResourceName) -> Gpus:
+def _near_gpus(topology: Topology, resource: ResourceName) -> Gpus:
     """The GPUs of a resource that are near NUMA nodes."""
     devices = topology.devices[resource]
     numbers = subsets(topology.node_ids).numbers
@@ -150,11 +126,11 @@ def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = (
     other_containers = [each for other in others for each in other.containers]
     for part in parts:
         besides = [each for each in pod.containers if each is not part.container]
-        competitors = (share_in(state.hardware, each) for each in (*besides, *other_containers))
-        search = AlignmentSearch(state, pod.rules, part, [share for _, share in filter(None, competitors)])
+        shares = (each.share(state.hardware) for each in (*besides, *other_containers))
+        search = AlignmentSearch(state, pod.rules, part, [share for share in shares if share is not None])
         room = first_with_room(part.aligned.preferred, part.aligned.near, part.aligned.memory, free)
         before = other_containers if pod.rules.scope is Scope.POD else (*besides, *other_containers)
-        for sets, number in iterate_possible_alignments(part, free, before):
+        for sets, number in _iterate_possible_alignments(part, free, before):
             if number == room and not search.competitors:
                 continue
             if not search.suffices(number, is_here=number == room) and search.can_be_reached(sets, number):
@@ -162,12 +138,12 @@ def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = (
     return True
 
 
-def iterate_possible_alignments(
+def _iterate_possible_alignments(
     part: AlignedContainer, free: Free, competitors: Sequence[ContainerDemand]
-) -> Iterator[tuple[Sets, int]]:
+) -> Iterator[tuple[NodeSets, int]]:
     """
     The sets to which a container may be aligned once something has ended, up to the first that has room now even after all
-    these rivals have taken what they ask for from it.
+    these competitors have taken what they ask for from it.
     """
     taken = Counter[ResourceName]()
     for each in competitors:
@@ -197,14 +173,18 @@ class AlignmentSearch:
         self.competitors = competitors
         self._in_slots = part.share.resource is not None
 
-    def suffices(self, number: int, *, is_here: bool = False) -> bool:
-        """
-        Whether enough GPUs near this set have room for the container, whatever its competitors take. `is_here`: it is
-        aligned to this set now.
-        """
-        return self._suffices(self._left(self._state), number, is_here=is_here)
+    def _gpus(self, number: int) -> list[DeviceID]:
+        return [gpu for gpu, near in self._part.gpus.items() if near & number]
 
-    def _suffices(self, left: SharesLeft, number: int, *, is_here: bool = False) -> bool:
+    def _left(self, state: NodeState) -> SharesLeft:
+        return state.ownership.slots_left if self._in_slots else state.ownership.units_left
+
+    def suffices(self, number: int, left: SharesLeft | None = None, *, is_here: bool = False) -> bool:
+        """
+        Whether enough GPUs near this set have room for the container, whatever its competitors take. `left`: what is left of
+        the GPUs; None: as it is now. `is_here`: it is aligned to this set now.
+        """
+        left = self._left(self._state) if left is None else left
         share = self._part.share
         if not self._in_slots:
             is_free = not share.memory if share.whole else share.gpus == 1
@@ -220,19 +200,13 @@ class AlignmentSearch:
         hardware = self._state.hardware
         share = self._part.share
         fit = [
-            gpu for gpu in self._gpus(number) if gpu in left and fits_with_competitors(hardware, gpu, left[gpu], share)
+            gpu for gpu in self._gpus(number) if gpu in left and _fits_with_competitors(hardware, gpu, left[gpu], share)
         ]
-        kept = [gpu for gpu in fit if fits_with_competitors(hardware, gpu, left[gpu], share, self.competitors)]
+        kept = [gpu for gpu in fit if _fits_with_competitors(hardware, gpu, left[gpu], share, self.competitors)]
         lost = min(len(fit) - len(kept), sum(each.gpus for each in self.competitors))
         return len(fit) - lost >= share.gpus
 
-    def _gpus(self, number: int) -> list[DeviceID]:
-        return [gpu for gpu, near in self._part.gpus.items() if near & number]
-
-    def _left(self, state: NodeState) -> SharesLeft:
-        return state.ownership.slots_left if self._in_slots else state.ownership.units_left
-
-    def can_be_reached(self, sets: Sets, number: int) -> bool:
+    def can_be_reached(self, sets: NodeSets, number: int) -> bool:
         """Whether the kubelet may align to this set after the end of pods none of which makes room on its GPUs."""
         card_of = self._state.hardware.card_of
         gpus = {card_of(gpu) for gpu in self._gpus(number)}
@@ -245,7 +219,7 @@ class AlignmentSearch:
                 near.append(held)
         if self._has_room(far, sets, number):
             return True
-        idle = [held for held in near if not self._suffices(self._left_after(held, near, number), number)]
+        idle = [held for held in near if not self.suffices(number, self._left_after(held, near, number))]
         return bool(idle) and self._has_room((*far, *chain.from_iterable(idle)), sets, number)
 
     def _left_after(self, ended: list[Allocation], near: list[list[Allocation]], number: int) -> SharesLeft:
@@ -258,12 +232,12 @@ class AlignmentSearch:
         live = chain.from_iterable(held for held in near if held is not ended)
         return slots_left(hardware, live, handed_out) if self._in_slots else units_left(hardware, live, handed_out)
 
-    def _has_room(self, ended: Iterable[Allocation], sets: Sets, number: int) -> bool:
+    def _has_room(self, ended: Iterable[Allocation], sets: NodeSets, number: int) -> bool:
         free = count_free(without_all(self._state, ended), self._rules)
         return first_with_room((number,), sets.near, sets.memory, free) > 0
 
 
-def fits_with_competitors(
+def _fits_with_competitors(
     topology: Topology,
     gpu: DeviceID,
     left: ShareLeft,
@@ -274,7 +248,7 @@ def fits_with_competitors(
     others = [
         each.amount_of(left.offered) for each in competitors if (each.resource is None) == (share.resource is None)
     ]
-    if others and left.profiles:  # which places a rival's MIG instance takes is not known
+    if others and left.profiles:  # which places a competitor's MIG instance takes is not known
         return False
     rest = msgspec.structs.replace(left, sharers=left.sharers + len(others), held=sum_amounts((left.held, *others)))
     return may_be_on(topology, share, gpu) and enough(rest, share)
@@ -284,16 +258,12 @@ def by_pod(allocations: Iterable[Allocation]) -> Iterable[list[Allocation]]:
     """The allocations by their pods: what a pod has becomes free together. Those of no known pod are each alone."""
     found = defaultdict[object, list[Allocation]](list)
     for each in allocations:
-        found[pod_identity(each)].append(each)
+        owner = each.owner
+        if each.pod_uid or owner is None:
+            found[each.pod_uid or each.id].append(each)
+        else:  # what a prediction adds to the record is by UIDs
+            found[(owner.namespace, owner.pod) if owner.namespace else str(owner.pod)].append(each)
     return found.values()
-
-
-def pod_identity(allocation: Allocation) -> object:
-    """Equal for the allocations of a pod, the record's and what a prediction adds to it (which is by UIDs)."""
-    owner = allocation.owner
-    if allocation.pod_uid or owner is None:
-        return allocation.pod_uid or allocation.id
-    return (owner.namespace, owner.pod) if owner.namespace else str(owner.pod)
 
 
 def without_all(state: NodeState, gone: Iterable[Allocation]) -> NodeState:

@@ -34,7 +34,6 @@ from topoalign.core.numa_sets.search import mask_meets_needs
 from topoalign.core.placement.memory_blocks import format_gib
 from topoalign.core.policy import POLICIES
 from topoalign.core.profile import profile_of
-from topoalign.core.state.fold import NodeState
 
 MOST_SETS = 256
 """Sets of NUMA nodes that are looked at."""
@@ -53,24 +52,23 @@ class Shortage(NamedTuple):
 
 def describe_shortage(asked: HintRequest, hints: Mapping[str, Mapping[ResourceName, Hints]]) -> str:
     """
-    Describes why no set of NUMA nodes that the policy accepts suits the demand. `hints`: those of each provider. Empty:
-    amounts do not decide, or the search takes too much work.
+    Why no set of NUMA nodes that the policy accepts suits the demand. `hints`: those of each provider. Empty: amounts do
+    not decide, or the search takes too much work.
     """
     try:
-        return shortage_on_accepted_sets(asked, hints)
+        return _shortage_on_accepted_sets(asked, hints)
     except TooMuchWork:
         return ""
 
 
-def shortage_on_accepted_sets(asked: HintRequest, hints: Mapping[str, Mapping[ResourceName, Hints]]) -> str:
-    """`describe_shortage`. Raises TooMuchWork."""
+def _shortage_on_accepted_sets(asked: HintRequest, hints: Mapping[str, Mapping[ResourceName, Hints]]) -> str:
     offers = {name: each for some in hints.values() for name, each in some.items() if each is not None}
     machine = asked.state.hardware.node_ids
     sizes = {name: least_size(asked, name, each) for name, each in offers.items()}
     if POLICIES[asked.rules.policy].single_node:
         size = 1
     elif len({*sizes.values()}) > 1:
-        return describe_sizes(asked, sizes)
+        return _describe_sizes(asked, sizes)
     else:
         size = next(iter(sizes.values()), None) or 0
     if not size or comb(len(machine), size) > MOST_SETS:
@@ -78,12 +76,12 @@ def shortage_on_accepted_sets(asked: HintRequest, hints: Mapping[str, Mapping[Re
     found: dict[Shortage, list[Mask]] = {}
     for nodes in combinations(machine, size):
         mask = node_mask(nodes)
-        unmet = next((name for name, each in offers.items() if not prefers_node_set(each, mask)), None)
+        unmet = next((name for name, each in offers.items() if not _prefers_node_set(each, mask)), None)
         if unmet is None:  # each resource fits here, and the merge has found no combination
             return ""
-        found.setdefault(shortage_of(asked, unmet, mask), []).append(mask)
+        found.setdefault(_shortage_of(asked, unmet, mask), []).append(mask)
     first = sorted(found, key=lambda each: (-each.part, min(found[each])))[:MOST_NAMED]
-    texts = [each.text.format(format_sets(found[each], machine)) for each in first]
+    texts = [each.text.format(_format_sets(found[each], machine)) for each in first]
     return "; ".join((*texts, *(("others have less",) if len(found) > len(first) else ())))
 
 
@@ -96,71 +94,70 @@ def least_size(asked: HintRequest, resource: ResourceName, hints: Hints) -> int 
         return min(preferred)
     memory = asked.demand.memory
     needs = [
-        ResourceNeed(requested_amount(asked, name), {**capacity_of(asked, name)})
+        ResourceNeed(_requested_amount(asked, name), {**_capacity_of(asked, name)})
         for name in (memory if resource in memory else [resource])
     ]
     return Supply(node_mask(asked.state.hardware.node_ids), tuple(needs)).least_size()
 
 
-def describe_sizes(asked: HintRequest, sizes: Mapping[ResourceName, int | None]) -> str:
+def _describe_sizes(asked: HintRequest, sizes: Mapping[ResourceName, int | None]) -> str:
     """That resources need different numbers of NUMA nodes, which no set of them suits."""
     by_size: dict[int, list[str]] = {}
     for name, size in sizes.items():
         if size is None:
-            total = " ".join(format_units(name, sum(capacity_of(asked, name).values())))
-            return f"all NUMA nodes together have {total}, {format_units(name, requested_amount(asked, name))[0]} are needed"
-        by_size.setdefault(size, []).append(" ".join(format_units(name, requested_amount(asked, name))))
+            total = " ".join(_format_need(name, sum(_capacity_of(asked, name).values())))
+            needed = _format_need(name, _requested_amount(asked, name))[0]
+            return f"all NUMA nodes together have {total}, {needed} are needed"
+        by_size.setdefault(size, []).append(" ".join(_format_need(name, _requested_amount(asked, name))))
     texts = [f"{size} for {' and '.join(amounts)}" for size, amounts in sorted(by_size.items(), reverse=True)]
     return f"the numbers of NUMA nodes that are needed at least differ: {', '.join(texts)}"
 
 
-def prefers_node_set(hints: Hints, mask: Mask) -> bool:
-    """Whether a resource prefers this set of NUMA nodes."""
+def _prefers_node_set(hints: Hints, mask: Mask) -> bool:
     if isinstance(hints, HintRule):
         among = mask in hints.besides or (not mask & ~hints.nodes and mask_meets_needs(hints.needs, mask))
         return among and mask.bit_count() == hints.least
     return any(hint.preferred and hint.affinity in (None, mask) for hint in hints or ())
 
 
-def shortage_of(asked: HintRequest, resource: ResourceName, mask: Mask) -> Shortage:
-    """Why a resource does not fit on a set of NUMA nodes."""
-    has = available_on(asked, resource, mask)
-    amount = requested_amount(asked, resource)
+def _shortage_of(asked: HintRequest, resource: ResourceName, mask: Mask) -> Shortage:
+    has = sum(amount for nodes, amount in _supply_of(asked, resource).items() if nodes & mask)
+    amount = _requested_amount(asked, resource)
     several = "together have" if mask.bit_count() > 1 else ""
     if has < amount:
-        number, unit = format_units(resource, has)
-        wanted = format_units(resource, amount)[0]
+        number, unit = _format_need(resource, has)
+        wanted = _format_need(resource, amount)[0]
         be = "is" if wanted == "1" else "are"
         return Shortage(f"{{}} {several or 'has'} {number} {unit} free, {wanted} {be} needed", has / amount)
     if not amount:
         return Shortage(f"{{}} has none of {clean(resource)}, and a limit of 0 is aligned to its NUMA nodes, too", 0.0)
-    if kept := taken_over_elsewhere(asked, resource, mask):
+    if kept := _taken_over_elsewhere(asked, resource, mask):
         return Shortage(f"{kept} the container off {{}}", 0.0)
     if resource in asked.demand.memory:
         return Shortage("the memory of {} is in use by containers on other sets of NUMA nodes", 0.0)
     return Shortage(f"{{}} does not suit {clean(resource)}", 0.0)
 
 
-def available_on(asked: HintRequest, resource: ResourceName, mask: Mask) -> int:
-    """How much of a resource the demand can have on these NUMA nodes."""
-    return sum(amount for nodes, amount in supply_of(asked, resource).items() if nodes & mask)
-
-
-def supply_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]:
+def _supply_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]:
     """What the demand can have of a resource by NUMA nodes, with what init containers of its pod leave to it."""
     state, demand, rules = asked
     held = held_by_pod(state, demand)
     if resource == CPU:
-        return cpus_by_node(state, available_cpus(state, rules) | reusable_cpus(held))
+        cpus = available_cpus(state, rules) | reusable_cpus(held)
+        return {1 << node: len(inside & cpus) for node, inside in state.hardware.cpu_topology.in_node.items()}
     if resource in demand.memory:
-        return memory_by_node(asked, resource)
+        found = {1 << node: each.free.get(resource, 0) for node, each in memory_nodes(state, rules).items()}
+        for (nodes, name), size in reusable_memory(held).items():
+            if name == resource:
+                found[nodes] = found.get(nodes, 0) + size
+        return found
     if resource not in state.hardware.devices:
         return {}
     devices = state.hardware.devices[resource]
-    return devices_by_node(asked, devices_free_for(asked, resource) | devices.some(reusable_devices(held, resource)))
+    return _devices_by_node(asked, devices_free_for(asked, resource) | devices.some(reusable_devices(held, resource)))
 
 
-def capacity_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]:
+def _capacity_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]:
     """The same on the empty machine, all devices healthy."""
     state, demand, rules = asked
     if resource == CPU:
@@ -170,11 +167,10 @@ def capacity_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int
         return {1 << node: each.allocatable.get(resource, 0) for node, each in nodes}
     if resource not in state.hardware.devices:
         return {}
-    return devices_by_node(asked, state.hardware.devices[resource].everything)
+    return _devices_by_node(asked, state.hardware.devices[resource].everything)
 
 
-def devices_by_node(asked: HintRequest, some: DeviceSet) -> Mapping[Mask, int]:
-    """NUMA nodes, as a mask -> how many of these devices count near them."""
+def _devices_by_node(asked: HintRequest, some: DeviceSet) -> Mapping[Mask, int]:
     nodes = node_mask(asked.state.hardware.node_ids)
     found = Counter[Mask]()
     for known, there in by_counted_nodes(some.devices, asked.rules.mode).items():
@@ -182,21 +178,7 @@ def devices_by_node(asked: HintRequest, some: DeviceSet) -> Mapping[Mask, int]:
     return found
 
 
-def cpus_by_node(state: NodeState, cpus: frozenset[int]) -> Mapping[Mask, int]:
-    """NUMA node, as a mask -> how many of these CPUs it has."""
-    return {1 << node: len(inside & cpus) for node, inside in state.hardware.cpu_topology.in_node.items()}
-
-
-def memory_by_node(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]:
-    """NUMA nodes, as a mask -> bytes that are free, or left by init containers."""
-    found = {1 << node: each.free.get(resource, 0) for node, each in memory_nodes(asked.state, asked.rules).items()}
-    for (nodes, name), size in reusable_memory(held_by_pod(asked.state, asked.demand)).items():
-        if name == resource:
-            found[nodes] = found.get(nodes, 0) + size
-    return found
-
-
-def taken_over_elsewhere(asked: HintRequest, resource: ResourceName, mask: Mask) -> str:
+def _taken_over_elsewhere(asked: HintRequest, resource: ResourceName, mask: Mask) -> str:
     """
     What the demand has to take over from init containers, and is not on these NUMA nodes, for people: `CPU 9 of the init
     container keeps`. Empty: nothing.
@@ -223,18 +205,16 @@ def taken_over_elsewhere(asked: HintRequest, resource: ResourceName, mask: Mask)
     return f"{names} of the init container {'keeps' if len(elsewhere) == 1 else 'keep'}" if elsewhere else ""
 
 
-def requested_amount(asked: HintRequest, resource: ResourceName) -> int:
-    """How much is needed of a resource: CPUs, bytes, devices."""
+def _requested_amount(asked: HintRequest, resource: ResourceName) -> int:
     demand = asked.demand
     return demand.cpus if resource == CPU else demand.memory.get(resource) or demand.devices.get(resource, 0)
 
 
-def format_units(resource: ResourceName, amount: int) -> tuple[str, str]:
-    """An amount, of CPUs in whole ones, and its unit, for people."""
-    return format_amount(resource, amount * 1000 if resource == CPU else amount)
+def _format_need(resource: ResourceName, amount: int) -> tuple[str, str]:
+    return format_amount(resource, amount * 1000 if resource == CPU else amount)  # CPUs in whole ones
 
 
-def format_sets(masks: Sequence[Mask], machine: Sequence[int]) -> str:
+def _format_sets(masks: Sequence[Mask], machine: Sequence[int]) -> str:
     """`NUMA node 0`, `each of NUMA nodes 0-3`, `NUMA nodes 0-1`, `any 2 of NUMA nodes 0-7`."""
     nodes = nodes_of(union(masks))
     size = masks[0].bit_count()
@@ -301,26 +281,25 @@ def smaller_requests(
     for name, every in asking.items():
         containers = [each for each in every if container in (None, each.name)]
         if len(containers) == 1:
-            found = smaller_request(pod, containers[0], name, admits)
+            found = _smaller_request(pod, containers[0], name, admits)
             if found is not None:
                 yield found._replace(container=containers[0].name if len(every) > 1 else None)
 
 
-def smaller_request(
+def _smaller_request(
     pod: PodRequest, container: ContainerRequest, resource: ResourceName, admits: Callable[[PodRequest], bool]
 ) -> SmallerRequest | None:
-    """The most that this container can ask for of a resource. None: no smaller amount suffices."""
     unit = UNITS.get(resource, 1)
     asked = container.requests[resource]
 
     def reduced(units: int) -> PodRequest:
         return asking_for(pod, container.name, resource, units * unit)
 
-    found = most_that(lambda units: admits(reduced(units)), (asked - 1) // unit)
+    found = _most_that(lambda units: admits(reduced(units)), (asked - 1) // unit)
     return SmallerRequest(resource, asked, found * unit, reduced(found)) if found else None
 
 
-def most_that(holds: Callable[[int], bool], most: int) -> int:
+def _most_that(holds: Callable[[int], bool], most: int) -> int:
     """
     The largest number up to `most` for which it holds, where it holds for all smaller ones down to 1; 0: for none. Up to 16
     are tried one by one, because a smaller set of devices may be harder to align.

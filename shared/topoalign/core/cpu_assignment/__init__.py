@@ -2,16 +2,18 @@
 Takes CPUs from a set as the kubelet's CPU manager does (kubelet v1.36.3, policy static).
 
 The options of the policy choose the algorithm: packed, spread over the cores, within one last-level cache where that
-fits, or distributed evenly over NUMA nodes. The CPUs that are kept for the system are taken by the same algorithm
-(`system_cpus`).
+fits, or distributed evenly over NUMA nodes. The CPUs that are kept for the system are taken by the same algorithm.
 """
 
 from collections.abc import Set
+from functools import lru_cache
 
 from topoalign.core.cpu_assignment.distributed import take_distributed
 from topoalign.core.cpu_assignment.packed import take_packed
-from topoalign.core.model.requests import CpuOption, Mode
+from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
 from topoalign.core.model.topology.cpu_topology import CpuTopology
+from topoalign.core.model.topology.cpuset import parse_cpuset
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.profile import profile_of
 
 
@@ -31,3 +33,20 @@ def take(cpus: CpuTopology, available: Set[int], count: int, options: Set[CpuOpt
         prefer_uncore=CpuOption.PREFER_UNCORE in options,
         by_averages=by_averages,
     )
+
+
+def read_reserved_cpus(topology: Topology, rules: AdmissionRules) -> frozenset[int]:
+    """
+    Ids of the CPUs kept for the system: the listed ones, or a number that the CPU manager takes from all CPUs as it takes
+    those of containers. Raises ValueError for an invalid list; NotEnoughCpus, TooMuchWork as `take`.
+    """
+    if rules.reserved_cpus.strip():
+        return parse_cpuset(rules.reserved_cpus)
+    if not rules.reserved_cpu_count:
+        return frozenset()
+    return _choose_reserved_cpus(topology.cpu_topology, rules.reserved_cpu_count, rules.cpu_options, rules.mode)
+
+
+@lru_cache(maxsize=64)  # each decision asks for them several times
+def _choose_reserved_cpus(cpus: CpuTopology, count: int, options: frozenset[CpuOption], mode: Mode) -> frozenset[int]:
+    return take(cpus, cpus.node_of.keys(), count, options, mode)

@@ -43,7 +43,6 @@ def take_distributed(
 ) -> frozenset[int]:
     """
     Takes `count` of the available CPUs evenly from NUMA nodes, in groups of `group`; `by_averages` as in `take_packed`.
-
     Raises NotEnoughCpus, and TooMuchWork after MOST_STEPS.
     """
     if count > len(available):
@@ -74,19 +73,18 @@ def take_distributed(
 
 def best_split(cpus: CpuTopology, free: Sequence[int], count: int, group: int) -> Split | None:
     """
-    The split over the fewest nodes that leaves the machine most even; None if there is none. Raises TooMuchWork.
-
-    `free` is the number of free CPUs of each node, in the order of nodes.
+    The split over the fewest nodes that leaves the machine most even; None if there is none. `free`: the number of free
+    CPUs of each node, in the order of nodes. Raises TooMuchWork.
     """
     groups = count // group
-    groups_per_node = rounded_up(rounded_up(len(cpus.node_of), group), len(cpus.in_node))
+    groups_per_node = _rounded_up(_rounded_up(len(cpus.node_of), group), len(cpus.in_node))
     steps = 0
     look = len(free) + STEPS_OF_A_LOOK
-    for width in range(rounded_up(groups, groups_per_node), min(groups, len(free)) + 1):
+    for width in range(_rounded_up(groups, groups_per_node), min(groups, len(free)) + 1):
         best: Split | None = None
         lowest: int | None = None
         steps += look
-        for split, left in splits(free, width, count, group):
+        for split, left in _splits(free, width, count, group):
             steps += look
             if steps > MOST_STEPS:
                 raise TooMuchWork(
@@ -104,12 +102,11 @@ def best_split(cpus: CpuTopology, free: Sequence[int], count: int, group: int) -
     return None
 
 
-def rounded_up(amount: int, by: int) -> int:
-    """Divides and rounds up: 7 by 2 is 4."""
+def _rounded_up(amount: int, by: int) -> int:
     return -(-amount // by)
 
 
-def splits(free: Sequence[int], width: int, count: int, group: int) -> Iterator[tuple[Split, list[int] | None]]:
+def _splits(free: Sequence[int], width: int, count: int, group: int) -> Iterator[tuple[Split, list[int] | None]]:
     """Yields the splits over `width` nodes in the kubelet's order, with the free CPUs each leaves; None: impossible."""
     each = count // width // group * group
     rest = count - each * width
@@ -129,19 +126,18 @@ def splits(free: Sequence[int], width: int, count: int, group: int) -> Iterator[
             giving = [node for node in nodes if left[node] >= group]
             for size in range(len(giving), 0, -1):
                 for extra in choices(left, giving, size):
-                    yield Split(nodes, extra), handed_round(left, extra, rest, group)
+                    yield Split(nodes, extra), _handed_round(left, extra, rest, group)
 
 
 def choices(free: Sequence[int], nodes: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
     """
-    Yields the subsets of `nodes` of this size in lexicographic order, without those that an equal earlier one replaces.
-
-    Of neighbours with equally many free CPUs a subset holds the first ones.
+    Yields the subsets of `nodes` of this size in lexicographic order. Of neighbours with equally many free CPUs a subset
+    holds the first ones: the others are interchangeable.
     """
     if size > len(nodes):
         return
     runs = [[*run] for _, run in groupby(nodes, key=free.__getitem__)]
-    taken = first_filled(runs, size)
+    taken = _first_filled(runs, size)
     while True:
         yield tuple(chain.from_iterable(run[:amount] for run, amount in zip(runs, taken, strict=True)))
         behind = room = 0
@@ -152,10 +148,10 @@ def choices(free: Sequence[int], nodes: Sequence[int], size: int) -> Iterator[tu
             room = room + len(runs[last])
         else:
             return
-        taken[last:] = [taken[last] - 1, *first_filled(runs[last + 1 :], behind + 1)]
+        taken[last:] = [taken[last] - 1, *_first_filled(runs[last + 1 :], behind + 1)]
 
 
-def first_filled(runs: Sequence[Sequence[int]], size: int) -> list[int]:
+def _first_filled(runs: Sequence[Sequence[int]], size: int) -> list[int]:
     """How many of each run are taken where `size` are taken as early as possible."""
     amounts = []
     for run in runs:
@@ -164,7 +160,7 @@ def first_filled(runs: Sequence[Sequence[int]], size: int) -> list[int]:
     return amounts
 
 
-def handed_round(left: Sequence[int], extra: Sequence[int], rest: int, group: int) -> list[int] | None:
+def _handed_round(left: Sequence[int], extra: Sequence[int], rest: int, group: int) -> list[int] | None:
     """The free CPUs after `rest` more are given, one group per node in turn; None if these nodes have too few."""
     if sum(left[node] // group for node in extra) * group < rest:
         return None
@@ -179,9 +175,8 @@ def handed_round(left: Sequence[int], extra: Sequence[int], rest: int, group: in
 
 def unevenness(amounts: Sequence[int]) -> int:
     """
-    The standard deviation of these amounts in thousandths, rounded; the mean is rounded to thousandths, too.
-
-    In whole numbers: the kubelet adds floating-point numbers in random order and hides it by the same rounding.
+    The standard deviation of these amounts in thousandths, rounded; the mean is rounded to thousandths, too. In whole
+    numbers: the kubelet adds floating-point numbers in random order and hides it by the same rounding.
     """
     mean = (2000 * sum(amounts) + len(amounts)) // (2 * len(amounts))
     squares = sum((1000 * amount - mean) ** 2 for amount in amounts)

@@ -40,14 +40,16 @@ def take_packed(
     """
     Takes `count` of the available CPUs so that little is broken. Raises NotEnoughCpus.
 
-    With `by_averages` a core or socket is held to be free when it has as many free CPUs as the average one has in all.
-    That is the kubelet's test: where sockets or cores differ, it gives away a whole one of which CPUs are in use.
-    Without, a core or socket is free when all its CPUs are; the two differ on uneven machines only.
+    With `by_averages` a core or socket counts as free when it has as many free CPUs as the average one has in all. That is
+    the kubelet's test: where sockets or cores differ, it gives away a whole one of which CPUs are in use. Without, it is
+    free when all its CPUs are.
     """
     if count > len(available):
         raise NotEnoughCpus(count, len(available))
     taking = Taking(cpus, available, count, by_averages)
-    steps = [taking.whole_outer_units, taking.whole_inner_units]
+    steps = [taking.whole_nodes, taking.whole_sockets]
+    if not cpus.numa_first:  # a socket holds several NUMA nodes
+        steps.reverse()
     if prefer_uncore:
         steps += [taking.whole_caches_and_part_of_one]
     steps += [taking.single_cpus_by_id] if spread else [taking.whole_cores, taking.single_cpus]
@@ -68,51 +70,42 @@ class Taking:
         self.needed = count
         self.by_averages = by_averages
 
-    def whole_outer_units(self) -> None:
-        """Takes whole units of the larger kind: NUMA nodes, or sockets where a socket holds several nodes."""
-        self.whole_nodes() if self.cpus.numa_first else self.whole_sockets()
-
-    def whole_inner_units(self) -> None:
-        """Takes whole units of the smaller kind: sockets, or NUMA nodes where a socket holds several nodes."""
-        self.whole_sockets() if self.cpus.numa_first else self.whole_nodes()
-
     def whole_nodes(self) -> None:
         """Takes the free NUMA nodes that fit in what is still needed."""
         inside = self.cpus.in_node
-        if self.may_fit(inside):
-            self.take_units(inside[node] for node in self.nodes() if inside[node] <= self.free)
+        if self._may_fit(inside):
+            self._take_units(inside[node] for node in self.nodes() if inside[node] <= self.free)
 
     def whole_sockets(self) -> None:
         """Takes the free sockets that fit in what is still needed."""
-        if not self.may_fit(self.cpus.in_socket):
+        if not self._may_fit(self.cpus.in_socket):
             return
-        inside = [self.cpus.in_socket[socket] for socket in self.sockets()]
-        self.take_units([socket for socket in inside if self.is_free(socket, self.cpus.cpus_per_socket)])
+        inside = [self.cpus.in_socket[socket] for socket in self._sockets()]
+        self._take_units([socket for socket in inside if self._is_free(socket, self.cpus.cpus_per_socket)])
 
     def whole_cores(self) -> None:
         """Takes the free cores that fit in what is still needed."""
-        inside = (self.cpus.in_core[core] for core in self.cores())
-        self.take_units(core for core in inside if self.is_free(core, self.cpus.cpus_per_core))
+        inside = (self.cpus.in_core[core] for core in self._cores())
+        self._take_units(core for core in inside if self._is_free(core, self.cpus.cpus_per_core))
 
-    def may_fit(self, units: Mapping[int, frozenset[int]]) -> bool:
-        """Whether any of these units has no more CPUs than are still needed, so that they have to be ordered."""
+    def _may_fit(self, units: Mapping[int, frozenset[int]]) -> bool:
+        # whether the units have to be ordered
         return any(len(unit) <= self.needed for unit in units.values())
 
-    def is_free(self, unit: frozenset[int], average: int) -> bool:
-        """Whether a core or socket counts as free: by the average number of CPUs, or by all its CPUs."""
+    def _is_free(self, unit: frozenset[int], average: int) -> bool:
         return len(unit & self.free) == average if self.by_averages else unit <= self.free
 
     def whole_caches_and_part_of_one(self) -> None:
         """Takes free last-level caches that fit, then the rest from a single cache that has enough."""
-        caches = self.caches()
+        caches = self._caches()
         inside = self.cpus.in_uncore
         if self.needed >= self.cpus.cpus_per_uncore:
-            self.take_units(inside[cache] for cache in caches if inside[cache] <= self.free)
+            self._take_units(inside[cache] for cache in caches if inside[cache] <= self.free)
         for cache in caches:
             if self.needed > 0:
-                self.part_of(inside[cache])
+                self._part_of(inside[cache])
 
-    def part_of(self, cache: frozenset[int]) -> None:
+    def _part_of(self, cache: frozenset[int]) -> None:
         """Takes all that is still needed from one cache, cores of lowest id first; nothing if it does not divide so."""
         threads = self.cpus.cpus_per_core
         cores = sorted({self.cpus.core_of[cpu] for cpu in cache & self.free})[: -(-self.needed // threads)]
@@ -120,59 +113,58 @@ class Taking:
         if self.needed % 2 and threads > 1 and len(chosen) > self.needed:
             chosen.pop()
         if len(chosen) == self.needed:
-            self.take(chosen)
+            self._take(chosen)
 
     def single_cpus(self) -> None:
-        """Takes what is still needed core by core, in the order of `cores`."""
-        ordered = [cpu for core in self.cores() for cpu in sorted(self.cpus.in_core[core] & self.free)]
-        self.take(ordered[: self.needed])
+        """Takes what is still needed core by core, in the order of `_cores`."""
+        ordered = [cpu for core in self._cores() for cpu in sorted(self.cpus.in_core[core] & self.free)]
+        self._take(ordered[: self.needed])
 
     def single_cpus_by_id(self) -> None:
         """Takes what is still needed socket by socket, by ascending CPU id."""
-        ordered = [cpu for socket in self.sockets() for cpu in sorted(self.cpus.in_socket[socket] & self.free)]
-        self.take(ordered[: self.needed])
+        ordered = [cpu for socket in self._sockets() for cpu in sorted(self.cpus.in_socket[socket] & self.free)]
+        self._take(ordered[: self.needed])
 
-    def take_units(self, units: Iterable[frozenset[int]]) -> None:
+    def _take_units(self, units: Iterable[frozenset[int]]) -> None:
         """Takes each of these units, which have no CPU in common, that fits in what is still needed, in their order."""
         for unit in units:
             if len(unit) <= self.needed:
-                self.take(unit)
+                self._take(unit)
             if not self.needed:
                 return
 
-    def take(self, cpus: Iterable[int]) -> None:
-        """Moves these CPUs from the free ones to the taken ones."""
+    def _take(self, cpus: Iterable[int]) -> None:
         chosen = frozenset(cpus)
         self.taken |= chosen
         self.free -= chosen
         self.needed -= len(chosen)
 
+    # Units with free CPUs, in the order in which they are used.
+
     def nodes(self) -> list[int]:
         """NUMA nodes with free CPUs, in the order in which they are used."""
         if self.cpus.numa_first:
-            return self.ordered(self.cpus.node_of)
-        return self.ordered(self.cpus.node_of, within=self.cpus.socket_of, outer=self.sockets())
+            return self._ordered(self.cpus.node_of)
+        return self._ordered(self.cpus.node_of, within=self.cpus.socket_of, outer=self._sockets())
 
-    def sockets(self) -> list[int]:
-        """Sockets with free CPUs, in the order in which they are used."""
+    def _sockets(self) -> list[int]:
         if not self.cpus.numa_first:
-            return self.ordered(self.cpus.socket_of)
-        return self.ordered(self.cpus.socket_of, within=self.cpus.node_of, outer=self.nodes())
+            return self._ordered(self.cpus.socket_of)
+        return self._ordered(self.cpus.socket_of, within=self.cpus.node_of, outer=self.nodes())
 
-    def caches(self) -> list[int]:
-        """Last-level caches with free CPUs: node by node, whichever of node and socket is the larger."""
-        return self.ordered(self.cpus.uncore_of, within=self.cpus.node_of, outer=self.nodes())
+    def _caches(self) -> list[int]:
+        """Node by node, whichever of node and socket is the larger."""
+        return self._ordered(self.cpus.uncore_of, within=self.cpus.node_of, outer=self.nodes())
 
-    def cores(self) -> list[int]:
-        """Cores with free CPUs, unit by unit of the level above them."""
+    def _cores(self) -> list[int]:
         if self.cpus.numa_first:
-            return self.ordered(self.cpus.core_of, within=self.cpus.socket_of, outer=self.sockets())
-        return self.ordered(self.cpus.core_of, within=self.cpus.node_of, outer=self.nodes())
+            return self._ordered(self.cpus.core_of, within=self.cpus.socket_of, outer=self._sockets())
+        return self._ordered(self.cpus.core_of, within=self.cpus.node_of, outer=self.nodes())
 
-    def ordered(
+    def _ordered(
         self, unit_of: Mapping[int, int], within: Mapping[int, int] | None = None, outer: Iterable[int] = ()
     ) -> list[int]:
-        """The units with free CPUs: those of the first outer unit first, then by number of free CPUs, then by id."""
+        """Those of the first outer unit first, then by number of free CPUs, then by id."""
         units = [unit_of[cpu] for cpu in self.free]
         free = Counter(units)
         rank = {unit: position for position, unit in enumerate(outer)}

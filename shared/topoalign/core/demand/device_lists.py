@@ -19,16 +19,15 @@ from topoalign.core.model.topology.model import Topology
 
 def has_gpus(topology: Topology, resource: ResourceName) -> bool:
     """Whether a resource offers GPUs or parts of them."""
-    return not topology.gpu_by_id.keys().isdisjoint(iterate_offered_gpus(topology, resource))
+    return not topology.gpu_by_id.keys().isdisjoint(_offered_gpus(topology, resource))
 
 
 def has_nics(topology: Topology, resource: ResourceName) -> bool:
     """Whether a resource offers NICs or virtual functions of them."""
-    return not topology.nic_by_id.keys().isdisjoint(iterate_offered_gpus(topology, resource))
+    return not topology.nic_by_id.keys().isdisjoint(_offered_gpus(topology, resource))
 
 
-def iterate_offered_gpus(topology: Topology, resource: ResourceName) -> Iterator[DeviceID]:
-    """The GPUs and NICs that a resource offers, whole or in parts."""
+def _offered_gpus(topology: Topology, resource: ResourceName) -> Iterator[DeviceID]:
     return (topology.card_of(base) for offer in topology.offers_of.get(resource, ()) for base in offer.devices)
 
 
@@ -46,8 +45,7 @@ def lists_asked(topology: Topology, container: ContainerDemand) -> tuple[Resourc
 
 def list_notes(topology: Topology, demand: PodDemand) -> Iterator[str]:
     """
-    The note of a prediction for containers that ask for several resources, where NVIDIA_VISIBLE_DEVICES is the only
-    list.
+    The note of a prediction for containers that ask for several resources, where NVIDIA_VISIBLE_DEVICES is the only list.
     """
     for container in demand.containers:
         if resources := lists_asked(topology, container):

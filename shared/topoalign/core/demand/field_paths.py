@@ -20,18 +20,12 @@ PARTS = {
 """How a path begins in a PodRequest -> in a Pod; the first that fits."""
 
 
-def path_in_manifest(field: str) -> str:
-    """The path in a Pod; one that is of no PodRequest stays as it is."""
-    field = AMOUNT.sub(r"spec.\1.resources.\2", field, count=1)
-    for begin, instead in PARTS.items():
-        if field.startswith(begin):
-            return instead + field.removeprefix(begin)
-    return field
-
-
 def in_manifest(error: InvalidField) -> InvalidField:
-    """The same error with the path of the manifest."""
-    return InvalidField(path_in_manifest(error.field), error.finding.removeprefix(f"{error.field}: "), error.remedy)
+    """The same error with the path of the manifest; a path that is of no PodRequest stays as it is."""
+    path = AMOUNT.sub(r"spec.\1.resources.\2", error.field, count=1)
+    begin = next((each for each in PARTS if path.startswith(each)), "")
+    path = PARTS.get(begin, "") + path.removeprefix(begin)
+    return InvalidField(path, error.finding.removeprefix(f"{error.field}: "), error.remedy)
 
 
 def containers_with_paths(pod: PodRequest) -> Iterator[tuple[str, ContainerRequest]]:

@@ -20,7 +20,7 @@ def parse_int(text: str, bits: int = 32, function: str = "ParseInt") -> int:
     """Reads a decimal integer of so many bits. Raises ValueError with Go's message."""
     if not _INTEGER.fullmatch(text):
         raise ValueError(f"strconv.{function}: parsing {go_quoted(text)}: invalid syntax")
-    value = int(text) if len(text) <= 30 else 1 << 100  # int() of thousands of digits would raise
+    value = int(text) if len(text) <= 1000 else 1 << 100  # int() of thousands of digits would raise
     if not -(1 << bits - 1) <= value < 1 << bits - 1:
         raise ValueError(f"strconv.{function}: parsing {go_quoted(text)}: value out of range")
     return value

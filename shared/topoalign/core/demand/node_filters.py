@@ -16,13 +16,13 @@ from typing import Final
 
 import msgspec
 
+from topoalign.core.demand.go_text import parse_int
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.ids import NodeName
 
 UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 """Key of the taint that a cordoned node counts as having."""
 REPELLING = ("NoSchedule", "NoExecute")
-LARGEST = 2**63 - 1
 
 
 class Taint(msgspec.Struct, frozen=True):
@@ -120,47 +120,41 @@ def is_node_eligible(node: NodeTraits, pod: Constraints) -> bool:
 
 def list_exclusions(node: NodeTraits, pod: Constraints) -> Iterator[str]:
     """
-    What excludes the node: `cordon`, `taint gpu=yes:NoSchedule`, `nodeSelector pool=a`, `required node affinity`. Nothing
-    where the node is for the pod. A cordoned node has both the field and the taint of that key: it is one exclusion.
+    What excludes the node: `cordon`, `taint gpu=yes:NoSchedule` (as kubectl has it), `nodeSelector pool=a`, `required node
+    affinity`. A cordoned node has both the field and the taint of that key: it is one exclusion.
     """
     taints = [taint for taint in node.taints if taint.effect in REPELLING]
     if node.unschedulable:
         taints.append(Taint(UNSCHEDULABLE, "NoSchedule"))
-    not_tolerated = (taint for taint in taints if not any(tolerates_taint(each, taint) for each in pod.tolerations))
-    yield from dict.fromkeys(map(format_taint, not_tolerated))
+    not_tolerated = (taint for taint in taints if not any(_tolerates_taint(each, taint) for each in pod.tolerations))
+    yield from dict.fromkeys(map(_format_taint, not_tolerated))
     for key, value in pod.labels.items():
         if node.labels.get(key) != value:
             yield f"nodeSelector {key}={value}"
-    if pod.required is not None and not selector_matches_node(pod.required, node):
+    terms = pod.required.node_selector_terms or () if pod.required is not None else None
+    if terms is not None and not any(_term_matches(term, node) for term in terms):
         yield "required node affinity"
 
 
-def format_taint(taint: Taint) -> str:
-    """`taint key=value:effect`, as kubectl has it, or `taint key:effect`; `cordon` for the taint of a cordoned node."""
-    if taint.key == UNSCHEDULABLE:
+def _format_taint(taint: Taint) -> str:
+    if taint.key == UNSCHEDULABLE:  # a cordoned node
         return "cordon"
     value = f"={taint.value}" if taint.value else ""
     return f"taint {taint.key}{value}:{taint.effect}"
 
 
-def selector_matches_node(selector: NodeSelector, node: NodeTraits) -> bool:
-    """Whether one of the terms matches the node."""
-    return any(term_matches(term, node) for term in selector.node_selector_terms or ())
-
-
-def term_matches(term: Term, node: NodeTraits) -> bool:
+def _term_matches(term: Term, node: NodeTraits) -> bool:
     """Whether all of the term matches the node; False where there is nothing in it."""
     expressions = term.match_expressions or ()
     fields = term.match_fields or ()
     return (
         bool(expressions or fields)
-        and all(labels_meet(each, node.labels) for each in expressions)
-        and all(meets_field(each, {"metadata.name": node.name}) for each in fields)
+        and all(_labels_meet(each, node.labels) for each in expressions)
+        and all(_field_meets(each, {"metadata.name": node.name}) for each in fields)
     )
 
 
-def labels_meet(requirement: Requirement, labels: Mapping[str, str]) -> bool:
-    """Whether labels meet an expression. A label that is not there is in no list, and neither above nor below a number."""
+def _labels_meet(requirement: Requirement, labels: Mapping[str, str]) -> bool:
     found = labels.get(requirement.key)
     values = requirement.values or []
     match requirement.operator:
@@ -173,36 +167,29 @@ def labels_meet(requirement: Requirement, labels: Mapping[str, str]) -> bool:
         case "DoesNotExist":
             return found is None and not values
         case "Gt" | "Lt":
-            return found is not None and compare_label_number(requirement.operator, found, values)
+            return found is not None and _compare_label(requirement.operator, found, values)
     return False
 
 
-def meets_field(requirement: Requirement, fields: Mapping[str, str]) -> bool:
+def _compare_label(operator: str, found: str, values: Sequence[str]) -> bool:
+    """Whether a label is a number above (`Gt`) or below (`Lt`) the only value, which is a number, too."""
+    try:
+        numbers = [parse_int(text, bits=64) for text in (found, *values)]
+    except ValueError:
+        return False
+    if len(numbers) != 2:
+        return False
+    return numbers[0] > numbers[1] if operator == "Gt" else numbers[0] < numbers[1]
+
+
+def _field_meets(requirement: Requirement, fields: Mapping[str, str]) -> bool:
     """Whether fields meet a requirement of `matchFields`, which has one value; a field that is not known is empty."""
     if requirement.operator not in ("In", "NotIn") or len(requirement.values or ()) != 1:
         return False
     return (fields.get(requirement.key, "") in (requirement.values or ())) == (requirement.operator == "In")
 
 
-def compare_label_number(operator: str, found: str, values: Sequence[str]) -> bool:
-    """Whether a label is a number above (`Gt`) or below (`Lt`) the only value, which is a number, too."""
-    numbers = [parse_go_integer(found), *map(parse_go_integer, values)]
-    if len(numbers) != 2 or numbers[0] is None or numbers[1] is None:
-        return False
-    return numbers[0] > numbers[1] if operator == "Gt" else numbers[0] < numbers[1]
-
-
-def parse_go_integer(text: str) -> int | None:
-    """The number of 64 bits that Go's ParseInt reads in these digits; None: it is none."""
-    digits = text[1:] if text[:1] in ("+", "-") else text
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > 1000:
-        return None
-    number = int(text)
-    return number if -LARGEST - 1 <= number <= LARGEST else None
-
-
-def tolerates_taint(toleration: Toleration, taint: Taint) -> bool:
-    """Whether a toleration is for a taint."""
+def _tolerates_taint(toleration: Toleration, taint: Taint) -> bool:
     if toleration.effect not in ("", taint.effect) or toleration.key not in ("", taint.key):
         return False
     if toleration.operator == "Exists":

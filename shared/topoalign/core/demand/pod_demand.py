@@ -146,7 +146,9 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(name for each in self.containers for name in each.asked if not is_native(name))
 
     def of(self, container: ContainerName | None) -> "Demand":
-        """The demand of a container, or with None of the pod as a whole. Raises InvalidField where there is no such one."""
+        """
+        The demand of a container, or with None of the pod as a whole. Raises InvalidField where there is no such container.
+        """
         if container is None:
             return self
         found = next((each for each in self.containers if each.container == container), None)
@@ -163,49 +165,40 @@ Demand = ContainerDemand | PodDemand
 
 def read_pod(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
     """
-    Reads and validates the demand of a pod.
-
-    Raises InvalidField for an invalid request or invalid rules, annotations included where the mode reads them.
+    The demand of a pod. Raises InvalidField for an invalid request, invalid rules, or annotations that are invalid in this
+    mode.
     """
     return pod_demand(validate_pod(pod), rules)
 
 
 def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
-    """
-    The demand of a valid pod whose requests are filled in from limits.
-
-    Raises InvalidField for invalid rules, and then for invalid annotations.
-    """
+    """The demand of a valid pod whose requests are filled in from limits. Raises InvalidField as `read_pod`."""
     check_rules(rules)
     profile = profile_of(rules.mode)
     annotated = is_joint(pod.annotations)
     if profile.aligns_jointly:
         check_keys(pod.annotations)
-        annotated = annotated or names_koordinators(pod)
+        requests = [each.requests for each in (*pod.init_containers, *pod.containers)]
+        annotated = annotated or any(not KOORDINATORS.isdisjoint(each) for each in requests)
     manages_memory = rules.memory_manager == "Static" and may_be_exclusive(pod, profile)
     containers = tuple(
-        read_container(pod, where, each, rules, profile, annotated, manages_memory)
+        _read_container(pod, where, each, rules, profile, annotated, manages_memory)
         for where, each in containers_with_paths(pod)
     )
     return PodDemand(
         request=pod,
         rules=rules,
         containers=containers,
-        devices=wanted_devices(pod_wide(pod, device_limits), profile),
+        devices=_sort_devices(pod_wide(pod, device_limits), profile),
         together=NO_RESOURCES.union(*(each.together for each in containers)),
         cpus=pod_cpus(pod, profile) if rules.cpu_manager == "static" else 0,
-        memory=sort_by_resource(pod_memory(pod, profile)) if manages_memory else {},
+        memory=_sort_by_resource(pod_memory(pod, profile)) if manages_memory else {},
         manages_memory=manages_memory,
         jointly=annotated,
     )
 
 
-def names_koordinators(pod: PodRequest) -> bool:
-    """Whether a container asks for GPUs or NICs by Koordinator's names."""
-    return any(not KOORDINATORS.isdisjoint(each.requests) for each in (*pod.init_containers, *pod.containers))
-
-
-def read_container(
+def _read_container(
     pod: PodRequest,
     where: str,
     container: ContainerRequest,
@@ -215,10 +208,10 @@ def read_container(
     manages_memory: bool,
 ) -> ContainerDemand:
     """
-    The demand of the container of this pod at the path `where`. Raises InvalidField for annotations that do not go with
-    what the container asks for.
+    The demand of the container at the path `where`. Raises InvalidField for annotations that do not go with what it asks
+    for.
     """
-    devices = wanted_devices(device_limits(container), profile)
+    devices = _sort_devices(device_limits(container), profile)
     together = RESOURCES.intersection(devices) if jointly and profile.aligns_jointly else NO_RESOURCES
     joint = None
     try:
@@ -243,27 +236,19 @@ def read_container(
         together=together,
         joint=joint,
         cpus=exclusive_cpus(pod, container, profile) if rules.cpu_manager == "static" else 0,
-        memory=sort_by_resource(memory_part(container, profile)) if manages_memory else {},
+        memory=_sort_by_resource(memory_part(container, profile)) if manages_memory else {},
         gpu_annotations=read_gpu_annotations(pod.annotations),
         as_hami=rules.compat == "hami",
         cards=read_gpu_count(pod.annotations) or 1,
     )
 
 
-def wanted_devices(limits: Quantities, profile: Profile) -> dict[ResourceName, int]:
-    """The devices that are asked for, in the order of their names."""
-    return sort_by_resource({name: n for name, n in limits.items() if n or profile.asks_for_zero_devices})
+def _sort_devices(limits: Quantities, profile: Profile) -> dict[ResourceName, int]:
+    return _sort_by_resource({name: n for name, n in limits.items() if n or profile.asks_for_zero_devices})
 
 
-def sort_by_resource(amounts: Quantities) -> dict[ResourceName, int]:
-    """The same in the order of the names."""
+def _sort_by_resource(amounts: Quantities) -> dict[ResourceName, int]:
     return {name: amounts[name] for name in sorted(amounts)}
-
-
-# Which rules of a node are valid (kubelet v1.36.3): settings with which no kubelet would start are refused.
-#
-# No kubelet ever decides by such rules. `core.hints.preconditions` checks whether a kubelet starts with valid rules
-# on a given machine.
 
 
 CONFLICTS = (
@@ -276,9 +261,12 @@ CONFLICTS = (
 
 
 def check_rules(rules: AdmissionRules) -> None:
-    """Raises InvalidField for invalid rules."""
-    check_cpu_rules(rules)
-    check_memory_rules(rules)
+    """
+    Raises InvalidField for rules with which no kubelet would start (v1.36.3). `core.hints.preconditions` checks whether a
+    kubelet starts with valid rules on a given machine.
+    """
+    _check_cpu_rules(rules)
+    _check_memory_rules(rules)
     if rules.max_allowable_numa_nodes < 8:
         raise InvalidField(
             "rules.max_allowable_numa_nodes",
@@ -287,8 +275,7 @@ def check_rules(rules: AdmissionRules) -> None:
         )
 
 
-def check_cpu_rules(rules: AdmissionRules) -> None:
-    """Raises InvalidField for settings of the CPU manager that no kubelet would start with."""
+def _check_cpu_rules(rules: AdmissionRules) -> None:
     try:
         parse_cpuset(rules.reserved_cpus)
     except ValueError as error:
@@ -316,8 +303,7 @@ def check_cpu_rules(rules: AdmissionRules) -> None:
         )
 
 
-def check_memory_rules(rules: AdmissionRules) -> None:
-    """Raises InvalidField for amounts that no system can be kept."""
+def _check_memory_rules(rules: AdmissionRules) -> None:
     for node, amounts in rules.reserved_memory.items():
         for resource, size in amounts.items():
             field = f"rules.reserved_memory[{node}][{clean(resource)}]"

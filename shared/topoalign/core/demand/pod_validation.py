@@ -33,27 +33,26 @@ MOST_ANNOTATED = 256 * 1024
 
 def validate_pod(pod: PodRequest) -> PodRequest:
     """
-    Validates the request and returns it with requests filled in from limits, as the API server does.
-
-    Raises InvalidField that names the field by its path.
+    Validates the request and returns it with requests filled in from limits, as the API server does. Raises InvalidField
+    that names the field by its path.
     """
     if not pod.containers:
         raise InvalidField("pod.containers", "empty", "a pod has at least one container")
     groups = (("pod.initContainers", pod.init_containers), ("pod.containers", pod.containers))
-    check_object_name("pod.namespace", pod.namespace)
-    check_object_name("pod.name", pod.name)
-    check_annotation_sizes(pod.annotations)
+    _check_object_name("pod.namespace", pod.namespace)
+    _check_object_name("pod.name", pod.name)
+    _check_annotation_sizes(pod.annotations)
     if len(pod.init_containers) + len(pod.containers) > MOST_CONTAINERS:
         raise InvalidField(
             "pod.containers", f"more than {MOST_CONTAINERS} containers, init containers included", "split the pod"
         )
     for position, claim in enumerate(pod.claims):
-        check_object_name(f"pod.resourceClaims[{position}].name", claim)
+        _check_object_name(f"pod.resourceClaims[{position}].name", claim)
     seen: set[str] = set()
     for path, containers in groups:
         for position, container in enumerate(containers):
             where = f"{path}[{position}]"
-            check_object_name(f"{where}.name", container.name)
+            _check_object_name(f"{where}.name", container.name)
             if container.name in seen:
                 raise InvalidField(
                     f"{where}.name", f"{container.name!r} stands twice", "give each container its own name"
@@ -61,34 +60,36 @@ def validate_pod(pod: PodRequest) -> PodRequest:
             seen.add(container.name)
             if container.sidecar and path == "pod.containers":
                 raise InvalidField(f"{where}.sidecar", "set on an app container", "move it to initContainers")
-            check_quantities(f"{where}.requests", container.requests)
-            check_quantities(f"{where}.limits", container.limits)
-            check_limits(where, container)
+            _check_quantities(f"{where}.requests", container.requests)
+            _check_quantities(f"{where}.limits", container.limits)
+            _check_limits(where, container)
     filled = msgspec.structs.replace(
         pod,
-        init_containers=tuple(map(with_requests, pod.init_containers)),
-        containers=tuple(map(with_requests, pod.containers)),
+        init_containers=tuple(map(_with_requests, pod.init_containers)),
+        containers=tuple(map(_with_requests, pod.containers)),
     )
-    return with_valid_pod_level_resources(filled) if pod.has_pod_level_resources else filled
-
-
-def with_valid_pod_level_resources(pod: PodRequest) -> PodRequest:
-    """The same pod with its pod-level requests filled in. Raises InvalidField as `validate_pod` does."""
-    for kind, amounts in (("requests", pod.resources.requests), ("limits", pod.resources.limits)):
-        check_quantities(f"pod.resources.{kind}", amounts)
+    if not pod.has_pod_level_resources:
+        return filled
+    limits = pod.resources.limits
+    requests = pod.resources.requests
+    for kind, amounts in (("requests", requests), ("limits", limits)):
+        _check_quantities(f"pod.resources.{kind}", amounts)
         check_pod_level_names(f"pod.resources.{kind}", amounts)
-    filled = msgspec.structs.replace(pod, resources=with_pod_level_requests(pod))
-    check_pod_level_resources(filled)
+    if limits:
+        together = pod_wide(filled, effective_requests)
+        of_containers = {name: together[name] for name in (CPU, MEMORY) if name in together}
+        resources = PodLevelResources(limits=limits, requests={**limits, **of_containers, **requests})
+        filled = msgspec.structs.replace(filled, resources=resources)
+    _check_pod_level_resources(filled)
     return filled
 
 
-def with_requests(container: ContainerRequest) -> ContainerRequest:
-    """The container with its requests filled in from its limits, as the API server does."""
+def _with_requests(container: ContainerRequest) -> ContainerRequest:
+    # as the API server does
     return msgspec.structs.replace(container, requests={**container.limits, **container.requests})
 
 
-def check_object_name(path: str, name: str) -> None:
-    """Raises InvalidField for what is not a name."""
+def _check_object_name(path: str, name: str) -> None:
     if not NAME.fullmatch(name):
         raise InvalidField(
             path,
@@ -97,7 +98,7 @@ def check_object_name(path: str, name: str) -> None:
         )
 
 
-def check_annotation_sizes(annotations: Mapping[str, str]) -> None:
+def _check_annotation_sizes(annotations: Mapping[str, str]) -> None:
     """Checks sizes and keys; the values are checked where they are read."""
     size = sum(len(key) + len(value) for key, value in annotations.items())
     if len(annotations) > MOST_ANNOTATIONS or size > MOST_ANNOTATED:
@@ -109,8 +110,7 @@ def check_annotation_sizes(annotations: Mapping[str, str]) -> None:
             raise InvalidField(where, "not a key of annotations", "use keys such as example.com/purpose")
 
 
-def check_quantities(path: str, quantities: Mapping[ResourceName, int]) -> None:
-    """Raises InvalidField for invalid names of resources and invalid amounts."""
+def _check_quantities(path: str, quantities: Mapping[ResourceName, int]) -> None:
     if len(quantities) > MOST_RESOURCES:
         raise InvalidField(path, f"{len(quantities)} resources", f"ask for at most {MOST_RESOURCES}")
     for resource, amount in quantities.items():
@@ -125,7 +125,7 @@ def check_quantities(path: str, quantities: Mapping[ResourceName, int]) -> None:
             )
 
 
-def check_limits(path: str, container: ContainerRequest) -> None:
+def _check_limits(path: str, container: ContainerRequest) -> None:
     """Kubernetes' own rules: a request stays below its limit, and devices and hugepages have both or only a limit."""
     for resource, amount in container.requests.items():
         limit = container.limits.get(resource)
@@ -160,38 +160,24 @@ def check_pod_level_names(path: str, resources: Iterable[ResourceName]) -> None:
             raise InvalidField(f"{path}[{clean(name, 80)}]", finding, remedy)
 
 
-def with_pod_level_requests(pod: PodRequest) -> PodLevelResources:
-    """The pod-level resources with their requests filled in. `pod`: with the requests of its containers filled in."""
-    limits = pod.resources.limits
-    requests = pod.resources.requests
-    if not limits:
-        return pod.resources
-    together = pod_wide(pod, effective_requests)
-    of_containers = {name: together[name] for name in (CPU, MEMORY) if name in together}
-    return PodLevelResources(limits=limits, requests={**limits, **of_containers, **requests})
-
-
-def check_pod_level_resources(pod: PodRequest) -> None:
-    """
-    `pod`: with all requests filled in. Raises InvalidField where pod-level resources contradict one another or those of the
-    containers.
-    """
+def _check_pod_level_resources(pod: PodRequest) -> None:
+    """Raises InvalidField where pod-level resources contradict one another or those of the containers."""
     limits = pod.resources.limits
     requests = pod.resources.requests
     for name, amount in pod_wide(pod, effective_requests).items():
         for kind, whole in (("limits", limits), ("requests", requests)):
             if name in whole and amount > whole[name]:
                 finding = f"{whole[name]} is less than the {amount} that the containers request together"
-                raise pod_level_error(kind, name, finding, "raise it, or lower the requests of the containers")
+                raise _pod_level_error(kind, name, finding, "raise it, or lower the requests of the containers")
     for name, amount in requests.items():
         limit = limits.get(name)
         if limit is not None and amount > limit:
-            raise pod_level_error(
+            raise _pod_level_error(
                 "requests", name, f"{amount} is above the limit {limit}", "raise the limit or lower the request"
             )
         if is_hugepages(name) and amount != limit:
             finding = "has no limit" if limit is None else f"{amount} differs from its limit {limit}"
-            raise pod_level_error("requests", name, finding, "hugepages need equal ones")
+            raise _pod_level_error("requests", name, finding, "hugepages need equal ones")
     for position, container in enumerate(pod.containers):
         for name, amount in container.limits.items():
             if name in limits and amount > limits[name]:
@@ -202,6 +188,5 @@ def check_pod_level_resources(pod: PodRequest) -> None:
                 )
 
 
-def pod_level_error(kind: str, name: ResourceName, finding: str, remedy: str) -> InvalidField:
-    """The error about a pod-level resource."""
+def _pod_level_error(kind: str, name: ResourceName, finding: str, remedy: str) -> InvalidField:
     return InvalidField(f"pod.resources.{kind}[{name}]", finding, remedy)

@@ -38,24 +38,21 @@ def largest_moment(init: Iterable[tuple[Mapping[Key, int], bool]], apps: Iterabl
 
     A plain init container needs its own amount in addition to those of the sidecars before it; the app containers run
     together with all sidecars. The larger of the two is needed: init containers of 4 and 1 GPUs and an app of 2 need 4.
-    Counted by GPU, 2100 MiB of one for an init container and 100 MiB of another for an app are both needed: 2200
-    together.
     """
     sidecars: dict[Key, int] = {}
     starting: dict[Key, int] = {}
     for own, is_sidecar in init:
-        needed = add_quantities(sidecars, own)
+        needed = _add_quantities(sidecars, own)
         if is_sidecar:
             sidecars = needed
         starting = {name: max(starting.get(name, 0), needed.get(name, 0)) for name in {**starting, **needed}}
     running = sidecars
     for own in apps:
-        running = add_quantities(running, own)
+        running = _add_quantities(running, own)
     return {name: max(starting.get(name, 0), running.get(name, 0)) for name in {**starting, **running}}
 
 
-def add_quantities(a: Mapping[Key, int], b: Mapping[Key, int]) -> dict[Key, int]:
-    """The sum, key by key."""
+def _add_quantities(a: Mapping[Key, int], b: Mapping[Key, int]) -> dict[Key, int]:
     return {name: a.get(name, 0) + b.get(name, 0) for name in {**a, **b}}
 
 
@@ -66,8 +63,8 @@ def device_limits(container: ContainerRequest) -> dict[ResourceName, int]:
 
 def may_be_exclusive(pod: PodRequest, profile: Profile) -> bool:
     """
-    Whether containers of the pod may have CPUs and memory of their own: not with pod-level resources, and of a
-    kubelet only in a Guaranteed pod.
+    Whether containers of the pod may have CPUs and memory of their own: not with pod-level resources, and of a kubelet only
+    in a Guaranteed pod.
     """
     return pod.gets_exclusive_resources if profile.exclusive_by_qos else not pod.has_pod_level_resources
 
@@ -98,10 +95,8 @@ def memory_part(container: ContainerRequest, profile: Profile) -> dict[ResourceN
 
 def pod_memory(pod: PodRequest, profile: Profile) -> dict[ResourceName, int]:
     """
-    What the memory manager is to place for a whole pod, in bytes.
-
-    The kubelet drops the names that no app container has. Mode `best` does not: what init containers and sidecars alone
-    ask for has to be there, too.
+    What the memory manager is to place for a whole pod, in bytes. The kubelet drops the names that no app container has;
+    mode `best` does not.
     """
     amounts = pod_wide(pod, lambda each: memory_part(each, profile))
     if not profile.drops_memory_of_init_containers:

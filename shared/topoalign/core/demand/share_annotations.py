@@ -24,16 +24,12 @@ from functools import lru_cache
 
 import msgspec
 
-from topoalign.core.demand.field_paths import in_manifest
 from topoalign.core.demand.gangs import annotation_path
 from topoalign.core.demand.go_text import is_true, parse_bool, parse_int
-from topoalign.core.deviceshare import annotations as joint
-from topoalign.core.model.errors import InvalidField, NoFit, quoted
+from topoalign.core.model.errors import NoFit, quoted
 from topoalign.core.model.ids import DeviceID
 
-# Names that HAMi uses, which are fixed: its vendor, and annotations. Those of resources can be changed (`Slots`).
-
-
+# HAMi's fixed names. Those of resources can be changed (`Slots`).
 VENDOR = "NVIDIA"
 """The type of a request for NVIDIA's GPUs, which is contained in the type of each such GPU."""
 
@@ -71,13 +67,6 @@ DEVICES_ALLOCATED = "hami.io/vgpu-devices-allocated"
 """Of a pod: its GPUs."""
 
 
-# Types for what limits and orders the choice of a GPU: lists of models and uuids, and weights of slots, cores and
-# memory.
-#
-# A model matches if the product's name contains it, without regard to case: `h100` takes `NVIDIA H100 80GB HBM3`. A
-# uuid is matched exactly.
-
-
 class Weights(msgspec.Struct, frozen=True):
     """The weights of slots, cores and memory in a GPU's score."""
 
@@ -90,7 +79,10 @@ EQUAL_WEIGHTS = Weights()
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """A list of what is accepted and a list of what is excluded. None: no such list."""
+    """
+    A list of what is accepted and a list of what is excluded. None: no such list. A model matches if the product's name
+    contains it, without regard to case: `h100` takes `NVIDIA H100 80GB HBM3`. A uuid is matched exactly.
+    """
 
     wanted: tuple[str, ...] | None = None
     unwanted: tuple[str, ...] | None = None
@@ -104,13 +96,12 @@ class Selection(msgspec.Struct, frozen=True):
         name = model.upper()
         wanted = self.wanted
         unwanted = self.unwanted
-        return (wanted is None or any(_within(each, name) for each in wanted)) and (
-            unwanted is None or not any(_within(each, name) for each in unwanted)
+        return (wanted is None or any(each.upper() in name for each in wanted)) and (
+            unwanted is None or not any(each.upper() in name for each in unwanted)
         )
 
 
 ANY = Selection()
-"""Says nothing."""
 
 
 class GpuOrder(StrEnum):
@@ -161,11 +152,6 @@ class GpuRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ANY_GPU = GpuRules()
-"""Says nothing."""
-
-
-def _within(name: str, model: str) -> bool:
-    return name.upper() in model
 
 
 class InvalidShare(NoFit):
@@ -208,28 +194,41 @@ def list_annotation_paths(published: Published, *keys: str) -> str:
 @lru_cache(maxsize=256)
 def read_gpu_rules(published: Published, *, as_hami: bool = False) -> GpuRules:
     """
-    The rules by which a pod gets its GPUs; without annotations ANY_GPU. `as_hami`: HAMi's rules choose them, which know
-    lists of policies as well, and spread where none is named. Raises InvalidShare for what is invalid, with the path of
+    The rules by which a pod gets its GPUs; without annotations ANY_GPU. `as_hami`: HAMi's rules choose them, which
+    accept lists of policies, and spread where none is named. Raises InvalidShare for what is invalid, with the path of
     the annotation.
     """
     found = dict(published)
-    policy = found.get(GPU_POLICY)
-    several = hami_policies(policy) if as_hami else lone_policy(policy)
+    policies = _named_policies(found.get(GPU_POLICY), as_hami=as_hami)
     order = GpuOrder.BEST_FIT
-    if policy is not None and policy != MUTEX and not as_hami:
-        order = GpuOrder(policy)
-    check_lists(found)
-    check_mode(found)
-    check_numa_bind(found)
-    check_weights(found, weighs=is_weighed(several) if as_hami else order in ORDERS)
+    if policies and policies != (MUTEX,) and not as_hami:
+        order = GpuOrder(policies[0])
+    _check_lists(found)
+    mode = found.get(VGPU_MODE)
+    if mode is not None and not any(each in mode for each in MODES):
+        remedy = f"write one of {', '.join(MODES)}, or leave it out"
+        raise annotation_error(VGPU_MODE, f"{quoted([mode])} is no mode", remedy)
+    numa_bind = found.get(NUMA_BIND)
+    if numa_bind is not None:
+        try:
+            parse_bool(numa_bind)
+        except ValueError as error:
+            finding = f"{quoted([numa_bind])} is neither true nor false"
+            raise annotation_error(NUMA_BIND, finding, 'write "true" or "false"') from error
     rules = read_as_hami(found)
+    if SCORING_WEIGHTS in found and not _is_weighed(policies, order, as_hami=as_hami):
+        raise annotation_error(
+            SCORING_WEIGHTS,
+            f"has an effect with {' and '.join(ORDERS)} alone",
+            f"add {GPU_POLICY}: {GpuOrder.BINPACK}, or leave it out",
+        )
     return msgspec.structs.replace(rules, order=order, hami=rules.hami if as_hami else "")
 
 
 def read_as_hami(annotations: Mapping[str, str], policy: str = GpuOrder.SPREAD.value) -> GpuRules:
     """
-    The rules in annotations as HAMi reads them, which refuses nothing but weights that are none, by InvalidField. `policy`:
-    what counts where they name none.
+    The rules in annotations as HAMi reads them, which refuses nothing but invalid weights, by InvalidShare. `policy`:
+    the default.
     """
     policy = annotations.get(GPU_POLICY, policy)
     weights = annotations.get(SCORING_WEIGHTS)
@@ -244,93 +243,39 @@ def read_as_hami(annotations: Mapping[str, str], policy: str = GpuOrder.SPREAD.v
     )
 
 
-def lone_policy(policy: str | None) -> tuple[str, ...]:
-    """The policy that is named, if one is. Raises InvalidShare for a word that is none."""
-    if policy is not None and policy not in POLICIES:
-        raise annotation_error(
-            GPU_POLICY, f"{quoted([policy])} is no policy", f"write one of {', '.join(POLICIES)}, or leave it out"
-        )
-    return () if policy is None else (policy,)
+def _named_policies(policy: str | None, *, as_hami: bool) -> tuple[str, ...]:
+    if policy is None:
+        return ()
+    known = (*POLICIES, NUMA) if as_hami else POLICIES
+    named = split_list(policy) if as_hami else (policy,)
+    if wrong := [each for each in named if each not in known]:  # HAMi reads these as `spread`
+        number = "some" if as_hami else "one"
+        remedy = f"write {number} of {', '.join(known)}, or leave it out"
+        raise annotation_error(GPU_POLICY, f"{quoted(wrong[:3])} is no policy", remedy)
+    return named
 
 
-def hami_policies(policy: str | None) -> tuple[str, ...]:
-    """The policies that are named with commas in between. Raises InvalidShare for words that HAMi reads as `spread`."""
-    several = () if policy is None else split_list(policy)
-    if wrong := [each for each in several if each not in (*POLICIES, NUMA)]:
-        known = ", ".join((*POLICIES, NUMA))
-        raise annotation_error(GPU_POLICY, f"{quoted(wrong[:3])}: no policy", f"write some of {known}, or leave it out")
-    return several
-
-
-def is_weighed(policies: tuple[str, ...]) -> bool:
-    """Whether HAMi looks at how full a GPU is: not where it goes by NUMA nodes, or by what is unused, alone."""
+def _is_weighed(policies: tuple[str, ...], order: GpuOrder, *, as_hami: bool) -> bool:
+    if not as_hami:
+        return order in ORDERS
     named = {*policies}
     return not named.isdisjoint(ORDERS) or (NUMA not in named and named != {MUTEX})
 
 
-def check_mode(found: Mapping[str, str]) -> None:
-    """Raises InvalidShare for a text that names no mode."""
-    text = found.get(VGPU_MODE)
-    if text is not None and not any(mode in text for mode in MODES):
-        raise annotation_error(
-            VGPU_MODE, f"{quoted([text])} is no mode", f"write one of {', '.join(MODES)}, or leave it out"
-        )
-
-
-def check_numa_bind(found: Mapping[str, str]) -> None:
-    """Raises InvalidShare for what is no truth value."""
-    text = found.get(NUMA_BIND)
-    if text is not None:
-        try:
-            parse_bool(text)
-        except ValueError as error:
-            raise annotation_error(
-                NUMA_BIND, f"{quoted([text])} is neither true nor false", 'write "true" or "false"'
-            ) from error
-
-
-def check_weights(found: Mapping[str, str], *, weighs: bool) -> None:
-    """Raises InvalidShare for weights that are none, and where they do not matter. `weighs`: whether they do."""
-    if (text := found.get(SCORING_WEIGHTS)) is None:
-        return
-    weights_meant(text)
-    if not weighs:
-        raise annotation_error(
-            SCORING_WEIGHTS,
-            f"has an effect with {' and '.join(ORDERS)} alone",
-            f"add {GPU_POLICY}: {GpuOrder.BINPACK}, or leave it out",
-        )
-
-
-def weights_meant(text: str) -> Weights:
-    """`read_weights`; raises InvalidShare."""
-    try:
-        return read_weights(text)
-    except InvalidField as error:
-        named = in_manifest(error)
-        raise InvalidShare(named.finding, named.remedy) from error
-
-
-def check_lists(found: Mapping[str, str]) -> None:
-    """Raises InvalidShare for lists with entries that are none, and for those of which one leaves nothing of the other."""
+def _check_lists(found: Mapping[str, str]) -> None:
+    """Raises InvalidShare for invalid entries, and where one list leaves nothing of the other."""
     for key in (USE_TYPE, NO_USE_TYPE):
-        check_entries(found, key, "parts of the names of models, with commas in between: A100,H100")
+        _check_entries(found, key, "parts of the names of models, with commas in between: A100,H100")
     for key in (USE_UUID, NO_USE_UUID):
-        check_uuids(found, key)
-    check_something_is_left(USE_TYPE, type_selection(found), lambda part, model: part.upper() in model.upper())
-    check_something_is_left(USE_UUID, uuid_selection(found), str.__eq__)
+        remedy = "uuids of GPUs as `topoalign gpu list` shows them, with commas in between"
+        _check_entries(found, key, remedy)
+        if wrong := [each for each in read_list_annotation(found, key) or () if not UUID.fullmatch(each)]:
+            raise annotation_error(key, f"{quoted(wrong[:3])}: no uuid of a GPU", f"write {remedy}")
+    _check_something_is_left(USE_TYPE, type_selection(found), lambda part, model: part.upper() in model.upper())
+    _check_something_is_left(USE_UUID, uuid_selection(found), str.__eq__)
 
 
-def check_uuids(found: Mapping[str, str], key: str) -> None:
-    """Raises InvalidShare for entries of a list that are no uuids."""
-    remedy = "uuids of GPUs as `topoalign gpu list` shows them, with commas in between"
-    check_entries(found, key, remedy)
-    if wrong := [each for each in read_list_annotation(found, key) or () if not UUID.fullmatch(each)]:
-        raise annotation_error(key, f"{quoted(wrong[:3])}: no uuid of a GPU", f"write {remedy}")
-
-
-def check_entries(found: Mapping[str, str], key: str, remedy: str) -> None:
-    """Raises InvalidShare where an entry of a list is empty, or they are too many."""
+def _check_entries(found: Mapping[str, str], key: str, remedy: str) -> None:
     if key not in found:
         return
     several = split_list(found[key])
@@ -342,8 +287,8 @@ def check_entries(found: Mapping[str, str], key: str, remedy: str) -> None:
         raise annotation_error(key, limit, f"write {remedy}")
 
 
-def check_something_is_left(key: str, selection: Selection, excludes: Callable[[str, str], bool]) -> None:
-    """Raises InvalidShare where all that is wanted is unwanted, too. `excludes`: whether the first keeps off the second."""
+def _check_something_is_left(key: str, selection: Selection, excludes: Callable[[str, str], bool]) -> None:
+    """Raises InvalidShare where all that is wanted is excluded. `excludes`: whether the first excludes the second."""
     wanted = selection.wanted or ()
     unwanted = selection.unwanted or ()
     if wanted and all(any(excludes(no, yes) for no in unwanted) for yes in wanted):
@@ -380,28 +325,25 @@ def split_list(text: str) -> tuple[str, ...]:
 def read_weights(text: str) -> Weights:
     """
     The weights in an annotation, such as `slot=1,core=1,memory=3`: all three once, in any order, not negative and not
-    all 0.
-
-    Raises InvalidField.
+    all 0. Raises InvalidShare.
     """
     found: dict[str, int] = {}
     for part in split_list(text):
         name, equals, number = (each.strip() for each in part.partition("="))
         if not equals or name not in Weights.__struct_fields__ or name in found:
-            raise invalid_weights()
+            raise _invalid_weights()
         try:
             found[name] = parse_int(number, bits=64)
         except ValueError as error:
-            raise invalid_weights() from error
+            raise _invalid_weights() from error
     if len(found) != len(Weights.__struct_fields__) or min(found.values()) < 0 or not any(found.values()):
-        raise invalid_weights()
+        raise _invalid_weights()
     return Weights(**found)
 
 
-def invalid_weights() -> InvalidField:
-    """The refusal of weights."""
-    return InvalidField(
-        joint.device_annotation_path(SCORING_WEIGHTS),
+def _invalid_weights() -> InvalidShare:
+    return annotation_error(
+        SCORING_WEIGHTS,
         "not weights of slots, cores and memory",
         "write all three as integers, one of them above 0: slot=1,core=1,memory=3",
     )

@@ -1,19 +1,25 @@
 """
-Reads what a container asks for of GPUs that are offered in units or slots: a number of GPUs, and cores and memory of
-each.
+Reads what a container asks for of GPUs that are offered in units or slots: of how many GPUs, and how much of each.
 
-The kubelet allocates only the slots. The amounts are in resources that it never sees (`SlotResources`), by HAMi's
-rules (below). Memory in MiB counts before a percentage; without both, it is all memory of a GPU, and 0 counts as
-absent. Without a request for cores there are none. Two rules are stricter. 100 cores are all that is offered of a
-GPU, however it is scaled, and nobody else gets such a GPU. 0 cores are refused, because nothing keeps a container
-from computing. Requests that HAMi would misread or ignore are refused, too (`check_amounts`).
+Units are hundredths of computing time and blocks of memory. From 100 on computing time is that of whole GPUs, and their
+memory comes with them. A smaller amount is of one GPU, or in equal parts of several where the annotation
+`topoalign.io/gpus` asks for that.
 
-    nvidia.com/gpu: 1, gpumem: 4000, gpucores: 30     30 cores and 4000 MiB of one GPU
-    nvidia.com/gpu: 2, gpumem-percentage: 50          half of the memory of each of two GPUs, without a claim on their cores
-    nvidia.com/gpu: 1                                 all memory of one GPU: nobody else gets any of it
-    nvidia.com/gpu: 1, gpumem: 16Gi                   refused: these are 17179869184 MiB
+    20 of computing time, 16 blocks                  a fifth of a GPU, and 4 GiB of it
+    60 of computing time, 40 blocks, spread over 2   30 and 20 of each of two GPUs
+    200 of computing time                            two GPUs, with all of their memory
 
-Which GPUs would do, and which of them come first, follows from the pod's annotations (`share_annotations`).
+Slots are read as HAMi reads them. The kubelet allocates only the slots; amounts are in resources that it never sees
+(`SlotResources`). Memory in MiB counts before a percentage; without both, it is all memory of a GPU, and 0 counts as
+absent. Cores that are not asked for are none.
+
+    nvidia.com/gpu: 1, gpumem: 4000, gpucores: 30    30 cores and 4000 MiB of one GPU
+    nvidia.com/gpu: 2, gpumem-percentage: 50         half of the memory of each of two GPUs, without a claim on their cores
+    nvidia.com/gpu: 1                                all memory of one GPU: nobody else gets any of it
+
+Two rules are stricter than HAMi's. 100 cores are all that is offered of a GPU, however it is scaled, and nobody else gets
+such a GPU. 0 cores are refused, because nothing keeps a container from computing; so are amounts that HAMi would misread or
+ignore, such as `gpumem: 16Gi`, which are 17179869184 MiB (`check_amounts`).
 
 Source: HAMi 4707fb02, GenerateResourceRequests.
 """
@@ -46,23 +52,6 @@ from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK, Offer, Slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.share_amounts import MIB, ShareLeft, divide_amount, offered_in_slots, sum_amounts
-
-# Reads what a container asks for of GPUs that are offered in units: hundredths of computing time, and blocks of memory.
-#
-# A share is of one GPU, so both are; or of several in equal parts, where the pod asks for that (`spread`). From 100 on
-# computing time is that of whole GPUs, and their memory comes with them.
-#
-#     20 of computing time, 16 blocks       a fifth of a GPU, and 4 GiB of it
-#     16 blocks                             4 GiB of a GPU, without a claim on its computing time
-#     60 of computing time, 40 blocks,      30 and 20 of each of two GPUs
-#     spread over 2
-#     200 of computing time                 two GPUs, with all of their memory
-#     20 of computing time                  refused: how much memory of the GPU is meant?
-#     150 of computing time, 16 blocks      refused: of one GPU there are 100, and above that only whole ones
-#
-# What is written as 0 is refused (`core.sharing.pod_checks`), although a kubelet would give nothing and start the
-# container.
-
 
 USUAL_NAMES = (ResourceName("tencent.com/vcuda-core"), ResourceName("tencent.com/vcuda-memory"))
 """The names of units where the configuration sets none."""
@@ -104,7 +93,7 @@ class Share(NamedTuple):
 def enough(left: ShareLeft, share: Share, own: Amount | None = None) -> bool:
     """
     Whether a GPU has enough left for a share of it. Where all cores are held, memory alone would take some of them. `own`:
-    what the pod holds of it by a slot that its init container leaves, which it needs no second one for.
+    what the pod holds of it by a slot that its init container leaves, which it takes over.
     """
     if not left.usable or (own is None and left.all_slots and left.slots < 1):
         return False
@@ -137,9 +126,7 @@ def unit_of(topology: Topology, resource: ResourceName) -> UnitKind | None:
 def units_asked(topology: Topology, devices: Quantities) -> Amount | None:
     """The units that are asked for on this machine, of all GPUs together; None: none are."""
     in_units = resources_in_units(topology)
-    found = (
-        [unit_amount(in_units[name], n) for name, n in devices.items() if n and name in in_units] if in_units else []
-    )
+    found = [unit_amount(in_units[name], n) for name, n in devices.items() if n and name in in_units]
     return sum_amounts(found) if found else None
 
 
@@ -157,8 +144,8 @@ def share_in_units(topology: Topology, devices: Quantities, gpus: int = 1) -> Sh
 
 def share_of_units(units: Amount, gpus: int = 1) -> Share:
     """
-    The share that these units are in equal parts of so many GPUs: of 60 and 40 blocks over two, 30 and 20. From 100 on
-    computing time is that of whole GPUs. A remainder of blocks is rounded up.
+    The share that these units are in equal parts of so many GPUs: of 60 and 40 blocks over two, 30 and 20. A remainder of
+    blocks is rounded up.
     """
     gpus = max(gpus, units.cores // CORES)
     blocks = units.memory // MEMORY_BLOCK
@@ -239,22 +226,12 @@ def check_units_asked(units: Amount, fields: UnitFields) -> None:
         )
 
 
-# Reads the annotation that sets over how many GPUs the units of a container are spread.
-#
-#     topoalign.io/gpus: "2"
-#
-# It holds for every container of the pod that asks for units: 60 of computing time and 40 blocks are then 30 and 20 of
-# each of two GPUs. It is about units alone. How many GPUs a container has slots of follows from the number of slots, and
-# whole GPUs by 100 of computing time each. Amounts that do not divide into equal parts are refused, not rounded.
-
-
 NUMBER = re.compile(r"[1-9][0-9]{0,2}")
 
 
 def read_gpu_count(annotations: Mapping[str, str]) -> int | None:
     """
-    Reads the annotation with the number of GPUs, 1 or more; None if it is absent. Raises InvalidField if it is not such
-    a number.
+    The number of GPUs in the annotation, 1 or more; None if it is absent. Raises InvalidField if it is not such a number.
     """
     text = annotations.get(CARDS)
     if text is None:
@@ -284,21 +261,6 @@ def check_equal_parts(units: Amount, gpus: int, fields: UnitFields) -> None:
                 f"{field}: {amount} units do not divide into {gpus} equal parts, as {annotation_path(CARDS)} asks",
                 f"ask for a multiple of {gpus}, or for another number of GPUs",
             )
-
-
-# Reads what a container asks for of GPUs in slots, as HAMi does: how many GPUs, and memory and cores of each of them.
-#
-# Memory in MiB wins over a percentage, of which 100 are all; with neither, it is all of the GPU's. Cores that are not asked
-# for are none.
-#
-#     nvidia.com/gpu: 2, gpumem: 4000                            4000 MiB of each of two GPUs
-#     nvidia.com/gpu: 1, gpumem: 4000, gpumem-percentage: 50     4000 MiB
-#     nvidia.com/gpu: 1, gpumem-percentage: 150, gpucores: 30    all memory of a GPU, and 30 of its cores
-#     nvidia.com/gpu: 1, gpumem-percentage: 0                    all memory of a GPU
-#
-# `check_amounts` refuses invalid amounts.
-#
-# Source: HAMi 4707fb02, GenerateResourceRequests.
 
 
 ALL_MEMORY = 100
@@ -368,8 +330,7 @@ def share_in_slots(
     topology: Topology, devices: Quantities, published: Published = (), *, as_hami: bool = False
 ) -> Share | None:
     """
-    What is asked for in slots on this machine; None: nothing is. `as_hami`: HAMi's rules choose the GPUs. Raises
-    InvalidShare for invalid annotations.
+    What is asked for in slots on this machine; None: nothing is. `as_hami`: HAMi's rules choose. Raises InvalidShare.
     """
     for resource, slots in resources_in_slots(topology).items():
         if devices.get(resource):
@@ -414,7 +375,7 @@ def slot_resources(topology: Topology) -> tuple[SlotResources, ...]:
 
 def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> None:
     """
-    Raises InvalidShare for invalid amounts of GPUs that are offered so, by the container at the path `where`:
+    Raises InvalidShare for invalid amounts of GPUs that are offered so. `where`: the container, such as
     `spec.containers[0]`.
     """
     slots = offered.slots
@@ -448,8 +409,8 @@ def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> Non
 
 def instance_memory(left: ShareLeft, share: Share) -> int:
     """
-    The bytes that a MIG instance for a share of this GPU needs at least: all, for 100 cores; none, where it is not known how
-    much is asked for.
+    The bytes that a MIG instance for a share of this GPU needs at least: all, for 100 cores; none, where the amount is not
+    known.
     """
     if share.parts:
         return 0
@@ -458,8 +419,8 @@ def instance_memory(left: ShareLeft, share: Share) -> int:
 
 def may_be_on(topology: Topology, share: Share, gpu: DeviceID) -> bool:
     """
-    Whether this GPU is offered in the way of the share, in units or under the resource of its slots, and the pod accepts it;
-    of a MIG instance the GPU that it is a part of.
+    Whether this GPU (of a MIG instance the GPU that it is a part of) is offered in units or under the resource of the
+    share's slots, and the pod accepts it.
     """
     offer = offers_in_slots(topology).get(gpu)
     if offer is None or share.resource is None:
@@ -480,9 +441,8 @@ def on_one_node(
     topology: Topology, share: Share, gpus: Collection[DeviceID], own: Collection[DeviceID] = ()
 ) -> tuple[DeviceID, ...]:
     """
-    Those of the GPUs that can be on one NUMA node with as many others of them as a share needs in addition to its `own`;
-    all of them where it need not be on one. Example: of GPUs 0 and 1 on node 0 and GPU 2 on node 1 for two the first
-    two.
+    Those of the GPUs that can be on one NUMA node with as many others of them as a share needs besides its `own`; all of
+    them where it need not be on one. Example: of GPUs 0 and 1 on node 0 and GPU 2 on node 1 for two the first two.
     """
     if not share.rules.numa_bind or share.gpus < 2:  # one GPU is on one node
         return tuple(gpus)
@@ -497,7 +457,7 @@ def on_one_node(
 def are_on_one_node(topology: Topology, gpus: Collection[DeviceID]) -> bool:
     """Whether these GPUs are known to be on one NUMA node; one alone is."""
     nodes = {numa_node_of(topology, gpu) for gpu in gpus}
-    return len(gpus) < 2 or (len(nodes) == 1 and None not in nodes)  # as above
+    return len(gpus) < 2 or (len(nodes) == 1 and None not in nodes)
 
 
 def numa_node_of(topology: Topology, gpu: DeviceID) -> int | None:

@@ -25,7 +25,7 @@ from topoalign.core.deviceshare.demand import RESOURCES, is_joint
 from topoalign.core.deviceshare.koordinator_names import FPGA, GPU_RESOURCES, RDMA
 from topoalign.core.model.errors import BadRequest, NoFit, clean, quoted
 from topoalign.core.model.ids import CPU, GPU, NIC, ResourceName, is_native
-from topoalign.core.model.requests import ContainerRequest, PodRequest
+from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.profile import profile_of
 
@@ -59,7 +59,7 @@ class UnservedResource(BadRequest):
 
 def remedy_for(name: ResourceName, names: Collection[ResourceName], served: Collection[ResourceName]) -> str:
     """What makes this name work, or which one to use instead; a setting that another of the `names` has is not repeated."""
-    if setting := setting_for(name):
+    if setting := _setting_for(name):
         return setting
     meant = nearest_name(name, {*served, GPU, NIC, *SETTINGS})
     if meant is None:
@@ -67,8 +67,8 @@ def remedy_for(name: ResourceName, names: Collection[ResourceName], served: Coll
         return f"{listed}; remove {quoted([name])} from what is asked for if the node has it without a device plugin"
     if meant in served:
         return f"did you mean {meant}?"
-    offered = setting_for(ResourceName(meant)) or "the plugin configuration offers nothing under that name"
-    repeated = offered in map(setting_for, names)
+    offered = _setting_for(ResourceName(meant)) or "the plugin configuration offers nothing under that name"
+    repeated = offered in map(_setting_for, names)
     return f"did you mean {meant}?" if repeated else f"did you mean {meant}? For that, {offered}"
 
 
@@ -101,13 +101,6 @@ def served_by(machines: Iterable[Topology]) -> set[ResourceName]:
     return {name for each in machines for name in (*each.devices, *amount_resources(each))}
 
 
-# Refuses pods that ask for GPUs by Koordinator's names where a kubelet decides: it ignores these names.
-#
-# A kubelet gives what its device plugins list, and nobody lists `koordinator.sh/gpu`: a container that asks for GPUs by
-# Koordinator's names alone would start without one. So a pod with Koordinator's annotations is refused that asks so
-# where a kubelet decides. In mode `best` these names ask for GPUs (`core.deviceshare`).
-
-
 class PassedOverByKubelet(NoFit):
     """
     Raised for a pod that asks for GPUs by a name that a kubelet ignores.
@@ -129,7 +122,11 @@ class PassedOverByKubelet(NoFit):
 
 
 def check_not_passed_over(demand: PodDemand) -> None:
-    """Raises PassedOverByKubelet for the first of Koordinator's names for GPUs by which a pod with its annotations asks."""
+    """
+    Raises PassedOverByKubelet for the first of Koordinator's names for GPUs by which a pod with its annotations asks.
+    Nobody lists `koordinator.sh/gpu` to a kubelet, so the container would start without a GPU; in mode `best` these names
+    ask for GPUs.
+    """
     for container in demand.containers if is_joint(demand.annotations) else ():
         for name in map(ResourceName, GPU_RESOURCES):
             if container.asked.get(name):
@@ -178,8 +175,7 @@ SETTINGS: Mapping[str, str] = {
 """Resource -> how a node comes to serve it, or how a pod asks for the same."""
 
 
-def setting_for(name: ResourceName) -> str:
-    """How a node comes to serve this resource; empty: nothing is known of it."""
+def _setting_for(name: ResourceName) -> str:
     if name.startswith("nvidia.com/mig-"):
         return "offer MIG instances (`flags.migStrategy: mixed`), and create instances of this profile"
     if name.endswith(".shared") and name.startswith("nvidia.com/"):
@@ -192,26 +188,25 @@ def nearest_name(name: str, known: Iterable[str], *, any_domain: bool = False) -
     The known name that this one was probably meant for; None: there is none. `any_domain`: a name of another domain counts
     as well, if the rest is the same.
     """
-    domain, rest = domain_and_rest(name)
+    domain, rest = _domain_and_rest(name)
     best: tuple[float, str] | None = None
     for each in sorted({*known} - {name}):
-        other_domain, other_rest = domain_and_rest(each)
-        domains = likeness(domain, other_domain, SAME_DOMAIN)
+        other_domain, other_rest = _domain_and_rest(each)
+        domains = _likeness(domain, other_domain, SAME_DOMAIN)
         if not domains and not (any_domain and rest == other_rest):
             continue
-        rests = likeness(rest, other_rest, SIMILAR)
+        rests = _likeness(rest, other_rest, SIMILAR)
         if rests and (best is None or rests + domains > best[0]):
             best = rests + domains, each
     return None if best is None else best[1]
 
 
-def domain_and_rest(name: str) -> tuple[str, str]:
-    """The domain, and the rest without marks: `nvidia.com/use-gpuuuid` is `nvidia.com` and `usegpuuuid`."""
+def _domain_and_rest(name: str) -> tuple[str, str]:
     domain, _, rest = name[:LONGEST].lower().rpartition("/")
     return domain, rest.translate(MARKS)
 
 
-def likeness(one: str, other: str, least: float) -> float:
+def _likeness(one: str, other: str, least: float) -> float:
     """Twice the characters that both have in common, of those of both; 0 where that is below `least`."""
     if one == other:
         return 1.0
@@ -230,9 +225,6 @@ def likeness(one: str, other: str, least: float) -> float:
 # resources. Otherwise it runs in the shared pool.
 
 
-ALIKE = "give each container equal requests and limits of cpu and memory"
-
-
 def not_covered(demand: PodDemand) -> Iterator[str]:
     """One sentence for each thing."""
     pod = demand.request
@@ -243,19 +235,16 @@ def not_covered(demand: PodDemand) -> Iterator[str]:
             "align them with the rest"
         )
     if rules.cpu_manager == "static" and not may_be_exclusive(pod, profile_of(rules.mode)):
-        wanting = [each.name for each in (*pod.init_containers, *pod.containers) if asks_for_whole_cpus(each)]
+        cpus_of = {
+            each.name: each.requests.get(CPU, 0)
+            for each in (*pod.init_containers, *pod.containers)
+            if each.limits.get(CPU) == each.requests.get(CPU, 0)
+        }
+        wanting = [name for name, cpus in cpus_of.items() if cpus > 0 and cpus % 1000 == 0]
+        if pod.has_pod_level_resources:
+            why = "with spec.resources they run in the shared pool; to get them, leave that out and"
+        else:
+            why = f"the pod is {pod.qos.value}, so they run in the shared pool; to get them,"
         if wanting:
-            yield f"exclusive CPUs for {quoted(wanting)}: {why_shared(pod)}"
-
-
-def asks_for_whole_cpus(container: ContainerRequest) -> bool:
-    """Whether it asks for CPUs as a container that is to have exclusive ones does."""
-    cpus = container.requests.get(CPU, 0)
-    return cpus > 0 and cpus % 1000 == 0 and container.limits.get(CPU) == cpus
-
-
-def why_shared(pod: PodRequest) -> str:
-    """Why its containers run in the shared pool, and what would give them exclusive CPUs."""
-    if pod.has_pod_level_resources:
-        return f"with spec.resources they run in the shared pool; to get them, leave that out and {ALIKE}"
-    return f"the pod is {pod.qos.value}, so they run in the shared pool; to get them, {ALIKE}"
+            remedy = "give each container equal requests and limits of cpu and memory"
+            yield f"exclusive CPUs for {quoted(wanting)}: {why} {remedy}"

@@ -9,11 +9,11 @@ discards it.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from itertools import chain, zip_longest
+from functools import cached_property
+from itertools import chain, islice, zip_longest
 
 import msgspec
 
-from topoalign.core.deviceshare.annotations import Hint
 from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.device_scores import DeviceScorer, score_device
 from topoalign.core.deviceshare.inventory import ANYWHERE, InventoryDevice, InventoryFunction, NodeInventory
@@ -47,11 +47,6 @@ class DeviceCandidate(msgspec.Struct, frozen=True):
         """The device's number among the devices of its type."""
         return self.device.minor
 
-    @property
-    def pcie(self) -> str:
-        """The device's root complex; empty: unknown."""
-        return self.device.place.pcie if self.device.place is not None else ""
-
 
 class DeviceGrant(msgspec.Struct, frozen=True, kw_only=True):
     """A device with what a pod gets of it."""
@@ -68,7 +63,7 @@ or none where it has no preference.
 """
 
 
-class JointRequest(msgspec.Struct, frozen=True, kw_only=True):
+class JointRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The demand of a pod, the devices of a node, and how to choose among them."""
 
     demand: JointDemand
@@ -94,32 +89,54 @@ class JointRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Whether Koordinator's answer is wanted, with its known faults."""
         return self.demand.compat
 
+    @cached_property
+    def kinds(self) -> Sequence[DeviceType]:
+        """
+        The types to decide: all that something is asked of. On a well-planned node Koordinator's filter looks at the primary
+        type alone, if whole GPUs are asked for; its reservation looks at all of them.
+        """
+        demand = self.demand
+        kinds = [kind for kind in DeviceType if kind in demand.requests]
+        if demand.joint and self.first_look and self.inventory.well_planned and demand.gpu and not demand.is_shared:
+            return [kind for kind in kinds if kind == demand.joint[0]]
+        return kinds
+
+    @cached_property
+    def wants(self) -> Mapping[DeviceType, "Wanted"]:
+        """What is wanted of these types. Raises DevicesDoNotFit where the node has no devices of one."""
+        return {kind: count_wanted(self, kind) for kind in self.kinds}
+
+    @cached_property
+    def candidates(self) -> Mapping[DeviceType, Sequence["DeviceCandidate"]]:
+        """The candidates of these types, by minor. Raises DevicesDoNotFit as `wants`."""
+        return {kind: list_candidates(self, kind, want.each) for kind, want in self.wants.items()}
+
 
 def select_devices(asked: JointRequest, kind: DeviceType) -> tuple[InventoryDevice, ...]:
-    """The devices of a type that are in the NUMA nodes and match the selector, healthy or not."""
+    """The devices of a type that are in the NUMA nodes, or in an unknown one, and match the selector, healthy or not."""
     selector = asked.demand.hint(kind).selector
-    return tuple(
-        device
-        for device in asked.inventory.by_type[kind]
-        if is_in_numa_nodes(device, asked.nodes, compat=asked.compat) and selector_matches(selector, device.labels)
-    )
 
+    def is_near(device: InventoryDevice) -> bool:
+        if asked.nodes is None:
+            return True
+        if device.place is None:
+            return not asked.compat  # Koordinator leaves out devices without a place
+        return device.place.node == ANYWHERE or device.place.node in asked.nodes
 
-def is_in_numa_nodes(device: InventoryDevice, nodes: Collection[int] | None, *, compat: bool) -> bool:
-    """Whether a device is in these NUMA nodes, or in an unknown one. Koordinator leaves out devices without a place."""
-    if nodes is None:
-        return True
-    if device.place is None:
-        return not compat
-    return device.place.node == ANYWHERE or device.place.node in nodes
+    devices = asked.inventory.by_type[kind]
+    return tuple(each for each in devices if is_near(each) and selector_matches(selector, each.labels))
 
 
 def list_candidates(asked: JointRequest, kind: DeviceType, each: Quantities) -> tuple[DeviceCandidate, ...]:
     """The candidates of a type by minor, with what is free of them and their score for a request of `each`."""
     caps = asked.caps.get(kind)
     devices = select_devices(asked, kind)
-    if not asked.compat:
-        devices = not_disturbed(devices, asked.inventory.by_type[kind], asked.demand.hint(kind))
+    exclusive = "" if asked.compat else asked.demand.hint(kind).exclusive_policy
+    if exclusive == Exclusive.DEVICE:
+        devices = tuple(device for device in devices if not device.busy)
+    elif exclusive == Exclusive.PCIE:
+        in_use = {_pcie_neighbourhood(device) for device in asked.inventory.by_type[kind] if device.busy}
+        devices = tuple(device for device in devices if _pcie_neighbourhood(device) not in in_use)
     return tuple(
         DeviceCandidate(device, free, score_device(asked.scorer, device.total, free, each) if asked.scorer else 0)
         for device in devices
@@ -133,24 +150,11 @@ def cap_free(free: Quantities, cap: Quantities) -> dict[str, int]:
     return {name: min(amount, cap.get(name, 0)) for name, amount in free.items()}
 
 
-def not_disturbed(
-    devices: Sequence[InventoryDevice], all_of_type: Sequence[InventoryDevice], hint: Hint
-) -> tuple[InventoryDevice, ...]:
-    """The devices that `exclusivePolicy` allows: unused ones, or those with none of their type in use next to them."""
-    if hint.exclusive_policy == Exclusive.DEVICE:
-        return tuple(device for device in devices if not device.busy)
-    if hint.exclusive_policy == Exclusive.PCIE:
-        taken = {pcie_neighbourhood(device) for device in all_of_type if device.busy}
-        return tuple(device for device in devices if pcie_neighbourhood(device) not in taken)
-    return tuple(devices)
-
-
-def pcie_neighbourhood(device: InventoryDevice) -> tuple[str, str | int]:
-    """The key of what a device shares with others on PCIe: the switches, else the root complex, else nothing."""
-    place = device.place
-    if place is not None and (place.switch or place.pcie):
-        return ("switch", place.switch) if place.switch else ("pcie", place.pcie)
-    return ("device", device.minor)
+def _pcie_neighbourhood(device: InventoryDevice) -> tuple[str, str | int]:
+    place = device.location
+    if place.switch:
+        return ("switch", place.switch)
+    return ("pcie", place.pcie) if place.pcie else ("device", device.minor)
 
 
 def has_requested(candidate: DeviceCandidate, each: Quantities, *, compat: bool) -> bool:
@@ -159,20 +163,6 @@ def has_requested(candidate: DeviceCandidate, each: Quantities, *, compat: bool)
     if not any(free.values()):
         return False
     return all(amount <= free.get(name, amount if compat else 0) for name, amount in each.items())
-
-
-def free_function(candidate: DeviceCandidate, hint: Hint) -> InventoryFunction | None:
-    """The unused virtual function with the lowest address, one that an init container left first; None: no such."""
-    selector = hint.vf_selector
-    device = candidate.device
-    unused = (
-        function
-        for group in device.groups
-        if selector_matches(selector, group.labels)
-        for function in group.functions
-        if function.bus not in device.used_functions
-    )
-    return min(unused, key=lambda each: (each.bus not in device.left_functions, each.bus), default=None)
 
 
 def count_wanted(asked: JointRequest, kind: DeviceType) -> Wanted:
@@ -197,7 +187,7 @@ def wanted_units(asked: JointRequest, kind: DeviceType) -> Wanted:
     How many devices are wanted of a type that is asked for in units, and what of each: that depends on the hint.
 
     With `RequestsAsCount` Koordinator takes 100 units for a hundred devices; the default takes them for one, as
-    without.
+    without. `ApplyForAll` means the healthy devices in the NUMA nodes; with Koordinator all of the node.
     """
     (name,) = RESOURCES[kind]
     hint = asked.demand.hint(kind)
@@ -209,17 +199,12 @@ def wanted_units(asked: JointRequest, kind: DeviceType) -> Wanted:
     if counted:
         return Wanted(amount, {name: WHOLE if alone else 1})
     each = {name: WHOLE if alone and not asked.compat else amount}
-    if hint.allocate_strategy == Strategy.APPLY_FOR_ALL:
-        return Wanted(len(all_of(asked, kind)), each)
-    return Wanted(1, each)
-
-
-def all_of(asked: JointRequest, kind: DeviceType) -> list[InventoryDevice]:
-    """The devices that `ApplyForAll` means: healthy ones in the NUMA nodes; with Koordinator all of the node."""
-    if not asked.compat:
-        return [device for device in select_devices(asked, kind) if device.healthy]
-    selector = asked.demand.hint(kind).selector
-    return [device for device in asked.inventory.by_type[kind] if selector_matches(selector, device.labels)]
+    if hint.allocate_strategy != Strategy.APPLY_FOR_ALL:
+        return Wanted(1, each)
+    if asked.compat:
+        devices = asked.inventory.by_type[kind]
+        return Wanted(sum(selector_matches(hint.selector, device.labels) for device in devices), each)
+    return Wanted(sum(device.healthy for device in select_devices(asked, kind)), each)
 
 
 # Takes devices of a type one by one in an order, with a virtual function of each where wanted.
@@ -236,15 +221,16 @@ def by_minor(candidates: Iterable[DeviceCandidate], preferred: Collection[int] =
 def by_preferred_pcie(candidates: Iterable[DeviceCandidate], preferred: Collection[str]) -> list[DeviceCandidate]:
     """Sorts candidates: one of each preferred PCIe in turn, then the others by rank."""
     ranked = sorted(candidates, key=candidate_order_key)
-    near = [each for each in ranked if each.pcie in preferred]
-    return [*in_turn(near, lambda each: each.pcie), *(each for each in ranked if each.pcie not in preferred)]
+    near = [each for each in ranked if each.device.location.pcie in preferred]
+    others = [each for each in ranked if each.device.location.pcie not in preferred]
+    return [*in_turn(near, lambda device: device.location.pcie), *others]
 
 
-def in_turn(ranked: Sequence[DeviceCandidate], group: Callable[[DeviceCandidate], Hashable]) -> list[DeviceCandidate]:
+def in_turn(ranked: Sequence[DeviceCandidate], group: Callable[[InventoryDevice], Hashable]) -> list[DeviceCandidate]:
     """Sorts candidates: the best of each group, by rank, then the second of each, and so on."""
     groups: dict[Hashable, list[DeviceCandidate]] = {}
     for each in ranked:
-        groups.setdefault(group(each), []).append(each)
+        groups.setdefault(group(each.device), []).append(each)
     rounds = zip_longest(*groups.values())
     return list(chain.from_iterable(sorted(filter(None, each), key=candidate_order_key) for each in rounds))
 
@@ -258,24 +244,33 @@ def candidate_order_key(candidate: DeviceCandidate) -> tuple[bool, int, int]:
     )
 
 
-def device_share(candidate: DeviceCandidate, wanted: Wanted, hint: Hint, *, compat: bool) -> DeviceGrant | None:
+def device_share(asked: JointRequest, candidate: DeviceCandidate, wanted: Wanted) -> DeviceGrant | None:
     """What a pod would get of this device; None if the device does not have enough."""
-    if not has_requested(candidate, wanted.each, compat=compat):
+    device = candidate.device
+    if not has_requested(candidate, wanted.each, compat=asked.compat):
         return None
-    if hint.vf_selector is None:
-        return DeviceGrant(device=candidate.device, resources=wanted.each)
-    function = free_function(candidate, hint)
-    return DeviceGrant(device=candidate.device, resources=wanted.each, functions=(function,)) if function else None
+    selector = asked.demand.hint(device.kind).vf_selector
+    if selector is None or device.kind is DeviceType.GPU:  # GPUs are not given as virtual functions
+        return DeviceGrant(device=device, resources=wanted.each)
+    unused = (
+        function
+        for group in device.groups
+        if selector_matches(selector, group.labels)
+        for function in group.functions
+        if function.bus not in device.used_functions
+    )
+    # one that an init container left, then the one with the lowest address
+    function = min(unused, key=lambda each: (each.bus not in device.left_functions, each.bus), default=None)
+    return None if function is None else DeviceGrant(device=device, resources=wanted.each, functions=(function,))
 
 
-def take_first(
-    order: Iterable[DeviceCandidate], wanted: Wanted, most: int, hint: Hint, *, compat: bool
-) -> list[DeviceGrant]:
+def able_candidates(asked: JointRequest, kind: DeviceType) -> list[DeviceCandidate]:
+    """The candidates of a type that have enough, by rank."""
+    ranked = sorted(asked.candidates[kind], key=candidate_order_key)
+    return [each for each in ranked if device_share(asked, each, asked.wants[kind]) is not None]
+
+
+def take_first(asked: JointRequest, order: Iterable[DeviceCandidate], wanted: Wanted, most: int) -> list[DeviceGrant]:
     """Gives of the first devices of an order that have enough, at most `most`."""
-    picked: list[DeviceGrant] = []
-    for candidate in order:
-        if len(picked) >= most:
-            break
-        if (found := device_share(candidate, wanted, hint, compat=compat)) is not None:
-            picked.append(found)
-    return picked
+    grants = (device_share(asked, candidate, wanted) for candidate in order)
+    return list(islice((grant for grant in grants if grant is not None), most))

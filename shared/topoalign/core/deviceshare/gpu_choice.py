@@ -1,16 +1,25 @@
 """
 Chooses GPUs: a partition of the node's table, else the smallest scope that has enough, else one by one.
 
-Rules of koordinator a7a1b76b (deviceshare, GPU allocation), with its reasons of refusal. Templates of vendors other than
-NVIDIA (Huawei vNPU) are not known: such a request is served like any other for a share of a GPU.
+A partition is a set of GPUs that a fabric manager can isolate. Partitions of the wanted size are tried by groups of equal
+`allocationScore`. Upstream's comment says that a higher score is preferred and its code tries the lowest first; the default
+follows the comment. Within a group the partition is taken that leaves the most for larger requests.
+
+A scope is a part of the machine: below one PCIe root, a NUMA node, or the node. Among equally small scopes the one is taken
+that is most used already, so that whole ones stay whole. The default knows one scope more, the switches below a root port.
+
+Rules of koordinator a7a1b76b (deviceshare: GPU allocation, partitions, topology tree), with its reasons of refusal.
+Templates of vendors other than NVIDIA (Huawei vNPU) are not known: such a request is served like any other for a share of a
+GPU.
 """
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from itertools import groupby
+from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.deviceshare.annotations import NO_HINT, parse_quantity_exactly
+from topoalign.core.deviceshare.annotations import parse_quantity_exactly
 from topoalign.core.deviceshare.candidates import (
     DeviceCandidate,
     DeviceGrant,
@@ -21,10 +30,9 @@ from topoalign.core.deviceshare.candidates import (
     take_first,
 )
 from topoalign.core.deviceshare.demand import JointDemand
-from topoalign.core.deviceshare.inventory import Partition, Table
+from topoalign.core.deviceshare.inventory import InventoryDevice, Partition, Table
 from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus, refuse_too_few
 from topoalign.core.deviceshare.koordinator_names import GPU_BYTES, RATIO, WHOLE, DeviceType, Level
-from topoalign.core.deviceshare.scope_tree import ScopeSearch, build_scope_tree
 
 NO_TABLE = "node(s) missing GPU Partition Table"
 NO_SUCH_SIZE = "node(s) Unsupported number of GPU requests"
@@ -37,44 +45,32 @@ NOT_ENOUGH = "Insufficient GPU Devices"
 
 def pick_gpus(asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]) -> list[DeviceGrant]:
     """Chooses GPUs for a demand: a partition, else the smallest scope, else one by one. Raises DevicesDoNotFit."""
-    for partition in suitable_partitions(asked, wanted, candidates):
-        return given_all(partition, wanted)
-    scoped = in_smallest_scope(asked, wanted, candidates)
-    if scoped is not None:
-        return given_all(scoped, wanted)
-    picked = take_first(by_minor(candidates), wanted, wanted.count, NO_HINT, compat=asked.compat)
+    partitions = suitable_partitions(asked, wanted, candidates)
+    chosen = partitions[0] if partitions else _choose_in_smallest_scope(asked, wanted, candidates)
+    if chosen is not None:
+        return [DeviceGrant(device=each.device, resources=wanted.each) for each in chosen]
+    picked = take_first(asked, by_minor(candidates), wanted, wanted.count)
     if len(picked) < wanted.count:
         raise refuse_too_few(DeviceType.GPU)
     return picked
 
 
-def given_all(chosen: Sequence[DeviceCandidate], wanted: Wanted) -> list[DeviceGrant]:
-    """Gives of each of these GPUs what is wanted."""
-    return [DeviceGrant(device=each.device, resources=wanted.each) for each in chosen]
-
-
-def candidates_with_enough(
+def _candidates_with_enough(
     asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]
 ) -> dict[int, DeviceCandidate]:
-    """Minor -> candidate, of those that have enough."""
     return {each.minor: each for each in candidates if has_requested(each, wanted.each, compat=asked.compat)}
 
 
-def used_minors(asked: JointRequest, candidates: Sequence[DeviceCandidate]) -> frozenset[int]:
+def _used_minors(asked: JointRequest, candidates: Sequence[DeviceCandidate]) -> frozenset[int]:
     """Minors of GPUs that are in use or not to be considered."""
     considered = {each.minor for each in candidates}
     gpus = asked.inventory.by_type[DeviceType.GPU]
     return frozenset(gpu.minor for gpu in gpus if gpu.busy or gpu.minor not in considered)
 
 
-def is_shared(asked: JointRequest) -> bool:
-    """Whether a share of a GPU is asked for, so that other pods may have the rest."""
-    return asked.demand.is_shared
-
-
 def is_honored(asked: JointRequest) -> bool:
     """Whether GPUs must be given as a partition of the table."""
-    return not is_shared(asked) and (asked.demand.partition is not None or asked.inventory.honored)
+    return not asked.demand.is_shared and (asked.demand.partition is not None or asked.inventory.honored)
 
 
 def suitable_partitions(
@@ -85,17 +81,16 @@ def suitable_partitions(
 
     Raises DevicesDoNotFit where only a partition will do and there is none.
     """
-    if is_shared(asked):
+    if asked.demand.is_shared:
         return []
-    demand = asked.demand
     table = asked.inventory.table
     honored = is_honored(asked)
     if table is None or wanted.count not in table:
         if honored:
             raise DevicesDoNotFit(NO_TABLE if table is None else NO_SUCH_SIZE, FrameworkStatus.UNRESOLVABLE)
         return []
-    usable = candidates_with_enough(asked, wanted, candidates)
-    found = feasible_partitions(demand, table, wanted.count, used_minors(asked, candidates), usable.keys())
+    usable = _candidates_with_enough(asked, wanted, candidates)
+    found = feasible_partitions(asked.demand, table, wanted.count, _used_minors(asked, candidates), usable.keys())
     feasible = [[usable[minor] for minor in partition.minors] for partition in found]
     feasible.sort(key=lambda gpus: -sum(gpu.device.left for gpu in gpus))
     if honored and not feasible:
@@ -103,35 +98,40 @@ def suitable_partitions(
     return feasible
 
 
-def in_smallest_scope(
+def required_level(asked: JointRequest, wanted: Wanted) -> Level:
+    """What all GPUs must have in common. Raises DevicesDoNotFit for several GPUs on one device."""
+    level = asked.demand.required_level
+    if level is not Level.DEVICE or asked.compat:
+        return level
+    if wanted.count > 1:
+        raise DevicesDoNotFit(NOT_IN_SCOPE)
+    return Level.NONE  # a single GPU is on a single device wherever it is
+
+
+def _choose_in_smallest_scope(
     asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]
 ) -> Sequence[DeviceCandidate] | None:
     """Chooses GPUs by the topology tree; None without a tree, or for several shared GPUs. Raises DevicesDoNotFit."""
-    scope = asked.demand.hint(DeviceType.GPU).required_topology_scope
-    level = asked.demand.required_level
-    if level is Level.DEVICE and not asked.compat:
-        if wanted.count > 1:
-            raise DevicesDoNotFit(NOT_IN_SCOPE)
-        scope = ""
-        level = Level.NONE  # a single GPU is on a single device wherever it is
+    level = required_level(asked, wanted)
+    is_shared = asked.demand.is_shared
+    has_scope = bool(asked.demand.hint(DeviceType.GPU).required_topology_scope) and (asked.compat or level > Level.NONE)
     tree = build_scope_tree(asked.inventory.by_type[DeviceType.GPU], compat=asked.compat)
-    several_shared = is_shared(asked) and wanted.count > 1
+    several_shared = is_shared and wanted.count > 1
     if several_shared or tree is None:
-        if scope:
+        if has_scope:
             raise DevicesDoNotFit(MULTI_SHARED if several_shared else NO_TREE, FrameworkStatus.UNRESOLVABLE)
         return None
     search = ScopeSearch(
-        fitting=candidates_with_enough(asked, wanted, candidates),
-        used=used_minors(asked, candidates),
+        fitting=_candidates_with_enough(asked, wanted, candidates),
+        used=_used_minors(asked, candidates),
         count=wanted.count,
         required=level,
-        shared=is_shared(asked),
-        chooser=asked.chooser,
+        shared=is_shared,
     )
-    found = search.best(tree)
+    found = search.best_in(tree)
     if found is None:
-        raise DevicesDoNotFit(NOT_IN_SCOPE if scope else NOT_ENOUGH)
-    return found
+        raise DevicesDoNotFit(NOT_IN_SCOPE if has_scope else NOT_ENOUGH)
+    return (asked.chooser(found.gpus, wanted.count) if asked.chooser else ()) or found.gpus[: wanted.count]
 
 
 def complete_memory(given: DeviceGrant) -> DeviceGrant:
@@ -145,13 +145,6 @@ def complete_memory(given: DeviceGrant) -> DeviceGrant:
     elif GPU_BYTES in resources and RATIO not in resources:
         resources = {**resources, RATIO: resources[GPU_BYTES] * WHOLE // memory}
     return msgspec.structs.replace(given, resources=resources)
-
-
-# Chooses GPU partitions: sets of GPUs that a fabric manager can isolate, from a table of the node (koordinator a7a1b76b).
-#
-# Partitions of the wanted size are tried by groups of equal `allocationScore`. Upstream's comment says that a higher
-# score is preferred and its code tries the lowest first; the default follows the comment. Within a group the partition
-# is taken that leaves the most for larger requests.
 
 
 WEIGHTS = {8: 10_000, 4: 100, 2: 1}
@@ -174,7 +167,7 @@ def feasible_partitions(
         if spec is not None and spec.ring_bus_bandwidth is not None
         else None
     )
-    groups = score_groups(table, size, compat=compat)
+    groups = _score_groups(table, size, compat=compat)
     for group in groups[:1] if demand.restricted else groups:
         found = [
             partition
@@ -183,22 +176,105 @@ def feasible_partitions(
             and usable >= {*partition.minors}
             and (least is None or (partition.bandwidth is not None and partition.bandwidth >= least))
         ]
-        yield from sorted(found, key=lambda partition: -worth_left(table, size, used, partition, compat=compat))
+        yield from sorted(found, key=lambda partition: -_worth_left(table, size, used, partition, compat=compat))
 
 
-def score_groups(table: Table, size: int, *, compat: bool) -> list[list[Partition]]:
-    """Groups partitions of one size by score, the preferred group first."""
+def _score_groups(table: Table, size: int, *, compat: bool) -> list[list[Partition]]:
+    """The partitions of one size by score, the preferred group first."""
     listed = sorted(table.get(size, ()), key=lambda partition: partition.score if compat else -partition.score)
     return [list(group) for _, group in groupby(listed, key=lambda partition: partition.score)]
 
 
-def worth_left(table: Table, size: int, used: frozenset[int], taken: Partition, *, compat: bool) -> int:
+def _worth_left(table: Table, size: int, used: frozenset[int], taken: Partition, *, compat: bool) -> int:
     """The worth of the partitions that are still whole once this one is taken, of its size and above."""
     gone = used | {*taken.minors}
     return sum(
         weight * partition.score
         for left, weight in WEIGHTS.items()
         if left >= size
-        for partition in next(iter(score_groups(table, left, compat=compat)), ())
+        for partition in next(iter(_score_groups(table, left, compat=compat)), ())
         if gone.isdisjoint(partition.minors)
     )
+
+
+class GpuScope(msgspec.Struct, frozen=True):
+    """A part of the machine with the GPUs in it: the node, a NUMA node, a root complex, or its switches."""
+
+    level: Level
+    minors: tuple[int, ...]
+    children: tuple["GpuScope", ...] = ()
+
+
+class Found(NamedTuple):
+    """A scope that has enough GPUs, with what it is compared by."""
+
+    left: int
+    """How many an init container of the pod left, of those that would be taken."""
+    depth: int
+    dirty: int
+    """How many of the scopes around it, and it itself, hold a GPU that is in use."""
+    score: int
+    gpus: tuple[DeviceCandidate, ...]
+    """All of it that have enough, those that were left first."""
+
+
+def build_scope_tree(gpus: Sequence[InventoryDevice], *, compat: bool) -> GpuScope | None:
+    """Builds the tree of a node's GPUs, by minor; None if one of them has no known place."""
+    paths: dict[int, tuple[int | str, ...]] = {}
+    for gpu in gpus:
+        if gpu.place is None:
+            return None
+        has_switch = gpu.place.switch and not compat
+        paths[gpu.minor] = (gpu.place.node, gpu.place.pcie, *((gpu.place.switch,) if has_switch else ()))
+    return _scope((), paths)
+
+
+def _scope(prefix: tuple[int | str, ...], paths: Mapping[int, tuple[int | str, ...]]) -> GpuScope:
+    depth = len(prefix)
+    inside = {minor: path for minor, path in paths.items() if path[:depth] == prefix}
+    below = {path[: depth + 1] for path in inside.values() if len(path) > depth}
+    return GpuScope(
+        level=(Level.NODE, Level.NUMA_NODE, Level.PCIE, Level.PCIE)[depth],
+        minors=tuple(sorted(inside)),
+        children=tuple(_scope(each, inside) for each in sorted(below)),
+    )
+
+
+class ScopeSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """The search for the smallest scope of a tree that has enough GPUs."""
+
+    fitting: Mapping[int, DeviceCandidate]
+    """Minor -> the GPU, of those that have enough."""
+    used: Collection[int]
+    """Minors of GPUs that are in use, or not to be considered."""
+    count: int
+    required: Level
+    """The widest scope that will do."""
+    shared: bool
+
+    def best_in(self, scope: GpuScope, depth: int = 0, dirty: int = 0) -> Found | None:
+        """The best scope of those within one; None if it has not enough. `dirty` scopes around it hold used GPUs."""
+        if len(scope.minors) < self.count:
+            return None
+        dirty += any(minor in self.used for minor in scope.minors)
+        below = [self.best_in(child, depth + 1, dirty) for child in scope.children]
+        best = max(filter(None, below), key=self.preference, default=None)
+        if best is not None or scope.level < self.required:
+            return best
+        here = [self.fitting[minor] for minor in scope.minors if minor in self.fitting]
+        if len(here) < self.count:
+            return None
+        if self.shared:
+            here.sort(key=lambda each: -each.score)
+        here.sort(key=lambda each: not each.device.left)
+        left = sum(each.device.left for each in here[: self.count])
+        return Found(left, depth, dirty, here[0].score, tuple(here))
+
+    def preference(self, found: Found) -> tuple[int, int, int, int]:
+        """The key that sorts scopes with enough GPUs; the greatest is the best."""
+        return (
+            found.left,  # the most that an init container left,
+            found.depth,  # then the smallest scope,
+            found.dirty,  # then the one that is used most already,
+            found.score if self.shared else 0,  # then the best score; of equals the first
+        )

@@ -5,9 +5,10 @@ It is built from a node's state (`node_inventory`). The types have the usual nam
 named as in Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), so that such an object is decoded as it is.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from functools import cached_property
+from operator import attrgetter
 
 import msgspec
 
@@ -27,14 +28,12 @@ class DeviceLocation(msgspec.Struct, frozen=True, rename={"node": "nodeID", "pci
     """The switches below one root port: devices there reach one another without the host bridge (PIX, PXB)."""
 
 
-def pcie_switch_id(place: DeviceLocation) -> str:
-    """The switches of a place; empty: unknown."""
-    return place.switch
+NOWHERE = DeviceLocation()
 
-
-def root_complex(place: DeviceLocation) -> str:
-    """The root complex of a place; empty: unknown."""
-    return place.pcie
+ScopeOf = Callable[[DeviceLocation], str]
+SWITCHES: ScopeOf = attrgetter("switch")
+ROOT_COMPLEX: ScopeOf = attrgetter("pcie")
+"""What devices have in common below PCIe. Both are empty where they are unknown."""
 
 
 class InventoryFunction(msgspec.Struct, frozen=True, rename={"bus": "busID"}):
@@ -77,6 +76,11 @@ class InventoryDevice(
     """An init container of the same pod had it, so it is taken before others that are as good."""
     left_functions: frozenset[str] = frozenset()
     """PCI addresses of functions that an init container had."""
+
+    @property
+    def location(self) -> DeviceLocation:
+        """Where the device is; `NOWHERE` if that is not known."""
+        return NOWHERE if self.place is None else self.place
 
     @property
     def total(self) -> dict[str, int]:

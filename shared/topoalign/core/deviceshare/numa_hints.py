@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from topoalign.core.deviceshare.candidates import JointRequest, count_wanted
+from topoalign.core.deviceshare.candidates import JointRequest
 from topoalign.core.deviceshare.inventory import ANYWHERE
-from topoalign.core.deviceshare.joint_allocation import Allocation, allocate_all_types, types_to_give
+from topoalign.core.deviceshare.joint_allocation import allocate_all_types
 from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus
 from topoalign.core.deviceshare.koordinator_names import DeviceType
-from topoalign.core.model.errors import NoFit, TooMuchWork
+from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.topology.bitmask import masks_by_size, nodes_of
 
 SAME_GPUS = 500
@@ -49,45 +49,36 @@ def numa_hints(asked: JointRequest) -> Mapping[DeviceType, Sequence[NumaHint]]:
             f"hints over {len(nodes)} NUMA nodes", f"ask on machines with devices on at most {MOST_NODES} NUMA nodes"
         )
     everywhere = msgspec.structs.replace(asked, nodes=frozenset(nodes))
-    if not has_enough_devices(everywhere):
+    if not _has_enough_devices(everywhere):
         raise DevicesDoNotFit("Insufficient NUMA Scoped Devices", FrameworkStatus.UNRESOLVABLE)
-    whole = gpu_minors(allocate_all_types(everywhere))
+    whole = _gpu_minors(everywhere)
     found: list[tuple[tuple[int, ...], int]] = []
     for mask in masks_by_size(nodes):
         inside = msgspec.structs.replace(asked, nodes=frozenset(nodes_of(mask)))
-        minors = possible_gpus(inside)
+        try:
+            minors = _gpu_minors(inside) if _has_enough_devices(inside) else None
+        except DevicesDoNotFit:
+            continue
         if minors is not None:
             found.append((nodes_of(mask), SAME_GPUS if minors == whole else 0))
     least = min((len(mask) for mask, _ in found), default=0)
     hints = [NumaHint(mask, len(mask) == least, score) for mask, score in found]
-    return dict.fromkeys(types_to_give(asked), hints)
+    return dict.fromkeys(asked.kinds, hints)
 
 
-def has_enough_devices(asked: JointRequest) -> bool:
+def _has_enough_devices(asked: JointRequest) -> bool:
     """
     Whether the NUMA nodes have as many devices of each type as are wanted, whoever holds them and whatever a selector
-    selects. A type without any device there passes, and is refused for that reason. Raises DevicesDoNotFit as `count_wanted`
-    does.
+    selects. A type without any device there passes, and is refused for that reason.
     """
-    wants = {kind: count_wanted(asked, kind).count for kind in types_to_give(asked)}
     totals = Counter(
         device.kind
         for device in asked.inventory.devices
         if device.place is not None and device.place.node in (asked.nodes or ())
     )
-    return not any(0 < totals[kind] < count for kind, count in wants.items())
+    return not any(0 < totals[kind] < want.count for kind, want in asked.wants.items())
 
 
-def possible_gpus(asked: JointRequest) -> tuple[int, ...] | None:
-    """Minors of the GPUs that would be chosen on these NUMA nodes; None if the pod's devices cannot be had there."""
-    try:
-        return gpu_minors(allocate_all_types(asked)) if has_enough_devices(asked) else None
-    except TooMuchWork:
-        raise
-    except NoFit:
-        return None
-
-
-def gpu_minors(given: Allocation) -> tuple[int, ...]:
-    """Minors of the GPUs in an allocation, in its order."""
-    return tuple(each.device.minor for each in given.get(DeviceType.GPU, ()))
+def _gpu_minors(asked: JointRequest) -> tuple[int, ...]:
+    """Minors of the GPUs that are chosen, in order."""
+    return tuple(each.device.minor for each in allocate_all_types(asked).get(DeviceType.GPU, ()))

@@ -8,8 +8,9 @@ Lists the single changes that make a pod fit that no node admits, the cheapest f
 - **other rules**: alignment of containers instead of the pod or the reverse, or a policy that refuses less. They cost 1.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 
 import msgspec
 
@@ -18,7 +19,6 @@ from topoalign.core.diagnosis.cluster_answer import EvictionCandidate, Sufficien
 from topoalign.core.diagnosis.node_decisions import ClusterQuestion, QueriedNode
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.requests import PodRequest
 
 MOST_NODES = 32
 """Nodes on which moves are looked for."""
@@ -26,18 +26,15 @@ MOST_NODES = 32
 
 def cheapest_changes(question: ClusterQuestion, refusing: Iterable[QueriedNode]) -> list[SufficientChange]:
     """The changes after which a pod fits that none of these nodes admits, the cheapest first."""
-    found = [*list_smaller_requests(question), *find_cheapest_moves(question, refusing), *other_rules(question)]
+    found = [*list_smaller_requests(question), *find_cheapest_moves(question, refusing), *list_other_rules(question)]
     return sorted(found, key=lambda change: change.cost)
 
 
 def list_smaller_requests(question: ClusterQuestion) -> Iterator[SufficientChange]:
     """One change for each resource of which less would do on some node."""
 
-    def admitting(pod: PodRequest) -> list[QueriedNode]:
-        return question.changed(pod=pod).admitting()
-
-    for found in smaller_requests(question.pod, lambda pod: bool(admitting(pod))):
-        nodes = admitting(found.pod)
+    for found in smaller_requests(question.pod, lambda pod: bool(question.changed(pod=pod).admitting())):
+        nodes = question.changed(pod=found.pod).admitting()
         yield SufficientChange(
             text=found.text,
             cost=1 - found.amount / found.asked,
@@ -47,7 +44,7 @@ def list_smaller_requests(question: ClusterQuestion) -> Iterator[SufficientChang
         )
 
 
-def other_rules(question: ClusterQuestion) -> Iterator[SufficientChange]:
+def list_other_rules(question: ClusterQuestion) -> Iterator[SufficientChange]:
     """The strictest rules under which a node would admit the pod."""
     for rules in OTHER_RULES:
         ((key, value),) = rules.items()
@@ -67,12 +64,9 @@ def other_rules(question: ClusterQuestion) -> Iterator[SufficientChange]:
 
 def find_cheapest_moves(question: ClusterQuestion, refusing: Iterable[QueriedNode]) -> Iterator[SufficientChange]:
     """The cheapest move of all that are found, and on how many nodes one was found."""
-    possible = sorted(refusing, key=lambda node: (measure_shortage(question, node), node.name))
-    found = []
-    for node in (node for node in possible if not question.code(node.emptied())):
-        found.append(cheapest_move(question, node))
-        if len(found) >= MOST_NODES:
-            break
+    nearest_first = sorted(refusing, key=lambda node: (measure_shortage(question, node), node.name))
+    possible = (node for node in nearest_first if not question.code(node.emptied()))
+    found = [cheapest_move(question, node) for node in islice(possible, MOST_NODES)]
     known = [each for each in found if each is not None]
     if known:
         best = min(known, key=lambda change: (change.cost, len(change.moved), change.example))
@@ -124,17 +118,15 @@ def pods_on(node: QueriedNode) -> dict[str, list[Allocation]]:
     """UID, or `namespace/name` where the node does not know it -> what the pod has. Without pods that are still to come."""
     pods: dict[str, list[Allocation]] = {}
     for name, each in node.state.allocations.items():
-        if name not in node.reserved:
-            pods.setdefault(uid_of(each), []).append(each)
+        if name in node.reserved:
+            continue
+        owner = each.owner
+        if each.pod_uid or owner is None:
+            pod = each.pod_uid or each.id
+        else:
+            pod = f"{owner.namespace}/{owner.pod}" if owner.namespace else owner.pod
+        pods.setdefault(pod, []).append(each)
     return pods
-
-
-def uid_of(allocation: Allocation) -> str:
-    """The UID of an allocation's pod, or the names that stand for it."""
-    owner = allocation.owner
-    if allocation.pod_uid or owner is None:
-        return allocation.pod_uid or allocation.id
-    return f"{owner.namespace}/{owner.pod}" if owner.namespace else owner.pod
 
 
 def count_held(allocations: Iterable[Allocation], wanted: Mapping[ResourceName, int]) -> int:
@@ -146,10 +138,9 @@ def moved_pod(uid: str, allocations: Iterable[Allocation]) -> EvictionCandidate:
     """A pod under its name, where the node knows it."""
     names = (each.owner for each in allocations if each.owner is not None and each.owner.namespace)
     owner = next(names, None)
-    devices: dict[ResourceName, int] = {}
+    devices = Counter[ResourceName]()
     for each in allocations:
-        for name, ids in each.devices.items():
-            devices[name] = devices.get(name, 0) + len(ids)
+        devices.update({name: len(ids) for name, ids in each.devices.items()})
     return EvictionCandidate(pod=f"{owner.namespace}/{owner.pod}" if owner is not None else uid, devices=devices)
 
 

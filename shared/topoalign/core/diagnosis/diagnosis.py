@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 
 from topoalign.core.admission.resolvability import UNDECIDED
-from topoalign.core.demand.node_filters import NodeNotAllowed
 from topoalign.core.demand.unserved import not_covered
 from topoalign.core.diagnosis.changes import cheapest_changes
 from topoalign.core.diagnosis.cluster_answer import ClusterAnswer, Ranked, RefusalReason
@@ -27,13 +26,13 @@ from topoalign.core.diagnosis.node_decisions import (
     NO_CHANGES,
     Changes,
     ClusterQuestion,
-    ExcludedNode,
     Nodes,
     QueriedNode,
 )
 from topoalign.core.diagnosis.planned import GangFirst
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.decisions import Admission, Resolvability
+from topoalign.core.model.decisions import Admission, Refusal, Resolvability
+from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Topology
@@ -49,7 +48,7 @@ FULL = "FullWithThese"
 def diagnose(
     nodes: Nodes,
     pod: PodRequest,
-    scorer: NodeScorer[Any, Any],
+    scorer: NodeScorer,
     changes: Changes = NO_CHANGES,
     pods: int = 1,
     seams: int = 0,
@@ -68,14 +67,12 @@ def diagnose(
     fit = sum(taken.values())
     reasons = sorted(
         (
-            *reasons_of_refusals(question, refusing, codes),
-            *reasons_excluded(question, nodes.excluded),
-            *reasons_unasked(nodes),
-            *reason_full(taken, fit < pods),
+            *list_reasons(question, nodes, codes),
+            *list_full_nodes(taken, fit < pods),
         ),
         key=lambda reason: (
             reason.code != FULL,  # first what takes some of the pods,
-            ORDER.index(reason.resolvability),  # then what can still change,
+            tuple(Resolvability).index(reason.resolvability),  # then what can still change,
             -reason.nodes,  # then the most frequent,
             reason.code,
             reason.finding,  # of nodes that Kubernetes keeps the pod off
@@ -97,11 +94,8 @@ def diagnose(
     )
 
 
-ORDER = tuple(Resolvability)
-
-
 def rank_nodes(
-    question: ClusterQuestion, admitting: list[QueriedNode], scorer: NodeScorer[Any, Any]
+    question: ClusterQuestion, admitting: list[QueriedNode], scorer: NodeScorer
 ) -> list[tuple[QueriedNode, int]]:
     """The nodes with their scores, the best first, equals in the order of the scorer, then by name."""
     needs: dict[object, Any] = {}
@@ -125,45 +119,45 @@ def rank_nodes(
     return [(node, score) for score, _, node in found]
 
 
-def reasons_of_refusals(
-    question: ClusterQuestion, refusing: list[QueriedNode], codes: Mapping[NodeName, str]
-) -> Iterator[RefusalReason]:
-    """One for each code and resolvability; its first node is decided in full, for the words."""
-    groups: dict[tuple[Resolvability, str], list[QueriedNode]] = {}
-    for node in refusing:
-        groups.setdefault((resolvability_of_node(question, node), codes[node.name]), []).append(node)
-    for (prospect, code), nodes in groups.items():
-        missing = question.of(nodes[0].kind).missing
-        refusal = missing if missing is not None else question.explain(nodes[0])
-        if isinstance(refusal, Admission):  # its kubelet would admit the pod, and the registry does not bind it
-            refusal = GangFirst()
+def list_reasons(question: ClusterQuestion, nodes: Nodes, codes: Mapping[NodeName, str]) -> Iterator[RefusalReason]:
+    """
+    One for each code and resolvability of nodes that do not admit the pod; of nodes that Kubernetes keeps it off also for
+    each finding. `codes`: of all nodes that were asked.
+    """
+    groups: dict[tuple[str, Resolvability, str], list[tuple[NodeName, QueriedNode | TopoalignError]]] = {}
+    for node in nodes.asked:
+        if codes[node.name]:
+            key = codes[node.name], resolvability_of_node(question, node), ""
+            groups.setdefault(key, []).append((node.name, node))
+    for each in nodes.excluded:
+        resolvability = Resolvability.EXCLUDED if each.node is None else resolvability_of_node(question, each.node)
+        if resolvability is Resolvability.IN_USE:
+            resolvability = Resolvability.EXCLUDED
+        key = each.reason.code, resolvability, each.reason.finding
+        groups.setdefault(key, []).append((each.name, each.reason))
+    for name, error in nodes.unasked.items():
+        resolvability = Resolvability.FOREIGN if error.code in REASONS else Resolvability.NOT_KNOWN
+        groups.setdefault((error.code, resolvability, ""), []).append((name, error))
+    for (code, resolvability, _), members in groups.items():
+        first = members[0][1]
+        refusal = first if isinstance(first, TopoalignError) else explain_refusal(question, first)
         yield RefusalReason(
             code=code,
-            resolvability=prospect,
-            nodes=len(nodes),
-            examples=tuple(node.name for node in nodes[:MOST_EXAMPLES]),
+            resolvability=resolvability,
+            nodes=len(members),
+            examples=tuple(name for name, _ in members[:MOST_EXAMPLES]),
             finding=refusal.finding,
             remedy=refusal.remedy,
         )
 
 
-def reasons_excluded(question: ClusterQuestion, excluded: Iterable[ExcludedNode]) -> Iterator[RefusalReason]:
-    """One for each resolvability and each finding: what excludes the nodes."""
-    groups: dict[tuple[Resolvability, str], list[ExcludedNode]] = {}
-    for each in excluded:
-        prospect = Resolvability.EXCLUDED if each.node is None else resolvability_of_node(question, each.node)
-        if prospect is Resolvability.IN_USE:
-            prospect = Resolvability.EXCLUDED
-        groups.setdefault((prospect, each.reason.finding), []).append(each)
-    for (prospect, finding), nodes in groups.items():
-        yield RefusalReason(
-            code=NodeNotAllowed.code,
-            resolvability=prospect,
-            nodes=len(nodes),
-            examples=tuple(each.name for each in nodes[:MOST_EXAMPLES]),
-            finding=finding,
-            remedy=nodes[0].reason.remedy,
-        )
+def explain_refusal(question: ClusterQuestion, node: QueriedNode) -> Refusal | NoFit:
+    """The refusal of a node in full, for its finding and remedy."""
+    if (missing := question.of(node.kind).missing) is not None:
+        return missing
+    decision = question.explain(node)
+    # The kubelet would admit the pod, and the registry does not bind it.
+    return GangFirst() if isinstance(decision, Admission) else decision
 
 
 def resolvability_of_node(question: ClusterQuestion, node: QueriedNode) -> Resolvability:
@@ -178,24 +172,7 @@ def resolvability_of_node(question: ClusterQuestion, node: QueriedNode) -> Resol
     return Resolvability.NEVER if restored is None or question.code(restored) else Resolvability.UNHEALTHY
 
 
-def reasons_unasked(nodes: Nodes) -> Iterator[RefusalReason]:
-    """One for each code of nodes without an answer."""
-    codes: dict[str, list[NodeName]] = {}
-    for name, error in nodes.unasked.items():
-        codes.setdefault(error.code, []).append(name)
-    for code, names in codes.items():
-        first = nodes.unasked[names[0]]
-        yield RefusalReason(
-            code=code,
-            resolvability=Resolvability.FOREIGN if code in REASONS else Resolvability.NOT_KNOWN,
-            nodes=len(names),
-            examples=tuple(names[:MOST_EXAMPLES]),
-            finding=first.finding,
-            remedy=first.remedy,
-        )
-
-
-def reason_full(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[RefusalReason]:
+def list_full_nodes(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[RefusalReason]:
     """That nodes have no room for more of the pods, where not all of them fit."""
     if not taken or not is_full:
         return
@@ -216,7 +193,7 @@ def reason_full(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[Refusa
 
 
 def place_pods(question: ClusterQuestion, admitting: Iterable[QueriedNode], pods: int) -> dict[NodeName, int]:
-    """Node -> how many of so many pods it takes; the nodes, each of which would admit one, are filled in their order."""
+    """Node -> how many of the pods it takes. Each node would admit one; they are filled in their order."""
     taken: dict[NodeName, int] = {}
     left = pods
     for node in admitting:
@@ -234,7 +211,10 @@ def count_fitting_pods(question: ClusterQuestion, node: QueriedNode, most: int) 
             return count
         decision = question.decide(node)
         assert isinstance(decision, Admission), "the node has been asked"
-        node = node.holding(allocations_of_replica(decision, count))
+        # Each of the pods needs ids that the others do not have.
+        node = node.holding(
+            msgspec.structs.replace(each, id=AllocationID(f"pod {count}/{each.id}")) for each in decision.allocations
+        )
         if question.code(node):
             return count
     return most
@@ -252,12 +232,6 @@ def totals_allow_second_pod(question: ClusterQuestion, node: QueriedNode) -> boo
         for name, amount in demand.devices.items()
         if name in free.devices
     )
-
-
-def allocations_of_replica(decision: Admission, count: int) -> Iterator[Allocation]:
-    """The allocations of the n-th pod, under ids that those of the others do not have."""
-    for each in decision.allocations:
-        yield msgspec.structs.replace(each, id=AllocationID(f"pod {count}/{each.id}"))
 
 
 # Computes the weakest seam of the GPUs that a pod would get on a node.

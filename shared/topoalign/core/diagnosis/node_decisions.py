@@ -20,9 +20,8 @@ import msgspec
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.feasibility import PodNeed, judge_amounts, need_of
 from topoalign.core.admission.free_amounts import Free, count_free
-from topoalign.core.admission.kinds import NodeKind, kind_key
 from topoalign.core.admission.kubelet_devices import as_others
-from topoalign.core.admission.prediction import KubeletUnknown, prediction_basis
+from topoalign.core.admission.prediction import KubeletUnknown, NodeKind, kind_key, prediction_basis
 from topoalign.core.admission.resolvability import explain_decision, with_healthy_devices, without_any_allocation
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, list_exclusions
 from topoalign.core.demand.pod_demand import PodDemand, check_rules, pod_demand
@@ -113,9 +112,7 @@ class QueriedNode:
     """Those of the reservations that are planned with a gang, for pods that nobody is about to bind."""
 
     def holding(self, allocations: Iterable[Allocation]) -> "QueriedNode":
-        """
-        The node on which these are held, too.
-        """
+        """The node on which these are held, too."""
         state = self.state
         for each in allocations:
             state = state.holding(each)
@@ -169,16 +166,21 @@ class Nodes:
         self._kinds: dict[object, NodeKind] = {}
         applied = constraints if cluster.has_traits else None
         for record in cluster.nodes:
+            node = None
+            error: TopoalignError | None = None
+            try:
+                node = self._node(record, cluster.time)
+            except TopoalignError as known:
+                error = known
+            except ValueError as invalid:  # what no kubelet can have published, such as memory on NUMA node -1
+                error = InvalidField("usage", clean(str(invalid), 200), REMEDY)
             exclusion = None if applied is None else exclusion_of(record, applied)
-            node = self._node_or_error(record, cluster.time)
             if exclusion is not None:
-                self.excluded.append(
-                    ExcludedNode(record.node, exclusion, node if isinstance(node, QueriedNode) else None)
-                )
-            elif isinstance(node, QueriedNode):
+                self.excluded.append(ExcludedNode(record.node, exclusion, node))
+            elif node is not None:
                 self.asked.append(node)
-            else:
-                self.unasked[record.node] = node
+            elif error is not None:
+                self.unasked[record.node] = error
         machines = [each.topology for each in self._kinds.values()]
         self.resources = frozenset({GPU, NIC, *USUAL_SLOTS.slots.resources}).union(
             *((*each.devices, *amount_resources(each)) for each in machines)
@@ -187,14 +189,6 @@ class Nodes:
 
     def __len__(self) -> int:
         return len(self.asked) + len(self.excluded) + len(self.unasked)
-
-    def _node_or_error(self, record: NodeRecord, now: float) -> QueriedNode | TopoalignError:
-        try:
-            return self._node(record, now)
-        except TopoalignError as error:
-            return error
-        except ValueError as error:  # what no kubelet can have published, such as memory on NUMA node -1
-            return InvalidField("usage", clean(str(error), 200), REMEDY)
 
     def _node(self, record: NodeRecord, now: float) -> QueriedNode:
         """
@@ -251,23 +245,14 @@ def check_ids(topology: Topology) -> None:
             raise InvalidField(f"topology.{path}", "a number stands twice", REMEDY)
 
 
-class DemandOnNodeKind:
+class DemandOnKind(NamedTuple):
     """What a pod is to the nodes of one kind."""
 
-    def __init__(self, pod: PodRequest, kind: NodeKind, changes: Changes, resources: frozenset[ResourceName]) -> None:
-        """`pod` is valid. Raises InvalidField for invalid rules, and annotations in mode `best`."""
-        self.demand: PodDemand = pod_demand(pod, override_rules(kind.rules, changes))
-        self.missing: NoFit | None = None
-        """Why no such node has what is asked for, whatever is free."""
-        self.need: PodNeed | None = None
-        listed = kind.topology.devices.keys() | amount_resources(kind.topology)
-        for name in sorted(self.demand.device_names - listed):
-            if kind.registered is not None and name in kind.registered:
-                self.missing = DevicesUnknown(name)
-            elif name in resources:
-                self.missing = UnknownResource(name, sorted(listed))
-        if self.missing is None:
-            self.need = need_of(kind.topology, self.demand)
+    demand: PodDemand
+    missing: NoFit | None
+    """Why no such node has what is asked for, whatever is free."""
+    need: PodNeed | None
+    """None where something is missing."""
 
 
 class ClusterQuestion:
@@ -278,14 +263,24 @@ class ClusterQuestion:
         self.pod = validate_pod(pod)
         self.changes = changes
         self._nodes = nodes
-        self._asked: dict[NodeKind, DemandOnNodeKind] = {}
+        self._asked: dict[NodeKind, DemandOnKind] = {}
 
-    def of(self, kind: NodeKind) -> DemandOnNodeKind:
-        """What the pod is to nodes of this kind. Raises InvalidField as `DemandOnNodeKind` does."""
-        asked = self._asked.get(kind)
-        if asked is None:
-            asked = self._asked[kind] = DemandOnNodeKind(self.pod, kind, self.changes, self._nodes.resources)
-        return asked
+    def of(self, kind: NodeKind) -> DemandOnKind:
+        """
+        What the pod is to nodes of this kind. Raises InvalidField for invalid rules, and for annotations in mode `best`.
+        """
+        if kind not in self._asked:
+            demand = pod_demand(self.pod, override_rules(kind.rules, self.changes))
+            listed = kind.topology.devices.keys() | amount_resources(kind.topology)
+            missing: NoFit | None = None
+            for name in sorted(demand.device_names - listed):
+                if kind.registered is not None and name in kind.registered:
+                    missing = DevicesUnknown(name)
+                elif name in self._nodes.resources:
+                    missing = UnknownResource(name, sorted(listed))
+            need = need_of(kind.topology, demand) if missing is None else None
+            self._asked[kind] = DemandOnKind(demand, missing, need)
+        return self._asked[kind]
 
     @property
     def demands(self) -> Iterator[PodDemand]:
@@ -301,14 +296,10 @@ class ClusterQuestion:
         if code is None:
             decision = self.decide(node)
             code = "" if isinstance(decision, Admission) else decision.code
-        if code or not node.planned or fits_planned_pods(node.state, asked.demand, self._others(node.planned)):
+        if code or not node.planned:
             return code
-        return GangFirst.code
-
-    def _others(self, planned: Collection[Reservation]) -> tuple[Reservation, ...]:
-        """What is planned for other pods than this one."""
-        own = self.pod.namespace, self.pod.name
-        return tuple(each for each in planned if (each.namespace, each.pod) != own)
+        others = [each for each in node.planned if (each.namespace, each.pod) != (self.pod.namespace, self.pod.name)]
+        return "" if fits_planned_pods(node.state, asked.demand, others) else GangFirst.code
 
     def decide(self, node: QueriedNode) -> Decision:
         """What the node would decide, in full."""

@@ -73,26 +73,24 @@ def record_node(
     known = NodeReservations()
     if reservations is not None:
         known = known.apply(reservations, 1, 0.0).observe(state)
+    allocations = None
+    if state.epoch:
+        allocations = AllocationsSnapshot(
+            node=state.node,
+            epoch=state.epoch,
+            seq=state.seq,
+            allocations=tuple(state.allocations.values()),
+            memory=dict(state.memory),
+            digest=state.digest,
+        )
     return NodeRecord(
         node=state.node,
         topology=state.topology,
         health=state.health,
         usage=state.usage,
-        allocations=snapshot_of(state) if state.epoch else None,
+        allocations=allocations,
         reserved=known.held(0.0),
         silent=silent,
-    )
-
-
-def snapshot_of(state: NodeState) -> AllocationsSnapshot:
-    """The live allocations of a node as one fact."""
-    return AllocationsSnapshot(
-        node=state.node,
-        epoch=state.epoch,
-        seq=state.seq,
-        allocations=tuple(state.allocations.values()),
-        memory=dict(state.memory),
-        digest=state.digest,
     )
 
 
@@ -153,7 +151,15 @@ def decode_lines(lines: Iterable[bytes]) -> ClusterRecord:
         record = decode_line(number, line, NodeRecord)
         if record.node in nodes:
             raise line_error(number, f"node {clean(record.node)!r} stands twice")
-        nodes[record.node] = check_topology(number, record, shapes)
+        if record.topology is not None:
+            try:
+                check_bounds(record.topology.topology)
+            except BadRequest as error:
+                raise line_error(number, error.finding) from error
+            interned = shapes.interned(record.topology.topology)
+            topology = msgspec.structs.replace(record.topology, topology=interned)
+            record = msgspec.structs.replace(record, topology=topology)
+        nodes[record.node] = record
     if len(nodes) != heading.nodes:
         raise line_error(len(nodes) + 1, f"{len(nodes)} nodes, and the first line announces {heading.nodes}")
     return ClusterRecord(time=heading.time, nodes=tuple(nodes[name] for name in sorted(nodes)))
@@ -167,19 +173,6 @@ def decode_line(number: int, line: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise line_error(number, clean(str(error), 200)) from error
-
-
-def check_topology(number: int, record: NodeRecord, shapes: Shapes) -> NodeRecord:
-    """The record with a topology that shares what it can with others. Raises InvalidField where that is out of bounds."""
-    discovered = record.topology
-    if discovered is None:
-        return record
-    try:
-        check_bounds(discovered.topology)
-    except BadRequest as error:
-        raise line_error(number, error.finding) from error
-    discovered = msgspec.structs.replace(discovered, topology=shapes.interned(discovered.topology))
-    return msgspec.structs.replace(record, topology=discovered)
 
 
 def line_error(number: int, finding: str) -> InvalidField:

@@ -7,7 +7,7 @@ reserved for them, and not what they ask for: they count as asking for just that
 many. Whether the end of others would lead the pod to their place is not looked at.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from topoalign.core.admission.admit import decide_demand
@@ -16,7 +16,7 @@ from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField, NoFit
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
+from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.state.fold import NodeState
@@ -44,23 +44,20 @@ class GangFirst(NoFit):
 
 def fits_planned_pods(state: NodeState, demand: PodDemand, planned: Sequence[Reservation]) -> bool:
     """Whether all that is planned to a node fits after this pod, which it admits. `state`: with what is reserved as held."""
-    for each in (allocation for reserved in planned for allocation in reserved_allocations(reserved)):
-        if each.id in state.allocations:
-            state = state.without(each.id)
-    for pod in (demand, *demands_of(planned, demand.rules)):
+    pods = [demand]
+    for reserved in planned:
+        for each in reserved_allocations(reserved):
+            if each.id in state.allocations:
+                state = state.without(each.id)
+        with suppress(InvalidField):  # of a forged message
+            pods.append(read_pod(pod_request_of_reservation(reserved), demand.rules))
+    for pod in pods:
         decision = decide_demand(as_others(state, pod), pod)
         if not isinstance(decision, Admission):
             return False
         for allocation in decision.allocations:
             state = state.holding(allocation)
     return True
-
-
-def demands_of(planned: Sequence[Reservation], rules: AdmissionRules) -> Iterator[PodDemand]:
-    """What the pods ask for; without the invalid ones of a forged message."""
-    for each in planned:
-        with suppress(InvalidField):
-            yield read_pod(pod_request_of_reservation(each), rules)
 
 
 def pod_request_of_reservation(reserved: Reservation) -> PodRequest:

@@ -1,10 +1,9 @@
 """
 Checks that a hint answer from another process is a possible answer to its question.
 
-If a provider left something out, that would count as no opinion, and the pod would be admitted unaligned. A rule
-larger than any of this machine's providers would keep the search for an alignment busy for minutes in spite of its
-limit on steps, because each step compares every need. So an answer is accepted only if the providers here could have given
-it, as far as that can be checked without asking them.
+If a provider left something out, that would count as no opinion, and the pod would be admitted unaligned. A rule larger
+than any of this machine's providers would keep the search busy for minutes in spite of its limit on steps, because each
+step compares every need.
 """
 
 from itertools import pairwise
@@ -27,59 +26,52 @@ REMEDY = "see that the hinting service is of this version"
 def check_answer(asked: HintRequest, answer: HintAnswer) -> None:
     """
     Checks that all providers answered, for every resource that was asked for, with NUMA nodes that exist and hints that
-    they could give.
-
-    Raises InvalidField that names what is wrong.
+    they could give. Raises InvalidField that names what is wrong.
     """
     if answer.providers.keys() != PROVIDERS.keys():
         *names, last = PROVIDERS
         raise InvalidField("providers", f"not {', '.join(names)} and {last}", REMEDY)
-    check_answered_resources(asked, answer)
-    machine = node_mask(asked.state.hardware.node_ids or (0,))
-    for name, resources in answer.providers.items():
-        provider = PROVIDERS[name]
-        for resource, hints in resources.items():
-            if isinstance(hints, HintRule):
-                fault = fault_of_rule(hints, machine, provider.largest_rule(resource, asked))
-            else:
-                fault = fault_of_list(hints, machine, provider.may_have_no_opinion(resource, asked))
-            if fault:
-                raise InvalidField(f"providers.{name}[{resource}]", fault, REMEDY)
-
-
-def check_answered_resources(asked: HintRequest, answer: HintAnswer) -> None:
-    """Raises InvalidField where a provider left a resource out, or answered for another."""
     for name, provider in PROVIDERS.items():
         answered = answer.providers[name]
         silent = not answered and provider.may_be_silent(asked)
         if answered.keys() != provider.resources(asked) and not silent:
             raise InvalidField("providers", "not on the resources that were asked for", REMEDY)
+    machine = node_mask(asked.state.hardware.node_ids or (0,))
+    for name, resources in answer.providers.items():
+        provider = PROVIDERS[name]
+        for resource, hints in resources.items():
+            if isinstance(hints, HintRule):
+                fault = _fault_of_rule(hints, machine, provider.largest_rule(resource, asked))
+            else:
+                fault = _fault_of_list(hints, machine, provider.may_have_no_opinion(resource, asked))
+            if fault:
+                raise InvalidField(f"providers.{name}[{resource}]", fault, REMEDY)
 
 
-def fault_of_list(hints: Hints, machine: Mask, may_not_care: bool) -> str:
-    """What is wrong with hints that are listed; nothing if they are valid."""
+def _fault_of_list(hints: Hints, machine: Mask, may_not_care: bool) -> str:
+    """What is wrong with listed hints; empty: nothing."""
     if hints is None:
         return "" if may_not_care else "has no opinion, and there is something to align to"
-    assert not isinstance(hints, HintRule), "rules are judged by `fault_of_rule`"
+    assert not isinstance(hints, HintRule), "rules are judged by `_fault_of_rule`"
     if len(hints) > MOST_HINTS:
         return f"has {len(hints)} hints, and at most {MOST_HINTS} are listed"
     if any(hint.affinity is None for hint in hints):
         return "has a hint that names no NUMA nodes"
-    if any(not is_subset_of(hint.affinity or 0, machine) for hint in hints):
+    if any(not _is_subset_of(hint.affinity or 0, machine) for hint in hints):
         return "names NUMA nodes that do not exist"
     return ""
 
 
-def fault_of_rule(rule: HintRule, machine: Mask, largest: Largest) -> str:
-    """What is wrong with a rule; nothing if it is valid. Sizes are looked at first: they bound what the rest costs."""
+def _fault_of_rule(rule: HintRule, machine: Mask, largest: Largest) -> str:
+    """What is wrong with a rule; empty: nothing. Sizes are compared first: they bound what the rest costs."""
     if machine.bit_count() <= MOST_LISTED:
         return "is a rule, and hints for so few NUMA nodes are listed"
     sizes = (len(rule.needs), max((len(need.supply) for need in rule.needs), default=0), len(rule.besides))
     if any(size > most for size, most in zip(sizes, largest, strict=True)):
         return "is larger than any rule for this request on this machine"
-    if rule.nodes & ~machine or not all(is_subset_of(mask, machine) for mask in rule.besides):
+    if rule.nodes & ~machine or not all(_is_subset_of(mask, machine) for mask in rule.besides):
         return "names NUMA nodes that do not exist"
-    if not all(is_subset_of(mask, rule.nodes) for need in rule.needs for mask in need.supply):
+    if not all(_is_subset_of(mask, rule.nodes) for need in rule.needs for mask in need.supply):
         return "counts what is near none of its NUMA nodes"
     if any(amount < 0 for need in rule.needs for amount in (need.amount, *need.supply.values())):
         return "has amounts below 0"
@@ -94,6 +86,5 @@ def fault_of_rule(rule: HintRule, machine: Mask, largest: Largest) -> str:
     return ""
 
 
-def is_subset_of(mask: Mask, nodes: Mask) -> bool:
-    """Whether a mask names some of these nodes and nothing else."""
+def _is_subset_of(mask: Mask, nodes: Mask) -> bool:
     return mask > 0 and not mask & ~nodes

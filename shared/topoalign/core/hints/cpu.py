@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Sequence, Set
 from itertools import chain
 
-from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
+from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.hints.hint_rules import Supply, hints_from, hints_of_rule
-from topoalign.core.hints.provider import HintRequest, Largest
+from topoalign.core.hints.provider import HintProvider, HintRequest, Largest
 from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_cpus
 from topoalign.core.model.hints import HintRule, Hints, ProviderHints, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, ResourceName
@@ -45,7 +45,7 @@ def cpu_hints(
     if held and len(held) != requested:
         return ()
     left = frozenset() if held else reusable
-    hints = cpu_hints_of_count(cpus, held or available, left, requested, mode, machine)
+    hints = _cpu_hints_of_count(cpus, held or available, left, requested, mode, machine)
     if not by_socket or not profile_of(mode).aligns_by_socket:
         return hints
     return aligned_by_socket(cpus, hints_of_rule(hints) if isinstance(hints, HintRule) else hints, requested)
@@ -57,53 +57,26 @@ def aligned_by_socket(cpus: CpuTopology, hints: Sequence[TopologyHint], requeste
     least = next((size for size in range(1, len(sizes)) if sum(sizes[:size]) >= requested), len(sizes))
     nodes_per_socket = cpus.nodes // cpus.sockets if cpus.sockets else 0
     sockets = -(-least // nodes_per_socket) if nodes_per_socket else 0
-    return tuple(
-        TopologyHint(hint.affinity, hint.preferred or sockets_touched(cpus, mask_of_hint(hint)) == sockets)
-        for hint in hints
+
+    def touches(mask: Mask) -> int:
+        touched = (inside for node, inside in cpus.sockets_of_node.items() if mask >> node & 1)
+        return len(frozenset[int]().union(*touched))
+
+    return tuple(  # these hints always name nodes
+        TopologyHint(hint.affinity, hint.preferred or touches(hint.affinity or 0) == sockets) for hint in hints
     )
 
 
-def sockets_touched(cpus: CpuTopology, mask: Mask) -> int:
-    """How many sockets the NUMA nodes of a mask lie on."""
-    touched: set[int] = set()
-    return len(touched.union(*(sockets for node, sockets in cpus.sockets_of_node.items() if mask >> node & 1)))
-
-
-def mask_of_hint(hint: TopologyHint) -> Mask:
-    """The hints made here always name nodes."""
-    return hint.affinity or 0
-
-
-def cpu_hints_of_count(
+def _cpu_hints_of_count(
     cpus: CpuTopology, available: Set[int], reusable: Set[int], requested: int, mode: Mode, machine: int
 ) -> tuple[TopologyHint, ...] | HintRule:
-    """The subsets with enough CPUs that hold all reusable ones; `machine` is the number of its NUMA nodes."""
+    # the subsets with enough CPUs that hold all reusable ones
     nodes = node_mask(cpus.in_node)
     free = Counter(map(cpus.node_mask_of.__getitem__, chain(available, reusable)))
     obligatory = sorted({1 << cpus.node_of[cpu] for cpu in reusable})
     now = (ResourceNeed(requested, dict(free)), *(ResourceNeed(1, {node: 1}) for node in obligatory))
     empty = (ResourceNeed(requested, {1 << node: len(inside) for node, inside in cpus.in_node.items()}),)
     return hints_from(Supply(nodes, now), Supply(nodes, empty), mode, machine)
-
-
-def cpu_answer(asked: HintRequest) -> ProviderHints:
-    """Nothing unless CPUs are to be given exclusively."""
-    state, demand, rules = asked
-    if not demand.cpus:
-        return {}
-    cpus = state.hardware.cpu_topology
-    held = held_by_pod(state, demand)
-    hints = cpu_hints(
-        cpus,
-        available_cpus(state, rules),
-        reusable_cpus(held) & cpus.node_of.keys(),
-        demand.cpus,
-        rules.mode,
-        held=cpus.node_of.keys() & frozenset().union(*(each.cpu_ids for each in own_part(held, demand))),
-        by_socket=CpuOption.ALIGN_BY_SOCKET in rules.cpu_options,
-        machine=len(state.hardware.nodes),
-    )
-    return {CPU: hints}
 
 
 def available_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
@@ -126,27 +99,33 @@ def shared_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
     return state.hardware.cpu_topology.online - state.ownership.cpus_in_use - kept
 
 
-class CpuProvider:
-    """The CPU manager."""
+class CpuProvider(HintProvider):
+    """The CPU manager, which is asked where CPUs are to be given exclusively."""
 
     name = "cpu"
-    narrows = False
 
     def hints(self, asked: HintRequest) -> ProviderHints:
-        """Of `cpu`, where CPUs are to be given exclusively."""
-        return cpu_answer(asked)
+        """Of `cpu`."""
+        state, demand, rules = asked
+        if not demand.cpus:
+            return {}
+        cpus = state.hardware.cpu_topology
+        held = held_by_pod(state, demand)
+        hints = cpu_hints(
+            cpus,
+            available_cpus(state, rules),
+            reusable_cpus(held) & cpus.node_of.keys(),
+            demand.cpus,
+            rules.mode,
+            held=cpus.node_of.keys() & frozenset().union(*(each.cpu_ids for each in own_part(held, demand))),
+            by_socket=CpuOption.ALIGN_BY_SOCKET in rules.cpu_options,
+            machine=len(state.hardware.nodes),
+        )
+        return {CPU: hints}
 
     def resources(self, asked: HintRequest) -> Set[ResourceName]:
-        """`cpu`, where CPUs are to be given exclusively."""
+        """`cpu`."""
         return {CPU} if asked.demand.cpus else set()
-
-    def may_be_silent(self, asked: HintRequest) -> bool:
-        """Never."""
-        return False
-
-    def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
-        """Never."""
-        return False
 
     def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
         """One need, and one more for each NUMA node where the pod left some."""

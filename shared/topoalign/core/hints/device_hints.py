@@ -19,7 +19,7 @@ from topoalign.core.demand.shares import (
 )
 from topoalign.core.hints.hint_rules import Supply, hints_from
 from topoalign.core.hints.joint_hints import joint_hints
-from topoalign.core.hints.provider import HintRequest, Largest
+from topoalign.core.hints.provider import HintProvider, HintRequest, Largest
 from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_devices
 from topoalign.core.model.hints import Hints, ProviderHints, ResourceNeed
 from topoalign.core.model.holdings import base_of
@@ -82,14 +82,14 @@ def device_hints_of_count(
             counted[near] += len(there & free) + reused
             obligatory |= {near} if reused else set()
     now = (
-        ResourceNeed(requested, known_supply(counted)),
-        *(ResourceNeed(1, known_supply({near: 1})) for near in sorted(obligatory)),
+        ResourceNeed(requested, _known_supply(counted)),
+        *(ResourceNeed(1, _known_supply({near: 1})) for near in sorted(obligatory)),
     )
-    empty = (ResourceNeed(requested, known_supply(everything)),)
+    empty = (ResourceNeed(requested, _known_supply(everything)),)
     return hints_from(Supply(nodes, now), Supply(nodes, empty), mode, len(machine))
 
 
-def known_supply(counted: Mapping[Mask, int]) -> dict[Mask, int]:
+def _known_supply(counted: Mapping[Mask, int]) -> dict[Mask, int]:
     """Without what is near no node at all, which meets no need, and without nodes that have nothing."""
     return {near: amount for near, amount in counted.items() if near and amount}
 
@@ -111,28 +111,6 @@ def bearing_nodes(by_nodes: Iterable[tuple[int, ...] | None], machine: tuple[int
     return tuple(node for node in machine if node in bearing) or machine
 
 
-def device_answer(asked: HintRequest) -> ProviderHints:
-    """Per resource that this node has devices of, or that is decided together; other resources have no hints."""
-    state, demand, rules = asked
-    held = held_by_pod(state, demand)
-    own = own_part(held, demand)
-    joint = joint_hints(asked) if demand.together else None
-    return {
-        name: joint
-        if name in demand.together
-        else device_hints(
-            state.hardware.devices[name],
-            devices_free_for(asked, name),
-            reusable_devices(held, name),
-            demand.devices[name],
-            state.hardware.node_ids,
-            rules.mode,
-            held=[device for each in own for device in each.devices.get(name, ())],
-        )
-        for name in resources_with_hints(asked)
-    }
-
-
 def devices_free_for(asked: HintRequest, resource: ResourceName) -> DeviceSet:
     """
     What may be handed out of a resource; of units, where the mode knows of that, those of GPUs with room for all, of a share
@@ -152,7 +130,7 @@ def devices_free_for(asked: HintRequest, resource: ResourceName) -> DeviceSet:
     gpus = {gpu for each in demand.containers for gpu in gpus_for_units(state, each)}
     found = units_on_gpus(state, gpus, resource) & free
     asking = [each for each in demand.containers if each.devices.get(resource)]
-    return spread_part(state, asking[0], resource, found) if len(asking) == 1 else found
+    return _spread_part(state, asking[0], resource, found) if len(asking) == 1 else found
 
 
 def gpus_for_units(state: NodeState, container: ContainerDemand) -> frozenset[DeviceID]:
@@ -164,7 +142,7 @@ def gpus_for_units(state: NodeState, container: ContainerDemand) -> frozenset[De
     return frozenset((*able, *taken_over(state, container)))
 
 
-def spread_part(state: NodeState, container: ContainerDemand, resource: ResourceName, free: DeviceSet) -> DeviceSet:
+def _spread_part(state: NodeState, container: ContainerDemand, resource: ResourceName, free: DeviceSet) -> DeviceSet:
     """
     Of these units those that a container may have besides what it takes over: of each GPU no more than its part, where its
     share is spread. Example: of 60 units over two GPUs, of which it takes over 10 of GPU-0, 20 of that and 30 of each other.
@@ -180,7 +158,9 @@ def spread_part(state: NodeState, container: ContainerDemand, resource: Resource
 
 
 def taken_over(state: NodeState, container: ContainerDemand) -> tuple[DeviceID, ...]:
-    """The GPUs of the units that earlier containers of the pod leave to this one: it takes these over before any others."""
+    """
+    The GPUs of the units that earlier containers of the pod leave to this one: it takes these over before any others.
+    """
     held = held_by_pod(state, container)
     hardware = state.hardware
     left = (unit for name in container.devices if unit_of(hardware, name) for unit in reusable_devices(held, name))
@@ -215,29 +195,37 @@ def slots_for(state: NodeState, container: ContainerDemand, resource: ResourceNa
     return found
 
 
-def resources_with_hints(asked: HintRequest) -> list[ResourceName]:
-    """The device resources on which there is an answer, in the order of the demand."""
-    known = asked.state.hardware.devices
-    return [name for name in asked.demand.devices if name in known or name in asked.demand.together]
-
-
-class DeviceProvider:
+class DeviceProvider(HintProvider):
     """The device manager."""
 
     name = "device"
-    narrows = False
 
     def hints(self, asked: HintRequest) -> ProviderHints:
-        """Per resource of device plugins that the node has devices of."""
-        return device_answer(asked)
+        """Per resource as of `resources`."""
+        state, demand, rules = asked
+        held = held_by_pod(state, demand)
+        own = own_part(held, demand)
+        joint = joint_hints(asked) if demand.together else None
+        return {
+            name: joint
+            if name in demand.together
+            else device_hints(
+                state.hardware.devices[name],
+                devices_free_for(asked, name),
+                reusable_devices(held, name),
+                demand.devices[name],
+                state.hardware.node_ids,
+                rules.mode,
+                held=[device for each in own for device in each.devices.get(name, ())],
+            )
+            for name in self.resources(asked)
+        }
 
     def resources(self, asked: HintRequest) -> Set[ResourceName]:
-        """Resources of device plugins that the node has devices of."""
-        return {*resources_with_hints(asked)}
-
-    def may_be_silent(self, asked: HintRequest) -> bool:
-        """Never."""
-        return False
+        """Resources that this node has devices of, or that are decided together, in the order of the demand."""
+        known = asked.state.hardware.devices
+        demand = asked.demand
+        return {name: None for name in demand.devices if name in known or name in demand.together}.keys()
 
     def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
         """Only on devices of which no NUMA node is known, or that are decided together."""

@@ -44,9 +44,8 @@ def hints_from(
     now: Supply, empty: Supply, mode: Mode, machine: int, besides: Iterable[Mask] = ()
 ) -> tuple[TopologyHint, ...] | HintRule:
     """
-    The hints that are the subsets which meet the needs `now`, and the masks `besides`; () if there is none.
-
-    `machine` is how many NUMA nodes there are. Raises TooMuchWork.
+    The hints that are the subsets which meet the needs `now`, and the masks `besides`; () if there is none. `machine`: how
+    many NUMA nodes there are. Raises TooMuchWork.
     """
     others = tuple(sorted(mask for mask in besides if mask & ~now.nodes or not mask_meets_needs(now.needs, mask)))
     if not others and not mask_meets_needs(now.needs, now.nodes):
@@ -74,11 +73,11 @@ def hints_of_rule(rule: HintRule) -> tuple[TopologyHint, ...]:
     fits = list(map(all, zip(*enough, strict=True))) if len(enough) > 1 else enough[0]
     for mask in rule.besides:
         fits[space.numbers[mask]] = True
-    return tuple(compress(every_hint(space.nodes, rule.least), map(fits.__getitem__, space.order)))
+    return tuple(compress(_every_hint(space.nodes, rule.least), map(fits.__getitem__, space.order)))
 
 
 @lru_cache(maxsize=64)
-def every_hint(nodes: tuple[int, ...], least: int) -> tuple[TopologyHint, ...]:
+def _every_hint(nodes: tuple[int, ...], least: int) -> tuple[TopologyHint, ...]:
     """Every subset of these nodes as a hint, in the kubelet's order; those of `least` nodes are preferred."""
     space = subsets(nodes)
     return tuple(TopologyHint(space.masks[number], number.bit_count() == least) for number in space.order)

@@ -72,11 +72,10 @@ def decided_together(state: NodeState, demand: ContainerDemand) -> frozenset[Res
 
 def joint_hints(asked: HintRequest) -> Hints:
     """
-    The hints for all that a container, or the whole pod, asks for together: they are the same for each resource.
-
-    Only sets that hold no smaller one are named, because mode `best` aligns to any set that holds a hint. With `compat` the
-    whole machine has to do as well, as for Koordinator. Raises TooMuchWork as joint allocation does and where no set was
-    found within the limit on work.
+    The hints for all that a container, or the whole pod, asks for together: the same for each resource. Only sets that hold
+    no smaller one are named, because mode `best` aligns to any set that holds a hint. With `compat` the whole machine has
+    to do as well, as for Koordinator. Raises TooMuchWork as joint allocation does and where no set was found within the
+    limit on work.
     """
     places = Places(asked)
     anywhere = places.fit(None)
@@ -96,10 +95,9 @@ def check_anywhere(asked: HintRequest) -> None:
 
 def nodes_within(asked: HintRequest, affinity: Mask) -> Mask:
     """
-    The NUMA nodes of an alignment on which the devices are found together: all of them, or else the smallest part.
-
-    More nodes can spoil it: `ApplyForAll` then means more devices, and Koordinator's `SamePCIe` is not searched for. Where
-    no part will do, the alignment as it is. Raises TooMuchWork.
+    The NUMA nodes of an alignment on which the devices are found together: all of them, or else the smallest part. More
+    nodes can spoil it: `ApplyForAll` then means more devices, and Koordinator's `SamePCIe` is not searched for. Where no
+    part will do, the alignment as it is. Raises TooMuchWork.
     """
     places = Places(asked)
     if not places.containers or places.fit(affinity):
@@ -121,7 +119,7 @@ class Places:
         """Each container as if it were the first one."""
         kinds = {kind for asked in self.first for kind in asked.demand.requests}
         devices = (device for asked in self.first for kind in kinds for device in asked.inventory.by_type[kind])
-        self.nodes = sorted({numa_node_of_device(device) for device in devices} - {ANYWHERE})
+        self.nodes = sorted({_numa_node_of_device(device) for device in devices} - {ANYWHERE})
 
     def asked(self, state: NodeState, container: ContainerDemand) -> JointRequest:
         """What a container asks of the node in this state, under the limit on work for all of them."""
@@ -149,9 +147,8 @@ class Places:
     def smallest(self, within: Mask = EVERYWHERE) -> Iterator[Mask]:
         """
         Sets of nodes that will do and hold no smaller one that does, the smallest first; single nodes only where the policy
-        takes no others.
-
-        At most MOST_FOUND, and fewer where the limit on work ends it. Raises TooMuchWork where it ends before there is one.
+        takes no others. At most MOST_FOUND, and fewer where the limit on work ends it. Raises TooMuchWork where it ends
+        before there is one.
         """
         nodes = [node for node in self.nodes if within >> node & 1]
         most = 1 if self.single_node else len(nodes)
@@ -179,22 +176,22 @@ class Places:
     def fewest_nodes(self) -> int:
         """
         How many NUMA nodes have as many GPUs as the containers need, at least; one more than there are where none have.
-
-        What an init container had is used again by those after it, but those that run together share nothing. One where GPUs
-        are given in units: of how many GPUs the parts are shows when they are chosen.
+        Those after an init container use again what it had, and those that run together share nothing.
         """
-        if any(asked.units is not None for asked in self.first):
+        if any(
+            asked.units is not None for asked in self.first
+        ):  # of how many GPUs the parts are shows when they are chosen
             return 1
         counts = [asked.demand.gpu.count if asked.demand.gpu is not None else 0 for asked in self.first]
         together = sum(count for each, count in zip(self.containers, counts, strict=True) if each.role == "app")
         gpus = self.first[0].inventory.by_type[DeviceType.GPU]
-        free: Mapping[int, int] = Counter(numa_node_of_device(gpu) for gpu in gpus if not gpu.busy)
+        free: Mapping[int, int] = Counter(_numa_node_of_device(gpu) for gpu in gpus if not gpu.busy)
         still = max(together, *counts) - free.get(ANYWHERE, 0)
         richest = sorted((amount for node, amount in free.items() if node != ANYWHERE), reverse=True)
         enough = (nodes for nodes, total in enumerate(accumulate(richest), 1) if total >= still)
         return next(enough, len(richest) + 1) if still > 0 else 1
 
 
-def numa_node_of_device(device: InventoryDevice) -> int:
+def _numa_node_of_device(device: InventoryDevice) -> int:
     """The NUMA node of a device; ANYWHERE where it is not known."""
     return device.place.node if device.place is not None else ANYWHERE

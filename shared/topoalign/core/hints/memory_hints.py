@@ -5,14 +5,14 @@ A NUMA node is used either alone or in one group of nodes at a time: a node in a
 memory in use is offered in a group only if that use is by the very same group.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 
 import msgspec
 
 from topoalign.core.hints.hint_rules import Supply, hints_from
-from topoalign.core.hints.provider import HintRequest, Largest
+from topoalign.core.hints.provider import HintProvider, HintRequest, Largest
 from topoalign.core.hints.reuse import ReusableMemory, held_by_pod, own_part, reusable_memory
-from topoalign.core.model.events import MemoryBlock, MemoryUse
+from topoalign.core.model.events import MemoryUse
 from topoalign.core.model.hints import HintRule, ProviderHints, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode
@@ -75,9 +75,8 @@ def memory_hints(
     mode: Mode,
 ) -> tuple[TopologyHint, ...] | HintRule:
     """
-    The subsets of the `offered` nodes that can meet the whole request; they hold for each resource of it.
-
-    Reusable memory counts where its group is the very subset; it forces no subset, unlike reusable CPUs and devices.
+    The subsets of the `offered` nodes that can meet the whole request; they hold for each resource of it. Reusable memory
+    counts where its group is the very subset; it forces no subset, unlike reusable CPUs and devices.
     """
     everywhere = node_mask(offered)
     unused = [node for node in offered if not nodes[node].used]
@@ -119,16 +118,6 @@ def groups_agree(nodes: MemoryNodes, mask: Mask) -> bool:
     return not any(member.used and member.group != mask for member in members)
 
 
-def held_hints(blocks: Sequence[MemoryBlock], request: Mapping[ResourceName, int]) -> ProviderHints | None:
-    """The hints of a container that has its memory already: the same again if it asks for the same, else no opinion."""
-    if len(blocks) != len(request) or any(request.get(block.resource) != block.size for block in blocks):
-        return None
-    return {
-        name: tuple(TopologyHint(node_mask(block.nodes), True) for block in blocks if block.resource == name)
-        for name in request
-    }
-
-
 def memory_answer(asked: HintRequest) -> ProviderHints | None:
     """The same hints for each resource of the demand. None: the container holds other memory than it asks for."""
     state, demand, rules = asked
@@ -136,8 +125,13 @@ def memory_answer(asked: HintRequest) -> ProviderHints | None:
         return {}
     held = held_by_pod(state, demand)
     blocks = next((each.memory for each in own_part(held, demand) if each.memory), None)
-    if blocks is not None:
-        return held_hints(blocks, demand.memory)
+    if blocks is not None:  # the same again if it asks for the same, else no opinion
+        if len(blocks) != len(demand.memory) or any(demand.memory.get(each.resource) != each.size for each in blocks):
+            return None
+        return {
+            name: tuple(TopologyHint(node_mask(block.nodes), True) for block in blocks if block.resource == name)
+            for name in demand.memory
+        }
     hints = memory_hints(
         memory_nodes(state, rules),
         memory_numa_nodes(state.hardware, rules.mode),
@@ -150,7 +144,7 @@ def memory_answer(asked: HintRequest) -> ProviderHints | None:
     return dict.fromkeys(demand.memory, hints)
 
 
-class MemoryProvider:
+class MemoryProvider(HintProvider):
     """The memory manager."""
 
     name = "memory"
@@ -168,10 +162,6 @@ class MemoryProvider:
         """On what fits nowhere, and for a container that holds some already and asks for another amount."""
         held = held_by_pod(asked.state, asked.demand)
         return profile_of(asked.rules.mode).silent_on_unmet_memory or any(each.memory for each in held)
-
-    def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
-        """Never."""
-        return False
 
     def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
         """

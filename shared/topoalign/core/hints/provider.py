@@ -5,8 +5,9 @@ A provider is a module with its class, and a line in PROVIDERS. Code elsewhere a
 which provider it is.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Set
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 from topoalign.core.demand.pod_demand import Demand
 from topoalign.core.model.hints import ProviderHints
@@ -33,20 +34,18 @@ class Largest(NamedTuple):
     besides: int
 
 
-class HintProvider(Protocol):
-    """What each provider can be asked."""
+class HintProvider(ABC):
+    """Base of the hint providers, with the answers of one that always has an opinion."""
 
-    @property
-    def name(self) -> str:
-        """Its key in PROVIDERS, in a HintAnswer and in a Refusal."""
+    name: ClassVar[str]
+    """Its key in PROVIDERS, in a HintAnswer and in a Refusal."""
+    narrows: ClassVar[bool] = False
+    """
+    Whether it takes as few as it can of the NUMA nodes that the merge allows, in a mode with `narrows_after_merge`. Its
+    resources have the same hints.
+    """
 
-    @property
-    def narrows(self) -> bool:
-        """
-        Whether it takes as few as it can of the NUMA nodes that the merge allows, in a mode with `narrows_after_merge`. Its
-        resources have the same hints.
-        """
-
+    @abstractmethod
     def hints(self, asked: HintRequest) -> ProviderHints:
         """
         Per resource that it manages the hints for the demand.
@@ -54,14 +53,18 @@ class HintProvider(Protocol):
         Raises TooMuchWork, and ValueError for CPUs or NUMA nodes in the state that are none.
         """
 
+    @abstractmethod
     def resources(self, asked: HintRequest) -> Set[ResourceName]:
         """The resources on which it has hints for this request."""
 
+    @abstractmethod
+    def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
+        """The largest HintRule that it makes for this request."""
+
     def may_be_silent(self, asked: HintRequest) -> bool:
         """Whether an answer on none of these resources is valid."""
+        return False
 
     def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
         """Whether None is a valid answer for a resource."""
-
-    def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
-        """The largest HintRule that it makes for this request."""
+        return False

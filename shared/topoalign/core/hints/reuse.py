@@ -49,7 +49,7 @@ def allocation_for(
     devices: dict[ResourceName, tuple[DeviceID, ...]],
     functions: dict[DeviceID, tuple[str, ...]],
 ) -> Allocation:
-    """An allocation of these devices, of some only functions, for a container of a pod that is being decided."""
+    """An allocation of these devices, of some only functions, for a container of a pod in decision."""
     owner = Owner(namespace=demand.namespace, pod=demand.pod, container=demand.container)
     return Allocation(
         id=AllocationID(f"{owner.namespace}/{owner.pod}/{owner.container}"),
@@ -67,7 +67,7 @@ def reusable_devices(
     Those that were held whole. Whoever takes but a function of a NIC takes the NIC out. With `co_allocated` also what came
     together with others, of which a kubelet knows nothing.
     """
-    return remaining_after_steps(
+    return _remaining_after_steps(
         (plain, (each.whole_ids if plain else each.device_ids) & {*devices.get(resource, ())})
         for each in held
         for devices in [each.devices if co_allocated else each.from_kubelet]
@@ -77,15 +77,15 @@ def reusable_devices(
 
 def reusable_functions(held: Iterable[Allocation]) -> frozenset[str]:
     """PCI addresses of virtual functions."""
-    return remaining_after_steps((each.role == "init", each.function_addresses) for each in held)
+    return _remaining_after_steps((each.role == "init", each.function_addresses) for each in held)
 
 
 def reusable_cpus(held: Iterable[Allocation]) -> frozenset[int]:
     """CPUs that init containers left."""
-    return remaining_after_steps((each.role == "init", each.cpu_ids) for each in held)
+    return _remaining_after_steps((each.role == "init", each.cpu_ids) for each in held)
 
 
-def remaining_after_steps(steps: Iterable[tuple[bool, frozenset[T]]]) -> frozenset[T]:
+def _remaining_after_steps(steps: Iterable[tuple[bool, frozenset[T]]]) -> frozenset[T]:
     """Plain init containers leave what they held, every other container takes its own out."""
     left: frozenset[T] = frozenset()
     for leaves, own in steps:
@@ -95,10 +95,8 @@ def remaining_after_steps(steps: Iterable[tuple[bool, frozenset[T]]]) -> frozens
 
 def reusable_memory(held: Iterable[Allocation]) -> ReusableMemory:
     """
-    What the plain init containers still account for.
-
-    A container that reuses memory takes it into its own blocks and out of theirs (`placement.memory_blocks.holding`), so
-    the sum of what is left in theirs is what the kubelet remembers as reusable.
+    What the plain init containers still account for: a container that reuses memory takes it into its own blocks and out of
+    theirs (`placement.memory_blocks.hold_allocation`).
     """
     left: dict[tuple[Mask, ResourceName], int] = {}
     for each in held:

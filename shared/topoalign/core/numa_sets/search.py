@@ -48,7 +48,7 @@ def mask_meets_needs(needs: Sequence[ResourceNeed], mask: Mask) -> bool:
 
 
 Hopeless = Callable[[Mask, int, int], bool]
-"""Told the nodes chosen so far, how many more are to be chosen, and of how many of the lowest: may end the branch."""
+"""Of the nodes chosen so far, how many more are to be chosen, and of how many of the lowest: whether to end the branch."""
 
 
 State = tuple[int, int, tuple[int, ...], Mask]
@@ -79,11 +79,11 @@ class Choosing:
         self.nodes = nodes_of(nodes & ~fixed)
         self.fixed = fixed
         self.work = work
-        self.gains = gains(needs, self.nodes)
+        self.gains = _gains(needs, self.nodes)
         self.heavy = max(HEAVY, HEAVY * len(self.nodes) ** 2 // 64**2)
         work.step(len(needs) + sum(len(need.supply) for need in needs) // 16)
         self.short = tuple(need.amount - sum(n for near, n in need.supply.items() if near & fixed) for need in needs)
-        self.best = [best_sums([sum(n for _, n in each[i]) for each in self.gains]) for i in range(len(needs))]
+        self.best = [_best_sums([sum(n for _, n in each[i]) for each in self.gains]) for i in range(len(needs))]
         self.shared = union(near for need in needs for near in need.supply if near.bit_count() > 1)
         self.failed: set[State] = set()
 
@@ -91,7 +91,7 @@ class Choosing:
         """Yields the sets that have `size` nodes, ascending. Raises TooMuchWork."""
         more = size - self.fixed.bit_count()
         if 0 <= more <= len(self.nodes):
-            yield from self.below(Branch(len(self.nodes), more, self.short, self.fixed), hopeless)
+            yield from self._below(Branch(len(self.nodes), more, self.short, self.fixed), hopeless)
 
     def least_size(self) -> int | None:
         """The fewest nodes that meet the needs, at least one. None: not even all of them do. Raises TooMuchWork."""
@@ -101,7 +101,7 @@ class Choosing:
         sizes = range(max(1, self.fixed.bit_count()), most + 1)
         return next((size for size in sizes if next(self.masks(size), None) is not None), None)
 
-    def below(self, start: Branch, hopeless: Hopeless | None) -> Iterator[Mask]:
+    def _below(self, start: Branch, hopeless: Hopeless | None) -> Iterator[Mask]:
         """Yields the sets of a branch. It keeps its own stack: machines have more nodes than calls can be nested."""
         found = 0
         undecided: list[Branch | Tried] = [start]
@@ -125,21 +125,17 @@ class Choosing:
             if hopeless is None:
                 undecided.append(Tried(state, found))
             node = top - 1
-            undecided.append(Branch(node, more - 1, self.taking(node, short, chosen), chosen | self.bit(node)))
+            undecided.append(Branch(node, more - 1, self._taking(node, short, chosen), chosen | 1 << self.nodes[node]))
             if node >= more:
                 undecided.append(Branch(node, more, short, chosen))
 
-    def taking(self, node: int, short: tuple[int, ...], chosen: Mask) -> tuple[int, ...]:
+    def _taking(self, node: int, short: tuple[int, ...], chosen: Mask) -> tuple[int, ...]:
         """What is still missing once this node is added; supply that is near a chosen node already adds nothing."""
         pairs = zip(short, self.gains[node], strict=True)
         return tuple(lacks - sum(n for near, n in gain if not near & chosen) for lacks, gain in pairs)
 
-    def bit(self, node: int) -> Mask:
-        """The mask of the node at this position of `nodes`."""
-        return 1 << self.nodes[node]
 
-
-def gains(needs: Sequence[ResourceNeed], nodes: Sequence[int]) -> list[list[list[tuple[Mask, int]]]]:
+def _gains(needs: Sequence[ResourceNeed], nodes: Sequence[int]) -> list[list[list[tuple[Mask, int]]]]:
     """For each node and each need, the parts of the need's supply that are near the node."""
     position = {node: i for i, node in enumerate(nodes)}
     near_node: list[list[list[tuple[Mask, int]]]] = [[[] for _ in needs] for _ in nodes]
@@ -151,7 +147,7 @@ def gains(needs: Sequence[ResourceNeed], nodes: Sequence[int]) -> list[list[list
     return near_node
 
 
-def best_sums(amounts: Sequence[int]) -> list[list[int]]:
+def _best_sums(amounts: Sequence[int]) -> list[list[int]]:
     """[top][more]: the largest sum of `more` of the first `top` amounts; -1 where there are not so many."""
     rows = []
     for top in range(len(amounts) + 1):

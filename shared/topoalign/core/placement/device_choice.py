@@ -9,6 +9,7 @@ The function asks by yielding the choice, so that the same code serves a plugin 
 """
 
 from collections.abc import Collection, Generator, Sequence
+from math import inf
 from typing import NamedTuple
 
 from topoalign.core.demand.pod_demand import ContainerDemand
@@ -90,7 +91,7 @@ class Sides(NamedTuple):
 
 
 def split_by_affinity(devices: OfferedDevices, available: Collection[DeviceID], affinity: Mask | None) -> Sides:
-    """Splits the available devices."""
+    """Splits the available devices by their place relative to the affinity."""
     free = devices.some(available)
     aligned = devices.nothing
     elsewhere = devices.nothing
@@ -104,11 +105,9 @@ def split_by_affinity(devices: OfferedDevices, available: Collection[DeviceID], 
     return Sides(free & aligned, free & elsewhere, free - aligned - elsewhere)
 
 
-def check_offered_amount(topology: Topology, resource: ResourceName, amount: int) -> None:
-    """Raises TooLarge where a container asks for more than the offer of a resource allows."""
-    limits = [offer.most for offer in topology.offers_of.get(resource, ()) if offer.most is not None]
-    if limits and amount > min(limits):
-        raise TooLarge(resource, amount, min(limits))
+def most_per_container(topology: Topology, resource: ResourceName) -> float:
+    """How many devices of a resource one container may ask for."""
+    return min((offer.most for offer in topology.offers_of.get(resource, ()) if offer.most is not None), default=inf)
 
 
 def choose_for_container(
@@ -126,7 +125,9 @@ def choose_for_container(
     """
     amount = container.devices[resource]
     owned = state.ownership
-    check_offered_amount(state.hardware, resource, amount)
+    most = most_per_container(state.hardware, resource)
+    if amount > most:
+        raise TooLarge(resource, amount, int(most))
     return choose_devices(
         resource,
         state.hardware.devices[resource],
@@ -148,10 +149,9 @@ def choose_devices(
     affinity: Mask | None,
 ) -> Choosing:
     """
-    `required` devices of a resource for a container, in the hardware's order.
-
-    `devices` are all of the resource, `allocated` those that a container holds, `reusable` those of them that init
-    containers of this pod left. Raises NoHealthyDevice and NotEnoughDevices.
+    `required` devices of a resource for a container, in the hardware's order. `devices` are all of the resource,
+    `allocated` those that a container holds, `reusable` those of them that init containers of this pod left. Raises
+    NoHealthyDevice and NotEnoughDevices.
     """
     if not healthy:
         raise NoHealthyDevice(resource)

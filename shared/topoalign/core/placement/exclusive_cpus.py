@@ -70,22 +70,19 @@ def allocate_cpus(
     rules: AdmissionRules,
 ) -> frozenset[int]:
     """
-    `count` CPUs for a container of its own, as near to the affinity as can be; None stands for any node.
-
-    `shared` are the CPUs that no container has to itself, `reserved` those kept for the system, `reusable` were left by
-    init containers of the pod. Raises SplitCore, NotEnoughCores, NotEnoughCpus, and TooMuchWork as `take` does.
+    `count` CPUs for a container of its own, as near to the affinity as can be; None stands for any node. `shared` are the
+    CPUs that no container has to itself, `reserved` those kept for the system, `reusable` were left by init containers of
+    the pod. Raises SplitCore, NotEnoughCores, NotEnoughCpus, and TooMuchWork as `take` does.
     """
     if CpuOption.FULL_PCPUS_ONLY in rules.cpu_options:
-        check_whole_cores(cpus, shared, reserved, count)
+        _check_whole_cores(cpus, shared, reserved, count)
     return choose_cpus(cpus, (shared - reserved) | reusable, count, affinity, rules)
 
 
-def check_whole_cores(cpus: CpuTopology, shared: Set[int], reserved: Set[int], count: int) -> None:
+def _check_whole_cores(cpus: CpuTopology, shared: Set[int], reserved: Set[int], count: int) -> None:
     """
-    Raises SplitCore or NotEnoughCores.
-
-    CPUs that the pod's own init containers left do not count, although the container would take them over: the
-    kubelet counts in the same way.
+    Raises SplitCore or NotEnoughCores. CPUs that the pod's own init containers left do not count, although the container
+    would take them over: the kubelet counts in the same way.
     """
     if cpus.cpus_per_core and count % cpus.cpus_per_core:
         raise SplitCore(count, cpus.cpus_per_core)
@@ -99,11 +96,10 @@ def choose_cpus(
     cpus: CpuTopology, allocatable: Set[int], count: int, affinity: Mask | None, rules: AdmissionRules
 ) -> frozenset[int]:
     """
-    `count` of the allocatable CPUs, those of the affinity first; None stands for any node.
-
-    Raises NotEnoughCpus, and TooMuchWork as `take` does.
+    `count` of the allocatable CPUs, those of the affinity first; None stands for any node. Raises NotEnoughCpus,
+    TooMuchWork.
     """
-    near = allocatable & aligned_cpus(cpus, affinity, rules) if affinity is not None else frozenset()
+    near = allocatable & _aligned_cpus(cpus, affinity, rules) if affinity is not None else frozenset()
     inside = take(cpus, near, min(count, len(near)), rules.cpu_options, rules.mode)
     rest = allocatable - inside
     needed = count - len(inside)
@@ -112,7 +108,7 @@ def choose_cpus(
     return inside | take(cpus, rest, needed, rules.cpu_options, rules.mode)
 
 
-def aligned_cpus(cpus: CpuTopology, affinity: Mask, rules: AdmissionRules) -> frozenset[int]:
+def _aligned_cpus(cpus: CpuTopology, affinity: Mask, rules: AdmissionRules) -> frozenset[int]:
     """
     All CPUs of the affinity's nodes; with align-by-socket of the sockets that these touch, but not in mode `best`, where
     what a container gets lies on the nodes that it is aligned to.

@@ -48,22 +48,17 @@ class Fragmentation(NamedTuple):
 
 
 def measure_fragmentation(topology: Topology, free: Collection[DeviceID]) -> Fragmentation:
-    """Of a machine on which these GPUs are free."""
-    return sets_left(set_scorer(topology), [place for place, gpu in enumerate(topology.gpu_by_id) if gpu in free])
-
-
-def sets_left(scorer: SetScorer, free: Collection[int]) -> Fragmentation:
-    """The fragmentation of a machine with this scorer, on which the GPUs at these positions are free."""
+    """The fragmentation of a machine on which these GPUs are free."""
+    scorer = set_scorer(topology)
     every = range(len(scorer.scores))
-    left = sorted(free)
+    left = [place for place, gpu in enumerate(topology.gpu_by_id) if gpu in free]
     sizes = [size for size in SIZES if size <= len(left)]
     sets = tuple(
-        SetsLeft(size, best_seam(scorer, left, size), best_seam(scorer, every, size), scorer.links.model)
+        SetsLeft(size, _best_seam(scorer, left, size), _best_seam(scorer, every, size), scorer.links.model)
         for size in sizes
     )
     return Fragmentation(sets, all(compares_all(len(every), size) for size in sizes))
 
 
-def best_seam(scorer: SetScorer, free: Collection[int], size: int) -> Seam:
-    """The strongest seam of a set of `size` of these GPUs."""
+def _best_seam(scorer: SetScorer, free: Collection[int], size: int) -> Seam:
     return scorer.seam(by_topology(scorer, tuple(free), (), size))

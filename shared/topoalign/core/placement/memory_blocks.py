@@ -44,7 +44,7 @@ class NotEnoughMemory(NoFit):
     code = "NotEnoughMemory"
 
     def __init__(self, request: Mapping[ResourceName, int]) -> None:
-        super().__init__(f"no NUMA nodes that may be used together have {describe_memory(request)} free", RELEASE)
+        super().__init__(f"no NUMA nodes that may be used together have {_describe_memory(request)} free", RELEASE)
 
 
 class MemoryNotPreferred(NoFit):
@@ -54,7 +54,7 @@ class MemoryNotPreferred(NoFit):
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask) -> None:
         super().__init__(
-            f"{describe_memory(request)} fit only on more NUMA nodes than preferred: {node_list(nodes)}", RELEASE
+            f"{_describe_memory(request)} fit only on more NUMA nodes than preferred: {_node_list(nodes)}", RELEASE
         )
 
 
@@ -65,7 +65,7 @@ class MemoryNotExtendable(NoFit):
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask) -> None:
         super().__init__(
-            f"no group of NUMA nodes around {node_list(nodes)} has {describe_memory(request)} free", RELEASE
+            f"no group of NUMA nodes around {_node_list(nodes)} has {_describe_memory(request)} free", RELEASE
         )
 
 
@@ -76,8 +76,8 @@ class MemoryExtensionNotPreferred(NoFit):
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask, wider: Mask) -> None:
         super().__init__(
-            f"NUMA nodes {node_list(nodes)} are preferred, and only the wider {node_list(wider)} have "
-            f"{describe_memory(request)} free",
+            f"NUMA nodes {_node_list(nodes)} are preferred, and only the wider {_node_list(wider)} have "
+            f"{_describe_memory(request)} free",
             RELEASE,
         )
 
@@ -93,7 +93,7 @@ class MemoryGroupsWouldMix(NoFit):
 
     def __init__(self, nodes: Mask) -> None:
         super().__init__(
-            f"memory of NUMA nodes {node_list(nodes)} cannot be used as one group: a container uses part of them otherwise",
+            f"memory of NUMA nodes {_node_list(nodes)} cannot be used as one group: a container uses part of them otherwise",
             "wait until that container has ended, or ask for memory that fits on one NUMA node",
         )
 
@@ -102,9 +102,8 @@ def memory_for(
     state: NodeState, demand: ContainerDemand, affinity: TopologyHint, rules: AdmissionRules
 ) -> tuple[MemoryBlock, ...]:
     """
-    The blocks of a container that was aligned to `affinity`; what it holds already it keeps.
-
-    Nothing if the memory manager does not look at the container. Raises one of this module's errors.
+    The blocks of a container that was aligned to `affinity`; what it holds already it keeps. Nothing if the memory manager
+    does not look at the container. Raises one of this module's errors.
     """
     held = held_by_pod(state, demand)
     request = demand.memory
@@ -121,9 +120,8 @@ def memory_for(
         except TooMuchWork:
             if profile_of(rules.mode).needs_narrowest_memory:
                 raise
-            unused = node_mask(
-                node for node in offered if not nodes[node].used
-            )  # all of them, as the narrowest is not found
+            # all unused nodes, as the narrowest set is not found
+            unused = node_mask(node for node in offered if not nodes[node].used)
             return (TopologyHint(unused, False),) if enough_for(nodes, request, reusable, unused) else ()
 
     return choose_memory(nodes, request, reusable, affinity, own_hints, rules.mode)
@@ -139,12 +137,10 @@ def choose_memory(
 ) -> tuple[MemoryBlock, ...]:
     """
     One block per resource of the request; `taken` is what is needed beyond reusable memory (`hold_allocation` adds that).
-
-    `own_hints` gives the memory manager's for this request, where they are needed. Whether the affinity has enough is
-    judged by what is free alone, as the kubelet does; in mode `best` with what can be reused there. Raises one of this
-    module's errors.
+    `own_hints` gives the memory manager's for this request. Whether the affinity has enough is judged by what is free
+    alone, as the kubelet does; in mode `best` with what can be reused there. Raises one of this module's errors.
     """
-    group = memory_group(
+    group = _memory_group(
         nodes, request, reusable if profile_of(mode).counts_reusable_memory else {}, affinity, own_hints
     )
     members = nodes_of(group)
@@ -156,7 +152,7 @@ def choose_memory(
     return tuple(blocks)
 
 
-def memory_group(
+def _memory_group(
     nodes: MemoryNodes,
     request: Mapping[ResourceName, int],
     counted: ReusableMemory,
@@ -169,7 +165,7 @@ def memory_group(
         if own is None:
             raise NotEnoughMemory(request)
         hint = own
-        group = nodes_named(own)
+        group = _nodes_named(own)
         if affinity.preferred and not own.preferred:
             raise MemoryNotPreferred(request, group)
     else:
@@ -180,16 +176,15 @@ def memory_group(
         if wider is None:
             raise MemoryNotExtendable(request, group)
         if hint.preferred and not wider.preferred:
-            raise MemoryExtensionNotPreferred(request, group, nodes_named(wider))
-        group = nodes_named(wider)
+            raise MemoryExtensionNotPreferred(request, group, _nodes_named(wider))
+        group = _nodes_named(wider)
     if group.bit_count() > 1 and not groups_agree(nodes, group):
         raise MemoryGroupsWouldMix(group)
     return group
 
 
-def nodes_named(hint: TopologyHint) -> Mask:
-    """The memory manager's own hints always name nodes."""
-    return hint.affinity or 0
+def _nodes_named(hint: TopologyHint) -> Mask:
+    return hint.affinity or 0  # the memory manager's own hints always name nodes
 
 
 def from_lowest(amounts: Sequence[int], wanted: int) -> tuple[int, ...]:
@@ -203,10 +198,8 @@ def from_lowest(amounts: Sequence[int], wanted: int) -> tuple[int, ...]:
 
 def hold_allocation(state: NodeState, allocation: Allocation, earlier: Iterable[Allocation]) -> NodeState:
     """
-    The state in which the allocation is live, and has taken over what it reuses of `earlier` ones of its pod.
-
-    The live allocations of the state returned are the ones to announce: announced in their order, they fold to the same
-    use of memory.
+    The state in which the allocation is live, and has taken over what it reuses of `earlier` ones of its pod. Its live
+    allocations are the ones to announce: in their order they fold to the same use of memory.
     """
     after = state.holding(allocation)
     live = dict(after.allocations)
@@ -231,8 +224,7 @@ def hand_over_blocks(giver: Allocation, taker: Allocation) -> tuple[Allocation, 
     return msgspec.structs.replace(giver, memory=tuple(given)), msgspec.structs.replace(taker, memory=tuple(taken))
 
 
-def describe_memory(request: Mapping[ResourceName, int]) -> str:
-    """A request in words, as `2 GiB of memory and 0.5 GiB of hugepages-2Mi`."""
+def _describe_memory(request: Mapping[ResourceName, int]) -> str:
     return " and ".join(f"{format_gib(size)} GiB of {name}" for name, size in request.items())
 
 
@@ -241,6 +233,5 @@ def format_gib(size: int) -> str:
     return f"{size / (1 << 30):.6g}"
 
 
-def node_list(nodes: Mask) -> str:
-    """The NUMA nodes of a mask, as `0-1,3`."""
+def _node_list(nodes: Mask) -> str:
     return format_cpuset(nodes_of(nodes))

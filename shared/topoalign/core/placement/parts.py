@@ -29,22 +29,21 @@ def prefer_parts(
     near: Sequence[DeviceID] = (),
 ) -> tuple[DeviceID, ...]:
     """
-    The `size` of them that are best, in the hardware's order; `near` are other devices of the container.
-
-    () where there is no preference to give: size below 1 or above what is available, or too small for `must_include`, or one
-    of these is not available.
+    The `size` of them that are best, in the hardware's order; `near` are other devices of the container. () where there is
+    no preference to give: size below 1 or above what is available, or too small for `must_include`, or one of these is not
+    available.
     """
     if not max(1, len(must_include)) <= size <= len(available) or not all(map(available.__contains__, must_include)):
         return ()
     chosen = available.devices.some(must_include)
-    gpus = listed_parts(topology)[resource]
+    gpus = _listed_parts(topology)[resource]
     left = {gpu: available & parts - chosen for gpu, parts in gpus.items()}
     free = {gpu: len(parts) for gpu, parts in left.items()}
     held = {gpu: len(parts) - free[gpu] for gpu, parts in gpus.items()}
     sign = -1 if any(offer.packing == "packed" for offer in topology.offers_of[resource]) else 1
     taken: Counter[DeviceID] = Counter(map(topology.card_of, chosen))
     others = [topology.card_of(device) for device in near]
-    links = {gpu: sum(link_score_between(topology, gpu, other) for other in (*others, *taken)) for gpu in gpus}
+    links = {gpu: sum(_link_score_between(topology, gpu, other) for other in (*others, *taken)) for gpu in gpus}
     order = {gpu: index for index, gpu in enumerate(gpus)}
     more: Counter[DeviceID] = Counter()
     for _ in range(size - len(chosen)):
@@ -53,7 +52,7 @@ def prefer_parts(
             key=lambda gpu: (sign * held[gpu], taken[gpu], -links[gpu], order[gpu]),
         )
         if not taken[gpu]:
-            links = {other: links[other] + link_score_between(topology, other, gpu) for other in links}
+            links = {other: links[other] + _link_score_between(topology, other, gpu) for other in links}
         free[gpu] -= 1
         held[gpu] += 1
         taken[gpu] += 1
@@ -64,7 +63,7 @@ def prefer_parts(
 
 
 @computed_once
-def listed_parts(topology: Topology) -> Mapping[ResourceName, Mapping[DeviceID, DeviceSet]]:
+def _listed_parts(topology: Topology) -> Mapping[ResourceName, Mapping[DeviceID, DeviceSet]]:
     """Resource that the node offers -> GPU -> its parts that are listed, in the hardware's order."""
     found: dict[ResourceName, dict[DeviceID, DeviceSet]] = {}
     for resource in topology.offers_of:
@@ -76,6 +75,5 @@ def listed_parts(topology: Topology) -> Mapping[ResourceName, Mapping[DeviceID, 
     return found
 
 
-def link_score_between(topology: Topology, a: DeviceID, b: DeviceID) -> int:
-    """What the link between two GPUs is worth; 0 for a GPU and itself."""
+def _link_score_between(topology: Topology, a: DeviceID, b: DeviceID) -> int:
     return connection_score(topology, a, b) if a != b else 0

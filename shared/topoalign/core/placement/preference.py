@@ -42,9 +42,7 @@ PLACEMENTS: Mapping[str, DevicePolicy] = {
 
 
 def choose_gpu_set(policy: DevicePolicy, asked: GpuChoice) -> Members:
-    """
-    The set of GPUs that the policy prefers, ascending; () where there is no preference to give (`has_possible_set`).
-    """
+    """The GPUs that the policy prefers, ascending; () where there is no preference to give (`has_possible_set`)."""
     return policy.choose(asked) if has_possible_set(asked) else ()
 
 
@@ -74,10 +72,10 @@ def prefer(
     """
     The `size` devices of a resource that are best, in the hardware's order; the order of the input does not matter.
 
-    GPUs by the device policy named `placement`; NICs by `nearness` to the devices `near`; shares, MIG instances and virtual
-    functions by how much of their GPUs is held (`prefer_parts`); others in the hardware's order.
-    `context` is what else is free, for policy `topology`. () where there is no preference to give (`has_possible_set`),
-    and for devices that the node does not have.
+    GPUs by the device policy named `placement`; NICs by their links to the devices `near`; shares, MIG instances and
+    virtual functions by how much of their GPUs is held (`prefer_parts`); others in the hardware's order. `context` is what
+    else is free, for policy `topology`. () where there is no preference to give (`has_possible_set`), and for devices that
+    the node does not have.
     """
     kind = topology.kind_of(resource)
     if kind == "part":
@@ -91,8 +89,8 @@ def prefer(
     if kind == "gpu":
         picked = {*prefer_gpus(topology, available, must_include, size, placement, context)}
     else:
-        ranked = sorted(listed, key=lambda nic: nearness(topology, nic, near)) if kind == "nic" else [*listed]
-        picked = first_ranked(ranked, free, must_include, size)
+        ranked = sorted(listed, key=lambda nic: _nearness(topology, nic, near)) if kind == "nic" else [*listed]
+        picked = _first_ranked(ranked, free, must_include, size)
     return tuple(device for device in listed if device in picked)
 
 
@@ -110,10 +108,9 @@ def prefer_gpus(
     return tuple(gpus[i] for i in chosen)
 
 
-def first_ranked(
+def _first_ranked(
     ranked: Sequence[DeviceID], free: Collection[DeviceID], must_include: Sequence[DeviceID], size: int
 ) -> set[DeviceID]:
-    """The devices that must be in the set, and the first others; nothing where there is no preference to give."""
     if len({*must_include}) < len(must_include) or not max(1, len(must_include)) <= size <= len(free):
         return set()
     required = {*must_include}
@@ -167,7 +164,7 @@ def nic_localities(topology: Topology) -> Mapping[DeviceID, NicLocality]:
     return {nic: nic_locality(topology, nic) for nic in topology.nic_by_id}
 
 
-def nearness(topology: Topology, device: DeviceID, near: Sequence[DeviceID]) -> tuple[bool, int]:
+def _nearness(topology: Topology, device: DeviceID, near: Sequence[DeviceID]) -> tuple[bool, int]:
     """Sorts NICs, the best first; equals stay in the hardware's order."""
     nic = topology.nic_by_id.get(device)
     down = nic is not None and bool(nic.ports) and not any(port.state in ("", "ACTIVE") for port in nic.ports)

@@ -32,15 +32,14 @@ def prefer_reserved(
     size: int,
 ) -> tuple[DeviceID, ...]:
     """
-    The devices reserved at monotonic second `now` that fit the question, in the hardware's order; () where none do.
-
-    If the node has reported a device of a set, the set is already given and no longer fits.
+    The devices reserved at monotonic second `now` that fit the question, in the hardware's order; () where none do. A set
+    of which the node has reported a device is given and no longer fits.
     """
     if not reserved.reservations:  # most often, and thousands of shares may be available
         return ()
     offered = frozenset(available)
     required = frozenset(must_include)
-    begun = {(part.pod_uid, part.container) for part in reserved.shown}
+    begun = {(part.pod_uid, part.container) for part in reserved.reported}
     fitting = [
         ((uid, container.container) not in begun, devices)
         for uid, container, devices in open_reservations(reserved, now, resource)
@@ -59,13 +58,13 @@ def open_reservations(
     Pod UID, container and all its devices of the resource, where none of them is given yet, the oldest first. What is
     planned is left out while as many devices are reserved for a pod that is about to be bound.
     """
-    parts = [*open_reservations_and_plans(reserved, now, resource)]
+    parts = [*_open_reservations_and_plans(reserved, now, resource)]
     planned = {each.pod_uid for each in reserved.reservations if each.planned}
     asked = {len(devices) for uid, _, devices in parts if uid not in planned} if planned else frozenset[int]()
     yield from (part for part in parts if part[0] not in planned or len(part[2]) not in asked)
 
 
-def open_reservations_and_plans(
+def _open_reservations_and_plans(
     reserved: NodeReservations, now: float, resource: ResourceName
 ) -> Iterator[tuple[str, ReservedContainer, frozenset[DeviceID]]]:
     """The same with all that is planned."""
@@ -75,7 +74,7 @@ def open_reservations_and_plans(
         for container in each.containers:
             devices = frozenset(container.devices.get(resource, ()))
             given = (
-                ReservedPart(each.pod_uid, container.container, resource, device) in reserved.shown
+                ReservedPart(each.pod_uid, container.container, resource, device) in reserved.reported
                 for device in devices
             )
             if devices and not any(given):

@@ -52,13 +52,13 @@ def held_among(ownership: Ownership, resource: ResourceName, devices: OfferedDev
     """Those of all devices of a resource that are held (`Ownership.is_held`)."""
     if not ownership.holds_anything:
         return devices.nothing
-    return with_parts(ownership.held(resource), devices, ownership.is_held)
+    return _with_parts(ownership.held(resource), devices, ownership.is_held)
 
 
 def is_any_held(topology: Topology, ownership: Ownership, resource: ResourceName, ids: Collection[DeviceID]) -> bool:
     """
     Whether any of these ids, all different, is held (`Ownership.is_held`). A share may be hundreds of units: where all are
-    listed, one of each device is asked about, as in `with_parts`.
+    listed, one of each device is asked about.
     """
     if not ownership.holds_anything:
         return False
@@ -76,13 +76,13 @@ def overlapping_devices(ownership: Ownership, devices: OfferedDevices, others: C
     if not others:
         return devices.nothing
     taken = ownership.set_of(others)
-    return with_parts(devices.some(others), devices, lambda device: taken.overlaps(ownership.holding(device)))
+    return _with_parts(devices.some(others), devices, lambda device: taken.overlaps(ownership.holding(device)))
 
 
-def with_parts(named: DeviceSet, devices: OfferedDevices, is_taken: Callable[[DeviceID], bool]) -> DeviceSet:
+def _with_parts(named: DeviceSet, devices: OfferedDevices, is_taken: Callable[[DeviceID], bool]) -> DeviceSet:
     """
-    Those of the devices that are taken: the `named` ones and their neighbours. Of the shares of a device that are not
-    named one is asked about, because all of them are taken with the device or none is.
+    Those of the devices that are taken: the `named` ones and their neighbours. Of the shares of a device that are not named
+    one is asked about, because all of them are taken with the device or none is.
     """
     found = named.bits
     for alike in devices.alike:

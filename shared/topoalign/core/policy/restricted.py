@@ -5,7 +5,7 @@ from topoalign.core.policy.best_effort import BestEffortPolicy
 
 
 class RestrictedPolicy(BestEffortPolicy):
-    """The kubelet's restricted: aligns as best-effort does, and admits preferred hints only."""
+    """The kubelet's restricted."""
 
     name = "restricted"
 

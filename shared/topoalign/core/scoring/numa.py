@@ -23,7 +23,7 @@ Every node is equal for a pod that is not Guaranteed: 100. Source: scheduler-plu
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, combinations
 from math import comb
 from typing import NamedTuple
@@ -70,7 +70,7 @@ class NumaNeed(NamedTuple):
 
 
 def numa_need(demand: PodDemand) -> NumaNeed:
-    """The need of a pod under the rules of a node. To be made once for each pod and rules, not for each node."""
+    """The need of a pod under the rules of a node."""
     return NumaNeed(
         demand.rules.policy,
         demand.rules.scope,
@@ -82,53 +82,36 @@ def numa_need(demand: PodDemand) -> NumaNeed:
 
 
 def numa_score(kind: NumaScore, need: NumaNeed, zones: Sequence[Zone]) -> int:
-    """
-    The score, 0 to 100, of a node whose NUMA nodes have `Zone.available` left.
-
-    3 µs with two NUMA nodes, 10 µs with eight; `least-numa-nodes` 10 to 60 µs.
-    """
+    """The score, 0 to 100, of a node whose NUMA nodes have `Zone.available` left."""
     if not need.guaranteed:
         return BEST
     by_pod = need.scope == Scope.POD
     if kind is NumaScore.LEAST_NUMA_NODES:
-        return fewest_nodes((need.whole,) if by_pod else need.containers, zones, need.most_nodes)
+        return _fewest_nodes((need.whole,) if by_pod else need.containers, zones, need.most_nodes)
     if not POLICIES[Policy(need.policy)].single_node:
         return 0
     score = STRATEGIES[kind]
     parts = (need.whole,) if by_pod else need.containers
-    return sum(lowest_score(score, part, zones) for part in parts) // len(parts)
+    # the lowest score of the NUMA nodes that fit; 0 if none does
+    lowest = [min(filter(None, (score(part, zone.available) for zone in zones)), default=0) for part in parts]
+    return sum(lowest) // len(parts)
 
 
 Strategy = Callable[[Quantities, Amounts], int]
 """The score of what is requested on a NUMA node that has so much left; 0 where it does not fit."""
 
 
-def lowest_score(score: Strategy, wanted: Quantities, zones: Iterable[Zone]) -> int:
-    """The lowest score of the NUMA nodes that fit; 0 if none does."""
-    return min(filter(None, (score(wanted, zone.available) for zone in zones)), default=0)
+def _allocated(wanted: Quantities, left: Amounts, *, most: bool) -> int:
+    """The mean share, in percent, that is taken of each resource that is requested, or stays free; rounded down."""
+    shares = []
+    for name, amount in wanted.items():
+        has = left.get(name, 0)
+        counted = amount if most else has - amount
+        shares.append(counted * BEST // has if has and amount <= has else 0)  # 0: it is too little
+    return sum(shares) // len(shares) if shares else BEST
 
 
-def least_allocated(wanted: Quantities, left: Amounts) -> int:
-    """The mean share, in percent, that stays free of each resource that is requested."""
-    return rounded_mean([free_percent(amount, left.get(name, 0)) for name, amount in wanted.items()])
-
-
-def free_percent(amount: int, left: int) -> int:
-    """Percent of what is left that stays free; 0 where it is too little."""
-    return (left - amount) * BEST // left if left and amount <= left else 0
-
-
-def most_allocated(wanted: Quantities, left: Amounts) -> int:
-    """The mean share, in percent, that is taken of each resource that is requested."""
-    return rounded_mean([used_percent(amount, left.get(name, 0)) for name, amount in wanted.items()])
-
-
-def used_percent(amount: int, left: int) -> int:
-    """Percent of what is left that is taken; 0 where it is too little."""
-    return amount * BEST // left if left and amount <= left else 0
-
-
-def balanced_score(wanted: Quantities, left: Amounts) -> int:
+def _balanced(wanted: Quantities, left: Amounts) -> int:
     """100 where equal shares of all resources are taken, less their sample variance; a single resource is balanced."""
     if any(amount > left.get(name, 0) for name, amount in wanted.items()):
         return 0
@@ -140,20 +123,15 @@ def balanced_score(wanted: Quantities, left: Amounts) -> int:
     return int((1 - variance) * BEST)
 
 
-def rounded_mean(scores: Sequence[int]) -> int:
-    """The mean, rounded down; 100 of nothing."""
-    return sum(scores) // len(scores) if scores else BEST
-
-
 STRATEGIES: Mapping[NumaScore, Strategy] = {
-    NumaScore.LEAST_ALLOCATED: least_allocated,
-    NumaScore.MOST_ALLOCATED: most_allocated,
-    NumaScore.BALANCED: balanced_score,
+    NumaScore.LEAST_ALLOCATED: partial(_allocated, most=False),
+    NumaScore.MOST_ALLOCATED: partial(_allocated, most=True),
+    NumaScore.BALANCED: _balanced,
 }
 """The scores that look at each NUMA node alone."""
 
 
-def fewest_nodes(parts: Iterable[Quantities], zones: Sequence[Zone], most_nodes: int) -> int:
+def _fewest_nodes(parts: Iterable[Quantities], zones: Sequence[Zone], most_nodes: int) -> int:
     """The score of the largest set of NUMA nodes that a part needs; the parts take what they need in their order."""
     left = [dict(zone.available) for zone in zones]
     bound = {name for zone in zones for name in zone.available}
@@ -163,13 +141,18 @@ def fewest_nodes(parts: Iterable[Quantities], zones: Sequence[Zone], most_nodes:
     for part in parts:
         if bound.isdisjoint(part):
             continue
-        found = smallest_numa_set([each for each in part.items() if each[1]], left, apart)
+        found = _smallest_numa_set([each for each in part.items() if each[1]], left, apart)
         if found is None:
             return 0
         members, nearest = found
         most = max(most, len(members))
         near = near and nearest
-        take_in_order(part, [left[member] for member in members])
+        for name, amount in part.items():  # from each node as much as it has, in their order
+            for member in members:
+                taken = min(amount, left[member].get(name, 0))
+                if taken:
+                    left[member][name] -= taken
+                    amount -= taken
     unit = BEST // most_nodes
     return max(0, BEST - most * unit + (unit // 2 if near else 0)) if most else BEST
 
@@ -180,25 +163,24 @@ Members = tuple[int, ...]
 """NUMA nodes by their positions, ascending."""
 
 
-def smallest_numa_set(
+def _smallest_numa_set(
     needs: Sequence[tuple[ResourceName, int]], left: Sequence[Amounts], apart: Distances
 ) -> tuple[Members, bool] | None:
     """
     The nearest of the smallest sets of NUMA nodes that have it together, and whether no other set of as many is nearer.
     None: all of them have too little, or there are too many sets to compare.
     """
-    for size in range(fewest_zones(needs, left), len(left) + 1):
+    for size in range(_fewest_zones(needs, left), len(left) + 1):
         if comb(len(left), size) > MOST_SETS:
             return None
-        sets = nearest_first(apart, size)
+        sets = _nearest_first(apart, size)
         for away, members in sets:
             if all(sum([left[i].get(name, 0) for i in members]) >= amount for name, amount in needs):
                 return members, away == sets[0][0]
     return None
 
 
-def fewest_zones(needs: Iterable[tuple[ResourceName, int]], left: Sequence[Amounts]) -> int:
-    """So many NUMA nodes are needed at least: those that have most of each resource."""
+def _fewest_zones(needs: Iterable[tuple[ResourceName, int]], left: Sequence[Amounts]) -> int:
     least = 1
     for name, amount in needs:
         sums = accumulate(sorted((each.get(name, 0) for each in left), reverse=True))
@@ -206,21 +188,11 @@ def fewest_zones(needs: Iterable[tuple[ResourceName, int]], left: Sequence[Amoun
     return least
 
 
-@lru_cache(maxsize=64)
-def nearest_first(apart: Distances, size: int) -> tuple[tuple[int, Members], ...]:
+@lru_cache(maxsize=64)  # machines of one model have the same distances
+def _nearest_first(apart: Distances, size: int) -> tuple[tuple[int, Members], ...]:
     """
-    The sets of so many NUMA nodes, each with the sum of its distances, each node's to itself included; the nearest first, of
-    equals the one of the lowest positions. Cached: machines of one model have the same distances.
+    The sets of so many NUMA nodes, each with the sum of its distances, each node's to itself included; the nearest first,
+    of equals the one of the lowest positions.
     """
     sets = combinations(range(len(apart)), size)
     return tuple(sorted((sum(apart[i][j] for i in members for j in members), members) for members in sets))
-
-
-def take_in_order(wanted: Quantities, left: Iterable[dict[ResourceName, int]]) -> None:
-    """Takes it from these NUMA nodes, from each as much as it has, in their order."""
-    for name, amount in wanted.items():
-        for each in left:
-            taken = min(amount, each.get(name, 0))
-            if taken:
-                each[name] -= taken
-                amount -= taken

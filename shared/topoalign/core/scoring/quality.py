@@ -107,8 +107,8 @@ class NodeKey(NamedTuple):
 
 def device_need(topology: Topology, demand: PodDemand) -> DeviceNeed:
     """
-    The need of a pod on a kind of machine. To be made once for each pod, rules and shape, not for each node. GPUs of plain
-    init containers count only where no other container asks for some, because the others take them over.
+    The need of a pod on a kind of machine. GPUs of plain init containers count only where no other container asks for some,
+    because the others take them over.
     """
     kinds = {name: topology.kind_of(name) for name in demand.devices}
     lasting = [each for each in demand.containers if each.role != "init"]
@@ -136,7 +136,7 @@ def device_need(topology: Topology, demand: PodDemand) -> DeviceNeed:
 
 
 def free_devices(state: NodeState) -> FreeDevices:
-    """What is free on a node of each resource that is offered there. To be renewed when the node changes."""
+    """What is free on a node of each resource that is offered there."""
     topology = state.hardware
     owned = state.ownership
     positions = position_by_gpu(topology)
@@ -155,9 +155,8 @@ def free_devices(state: NodeState) -> FreeDevices:
 
 def node_key(topology: Topology, need: DeviceNeed, free: FreeDevices, packing: NodePacking) -> NodeKey | None:
     """
-    The key of a node of this topology: the one that was announced, whose shape others share. None: a device is short.
-
-    A few µs if such a node was evaluated before; otherwise 0.1 ms with eight GPUs, and up to 3 ms with sixteen.
+    The key of a node of this topology: the one that was announced, whose shape others share. None: a device is short. A few
+    µs if such a node was evaluated before; otherwise 0.1 ms with eight GPUs, and up to 3 ms with sixteen.
     """
     shape = topology.shape
     known = keys_of(shape)
@@ -182,8 +181,8 @@ def keys_of(topology: Topology) -> dict[Question, NodeKey | None]:
 
 def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: NodePacking) -> NodeKey | None:
     """The elements of the key together; None where a device is short."""
-    short = any(nodes.bit_count() < amount for nodes, amount in free_and_requested(free, need.nics))
-    if short or any(count < amount for count, amount in free_and_requested(free, need.parts)):
+    short = any(nodes.bit_count() < amount for nodes, amount in _free_and_requested(free, need.nics))
+    if short or any(count < amount for count, amount in _free_and_requested(free, need.parts)):
         return None
     gpus = {name: nodes_of(free.masks.get(name, 0)) for name, _ in need.gpus}
     whole = WholeGpus(shape, gpus, need.placement, aligned=need.aligned, by_gpus=need.by_gpus)
@@ -197,28 +196,27 @@ def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: N
     shared = [gpus for gpus in (in_slots, in_units) if gpus.taken]
     seams = [*whole.seams, *(seam for gpus in shared for seam in gpus.seams)]
     left = whole.left + sum(gpus.left for gpus in shared)
-    left += sum(nodes.bit_count() - amount for nodes, amount in free_and_requested(free, need.nics))
-    left += sum(count - amount for count, amount in free_and_requested(free, need.parts))
+    left += sum(nodes.bit_count() - amount for nodes, amount in _free_and_requested(free, need.nics))
+    left += sum(count - amount for count, amount in _free_and_requested(free, need.parts))
     cut = whole.cut + sum(gpus.cut for gpus in shared)
     rest = sum(gpus.rest for gpus in shared)
     return NodeKey(
         seam=-round(min(seams), 1) if seams else 0.0,
-        nics=count_local_nics(shape, need, free, [gpu for members in whole.taken for gpu in members]),
+        nics=_count_local_nics(shape, need, free, [gpu for members in whole.taken for gpu in members]),
         numa=whole.numa,
         packing=(-round(left, 4),) if packing is NodePacking.SPREAD else (cut, round(rest, 4), round(left, 4)),
     )
 
 
-def free_and_requested(free: FreeDevices, asked: Sequence[tuple[ResourceName, int]]) -> Iterator[tuple[int, int]]:
-    """What is free of each resource that is asked for, with how many are."""
+def _free_and_requested(free: FreeDevices, asked: Sequence[tuple[ResourceName, int]]) -> Iterator[tuple[int, int]]:
     return ((free.masks.get(name, 0), amount) for name, amount in asked)
 
 
-def count_local_nics(shape: Topology, need: DeviceNeed, free: FreeDevices, gpus: Sequence[int]) -> tuple[int, int]:
+def _count_local_nics(shape: Topology, need: DeviceNeed, free: FreeDevices, gpus: Sequence[int]) -> tuple[int, int]:
     """How many of the NICs that the pod asks for can be local, and near, to these GPUs; negative."""
     localities = [*nic_localities(shape).values()]
     local = near = 0
-    for nics, amount in free_and_requested(free, need.nics) if gpus else ():
+    for nics, amount in _free_and_requested(free, need.nics) if gpus else ():
         counts = count_nics(Nics(amount, [localities[nic] for nic in nodes_of(nics)]), gpus)
         local = local - counts[0]
         near = near - counts[1]

@@ -1,9 +1,9 @@
 """
 Defines the scores of `prioritize` by name (`TOPOALIGN_SCORING`): 0 to 10, higher is better.
 
-Each has functions for what changes at different times, because a scheduler asks about thousands of nodes: what of a pod it
-depends on, once for each kind of machine; what is left on a node, once for each change of the node; the key of a node for a
-pod, once for each change of either; and the scores of the nodes that are asked about, by their keys.
+A scheduler asks about thousands of nodes. So what of a pod the score depends on is computed once for each kind of machine,
+what is left on a node once for each change of the node, and the key of a node for a pod once for each change of either. The
+scores follow from the keys of the nodes that are asked about.
 
     scorer = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
     need = scorer.need(topology, demand)
@@ -11,16 +11,16 @@ pod, once for each change of either; and the scores of the nodes that are asked 
     scorer.scores([scorer.key(topology, need, left), ...])
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import nsmallest
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.share_annotations import NODE_POLICY
+from topoalign.core.demand.share_annotations import NODE_POLICY, GpuOrder
 from topoalign.core.demand.shares import units_asked
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.requests import AdmissionRules
@@ -28,12 +28,11 @@ from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring import numa, quality
 from topoalign.core.scoring.numa import NumaNeed, NumaScore
-from topoalign.core.scoring.quality import DeviceNeed, FreeDevices, NodePacking
+from topoalign.core.scoring.quality import NodePacking
 from topoalign.core.scoring.zones import Zone, zones_of
 from topoalign.core.sharing.choosers import shared_gpus
 from topoalign.core.sharing.gaia.admission import AdmissionNode, Load, admission_order_key, asks_for_gpu
 from topoalign.core.sharing.hami.gpu_scores import hami_gpus_score
-from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
 from topoalign.core.sharing.slots_as_hami import usage_of_gpus
 from topoalign.core.state.fold import NodeState
 
@@ -42,10 +41,9 @@ from topoalign.core.state.fold import NodeState
 #     cores left of all GPUs in units, then their memory, then the name
 #     a: 150 cores and 200 blocks, b: 150 and 180, c: 800 and 1280 are tried in the order b, a, c
 #
-# gpu-admission leaves no other node than the first on which the pod fits; here the others come after it, and last those
-# on which it finds no room, in the same order: whether topoalign finds room, the filter has decided. It does not
-# restrict a pod without such a GPU, or with memory alone: for such a pod all nodes are equal. The GPUs that it promises
-# are not taken over, because gpu-manager chooses again (`sharing.gaia`). Source: gpu-admission 47d56ae, predicate.
+# gpu-admission leaves no other node than the first on which the pod fits; here the others follow, and last those on which
+# it finds no room. It does not restrict a pod without such a GPU, or with memory alone: for it all nodes are equal.
+# Source: gpu-admission 47d56ae, predicate.
 
 
 Containers = tuple[Amount, ...]
@@ -54,8 +52,8 @@ Containers = tuple[Amount, ...]
 
 def unit_containers(topology: Topology, demand: PodDemand) -> Containers:
     """
-    The containers that gpu-admission looks at, which are the app containers with units: all others are unknown to it, and so
-    is that a share is spread over several GPUs.
+    The app containers with units, which are all that gpu-admission looks at; it does not know that a share is spread over
+    GPUs.
     """
     asked = (units_asked(topology, each.devices) for each in demand.containers if each.role == "app")
     containers = tuple(each for each in asked if each is not None)
@@ -86,8 +84,6 @@ def gaia_order(containers: Containers, node: AdmissionNode | None) -> tuple[bool
     return None if node is None else admission_order_key(node, containers)
 
 
-Need = TypeVar("Need")
-Left = TypeVar("Left")
 Key = tuple[Any, ...] | None
 """What sorts nodes, the best first. None: the node comes last."""
 TEN = 10
@@ -109,119 +105,6 @@ class Scoring(StrEnum):
     """How full the GPUs in slots are, as HAMi ranks nodes."""
 
 
-class NodeScorer(Protocol, Generic[Need, Left]):
-    """One way to score nodes."""
-
-    def need(self, topology: Topology, demand: PodDemand) -> Need:
-        """What of a pod and its rules the score depends on, on machines of this shape."""
-
-    def left(self, state: NodeState, rules: AdmissionRules) -> Left:
-        """What is left on a node. Raises NotEnoughCpus and TooMuchWork where the CPUs to keep cannot be chosen."""
-
-    def key(self, topology: Topology, need: Need, left: Left) -> Key:
-        """What sorts a node for a pod. `topology`: as the node announced it, with the shape that equal machines share."""
-
-    def scores(self, keys: Sequence[Key]) -> Sequence[int]:
-        """The scores, 0 to 10, of nodes with these keys."""
-
-
-class ByPlace:
-    """Base of scorers whose score is the place of a node among those that are asked about."""
-
-    def scores(self, keys: Sequence[Key]) -> Sequence[int]:
-        """10 for the lowest key, one less for each that follows."""
-        return by_place(keys)
-
-
-@dataclass(frozen=True)
-class QualityScorer(ByPlace):
-    """Scores by the devices (`scoring.quality`)."""
-
-    packing: NodePacking
-
-    def need(self, topology: Topology, demand: PodDemand) -> DeviceNeed:
-        """The devices."""
-        return quality.device_need(topology, demand)
-
-    def left(self, state: NodeState, rules: AdmissionRules) -> FreeDevices:
-        """The free devices, by position."""
-        return quality.free_devices(state)
-
-    def key(self, topology: Topology, need: DeviceNeed, left: FreeDevices) -> Key:
-        """Remembered for machines of one shape."""
-        return quality.node_key(topology, need, left, self.packing)
-
-
-@dataclass(frozen=True)
-class NumaScorer:
-    """Scores by what NUMA nodes have left (`scoring.numa`), a tenth of NodeResourceTopologyMatch's score, rounded down."""
-
-    kind: NumaScore
-
-    def need(self, topology: Topology, demand: PodDemand) -> NumaNeed:
-        """What containers request."""
-        return numa.numa_need(demand)
-
-    def left(self, state: NodeState, rules: AdmissionRules) -> Sequence[Zone]:
-        """The NUMA nodes."""
-        return zones_of(state, rules)
-
-    def key(self, topology: Topology, need: NumaNeed, left: Sequence[Zone]) -> Key:
-        """The score, negative."""
-        return (-(numa.numa_score(self.kind, need, left) * TEN // numa.BEST),)
-
-    def scores(self, keys: Sequence[Key]) -> Sequence[int]:
-        """Each node has its score by itself."""
-        return [0 if key is None else -key[0] for key in keys]
-
-
-@dataclass(frozen=True)
-class GaiaScorer(ByPlace):
-    """Scores by the place of a node in the order of gpu-admission."""
-
-    def need(self, topology: Topology, demand: PodDemand) -> Containers:
-        """The containers that gpu-admission looks at."""
-        return unit_containers(topology, demand)
-
-    def left(self, state: NodeState, rules: AdmissionRules) -> AdmissionNode | None:
-        """What is left of the GPUs in units."""
-        return admission_node(state)
-
-    def key(self, topology: Topology, need: Containers, left: AdmissionNode | None) -> Key:
-        """The most loaded first, of those with room for the pod."""
-        return gaia_order(need, left)
-
-
-@dataclass(frozen=True)
-class HamiScorer(ByPlace):
-    """Scores by the place of a node in HAMi's order."""
-
-    def need(self, topology: Topology, demand: PodDemand) -> str | None:
-        """The pod's policy for nodes."""
-        return policy_of(topology, demand)
-
-    def left(self, state: NodeState, rules: AdmissionRules) -> float:
-        """How full the GPUs in slots are."""
-        return hami_node_score(state)
-
-    def key(self, topology: Topology, need: str | None, left: float) -> Key:
-        """The fullest first, or the emptiest."""
-        return hami_order(need, left)
-
-
-def scorer_by_name(scoring: Scoring, packing: NodePacking) -> NodeScorer[Any, Any]:
-    """The scorer of this name; `packing` counts for `quality` alone."""
-    match scoring:
-        case Scoring.QUALITY:
-            return QualityScorer(packing)
-        case Scoring.GAIA:
-            return GaiaScorer()
-        case Scoring.HAMI:
-            return HamiScorer()
-        case _:
-            return NumaScorer(NumaScore(scoring))
-
-
 def by_place(keys: Sequence[Key]) -> list[int]:
     """
     The scores of nodes by their keys: 10 for the lowest, one less for each that follows, and 1 from the tenth on. Equal keys
@@ -230,6 +113,20 @@ def by_place(keys: Sequence[Key]) -> list[int]:
     lowest = nsmallest(TEN - 1, {key for key in keys if key is not None})
     scores = {None: 0} | {key: TEN - place for place, key in enumerate(lowest)}
     return [scores.get(key, 1) for key in keys]
+
+
+@dataclass(frozen=True)
+class NodeScorer:
+    """One way to score nodes: a function for each thing that changes at another time."""
+
+    need: Callable[[Topology, PodDemand], Any]
+    """What of a pod and its rules the score depends on, on machines of this shape."""
+    left: Callable[[NodeState, AdmissionRules], Any]
+    """What is left on a node. Raises NotEnoughCpus and TooMuchWork where the CPUs to keep cannot be chosen."""
+    key: Callable[[Topology, Any, Any], Key]
+    """What sorts a node for a pod. The topology is as the node announced it, with the shape that equal machines share."""
+    scores: Callable[[Sequence[Key]], Sequence[int]] = by_place
+    """The scores, 0 to 10, of nodes with these keys."""
 
 
 # Orders nodes as HAMi does: by how full their GPUs in slots are before the pod arrives.
@@ -252,7 +149,7 @@ def policy_of(topology: Topology, demand: PodDemand) -> str | None:
     return node_policy(demand.annotations) if asks else None
 
 
-def node_policy(annotations: Mapping[str, str], policy: str = BINPACK) -> str:
+def node_policy(annotations: Mapping[str, str], policy: str = GpuOrder.BINPACK) -> str:
     """By which policy nodes are ranked for a pod with these annotations; `policy` where they name none."""
     return annotations.get(NODE_POLICY, policy)
 
@@ -265,4 +162,47 @@ def hami_node_score(state: NodeState) -> float:
 
 def hami_order(policy: str | None, score: float) -> tuple[float, ...]:
     """The key that sorts nodes of such scores for a pod: the fullest first, with `spread` the emptiest."""
-    return () if policy is None else (score if policy == SPREAD else -score,)
+    return () if policy is None else (score if policy == GpuOrder.SPREAD else -score,)
+
+
+HAMI = NodeScorer(
+    need=policy_of,
+    left=lambda state, rules: hami_node_score(state),
+    key=lambda topology, policy, score: hami_order(policy, score),
+)
+GAIA = NodeScorer(
+    need=unit_containers,
+    left=lambda state, rules: admission_node(state),
+    key=lambda topology, containers, node: gaia_order(containers, node),
+)
+
+
+def scorer_by_name(scoring: Scoring, packing: NodePacking) -> NodeScorer:
+    """The scorer of this name; `packing` counts for `quality` alone."""
+    match scoring:
+        case Scoring.QUALITY:
+            return NodeScorer(
+                need=quality.device_need,
+                left=lambda state, rules: quality.free_devices(state),
+                key=lambda topology, need, free: quality.node_key(topology, need, free, packing),
+            )
+        case Scoring.GAIA:
+            return GAIA
+        case Scoring.HAMI:
+            return HAMI
+        case _:
+            return numa_scorer(NumaScore(scoring))
+
+
+def numa_scorer(kind: NumaScore) -> NodeScorer:
+    """The scorer whose scores are a tenth of NodeResourceTopologyMatch's, rounded down (`scoring.numa`)."""
+
+    def key(topology: Topology, need: NumaNeed, zones: Sequence[Zone]) -> Key:
+        return (-(numa.numa_score(kind, need, zones) * TEN // numa.BEST),)
+
+    return NodeScorer(
+        lambda topology, demand: numa.numa_need(demand),
+        zones_of,
+        key,
+        lambda keys: [0 if key is None else -key[0] for key in keys],
+    )

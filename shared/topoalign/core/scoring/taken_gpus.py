@@ -52,13 +52,13 @@ class WholeGpus:
         self.order = SetOrder(self.scorer, {gpu for some in free.values() for gpu in some})
         self.taken: list[Members] = []
         self.numa = 1.0
-        """The largest `excess_of_nodes` of a container."""
+        """The largest `_excess_of_nodes` of a container."""
 
     def take(self, name: ResourceName, size: int) -> bool:
         """Takes GPUs for a container. False: too few are free."""
         free = self.free[name]
-        node_of = gpu_numa_nodes(self.shape).get(name, {})
-        offered = aligned_free_sets(node_of, free, size, several=self.by_gpus) if self.aligned else [free]
+        node_of = _gpu_numa_nodes(self.shape).get(name, {})
+        offered = _aligned_free_sets(node_of, free, size, several=self.by_gpus) if self.aligned else [free]
         questions = (GpuChoice(self.scorer, available, (), size, frozenset(free)) for available in offered)
         sets = [members for question in questions if (members := choose_gpu_set(self.policy, question))]
         if not sets:
@@ -66,14 +66,14 @@ class WholeGpus:
         order = SetOrder(self.scorer, free)
         members = sets[0] if len(sets) == 1 else min(sets, key=lambda each: order.rank(each)[:-1])
         self.taken.append(members)
-        self.numa = max(self.numa, excess_of_nodes(node_of, members))
+        self.numa = max(self.numa, _excess_of_nodes(node_of, members))
         self.free[name] = tuple(gpu for gpu in free if gpu not in members)
         return True
 
     @property
     def seams(self) -> list[float]:
         """GB/s across the weakest seam of each container with several GPUs."""
-        return [seam_bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
+        return [_seam_bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
 
     @property
     def cut(self) -> int:
@@ -140,7 +140,7 @@ class SharedGpus:
 
     def take(self, share: Share) -> bool:
         """Takes a share for a container. False: too few GPUs have enough."""
-        amounts = [amount_of_share(share, gpu) for gpu in self.gpus]
+        amounts = [_amount_of_share(share, gpu) for gpu in self.gpus]
         pairs = zip(self.gpus, amounts, strict=True)
         enough = [at for at, (gpu, amount) in enumerate(pairs) if gpu.has(amount, whole=share.whole)]
         if len(enough) < share.gpus:
@@ -158,7 +158,7 @@ class SharedGpus:
     @property
     def seams(self) -> list[float]:
         """As of `WholeGpus`."""
-        return [seam_bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
+        return [_seam_bandwidth(self.scorer, members) for members in self.taken if len(members) > 1]
 
     @property
     def cut(self) -> int:
@@ -176,14 +176,13 @@ class SharedGpus:
         return sum(gpu.part for gpu in self.gpus)
 
 
-def amount_of_share(share: Share, gpu: GpuLeft) -> Amount:
+def _amount_of_share(share: Share, gpu: GpuLeft) -> Amount:
     """What a share is of this GPU. Of a GPU of unknown size cores alone count for whole ones."""
     amount = share.amount_of(Amount(cores=gpu.all_cores, memory=gpu.all_memory))
     return Amount(cores=amount.cores, memory=0) if share.whole and not gpu.all_memory else amount
 
 
-def seam_bandwidth(scorer: SetScorer, members: Members) -> float:
-    """GB/s across the weakest seam of a set; 0 for a single GPU."""
+def _seam_bandwidth(scorer: SetScorer, members: Members) -> float:
     return scorer.seam(members).bandwidth(scorer.links.model)
 
 
@@ -194,7 +193,7 @@ def position_by_gpu(topology: Topology) -> Mapping[DeviceID, int]:
 
 
 @computed_once
-def gpu_numa_nodes(topology: Topology) -> Mapping[ResourceName, Mapping[int, int]]:
+def _gpu_numa_nodes(topology: Topology) -> Mapping[ResourceName, Mapping[int, int]]:
     """Resource -> position of a GPU -> the NUMA node that it is listed with, where that is known."""
     places = position_by_gpu(topology)
     return {
@@ -204,13 +203,13 @@ def gpu_numa_nodes(topology: Topology) -> Mapping[ResourceName, Mapping[int, int
     }
 
 
-def aligned_free_sets(node_of: Mapping[int, int], free: Members, size: int, *, several: bool) -> list[Sequence[int]]:
+def _aligned_free_sets(node_of: Mapping[int, int], free: Members, size: int, *, several: bool) -> list[Sequence[int]]:
     """
-    The free GPUs of the lowest of the fewest NUMA nodes that have enough of them; with `several` of each set of so few NUMA
+    The free GPUs of the lowest of the fewest NUMA nodes that have enough of them; with `several` of each such set of NUMA
     nodes, MOST_ALIGNED at most. All of them where too few nodes are known.
     """
     counts = Counter(node_of[place] for place in free if place in node_of)
-    least = fewest_numa_nodes(counts, size)
+    least = _fewest_numa_nodes(counts, size)
     if not least:
         return [free]
     sets = combinations(sorted(counts), least) if comb(len(counts), least) <= MOST_SETS else ()
@@ -221,14 +220,13 @@ def aligned_free_sets(node_of: Mapping[int, int], free: Members, size: int, *, s
     return [[place for place in free if node_of.get(place) in nodes] for nodes in chosen]
 
 
-def fewest_numa_nodes(counts: Mapping[int, int], size: int) -> int:
-    """The number of NUMA nodes needed for a set of this size; 0 where all of them together have too few."""
+def _fewest_numa_nodes(counts: Mapping[int, int], size: int) -> int:
     sums = accumulate(sorted(counts.values(), reverse=True))
     return next((nodes for nodes, has in enumerate(sums, 1) if has >= size), 0)
 
 
-def excess_of_nodes(node_of: Mapping[int, int], members: Members) -> float:
+def _excess_of_nodes(node_of: Mapping[int, int], members: Members) -> float:
     """The NUMA nodes that these GPUs are on, divided by the fewest that so many can be on; 1 where they are not known."""
     width = len({node_of[place] for place in members if place in node_of})
-    least = fewest_numa_nodes(Counter(node_of.values()), len(members))
+    least = _fewest_numa_nodes(Counter(node_of.values()), len(members))
     return max(1.0, width / least) if least else 1.0

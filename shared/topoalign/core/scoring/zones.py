@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
+from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.hints.cpu import available_cpus
 from topoalign.core.hints.memory_hints import memory_nodes
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName
@@ -45,27 +45,26 @@ class Zone(NamedTuple):
 
 def zones_of(state: NodeState, rules: AdmissionRules) -> tuple[Zone, ...]:
     """
-    The NUMA nodes of a node, by id; each names the same devices, so that "none left" differs from "no such device".
-
-    Raises NotEnoughCpus and TooMuchWork where the CPUs that the system keeps cannot be chosen.
+    The NUMA nodes of a node, by id; each names the same devices, so that "none left" differs from "no such device". Raises
+    NotEnoughCpus and TooMuchWork where the CPUs that the system keeps cannot be chosen.
     """
     hardware = state.hardware
     memory = memory_nodes(state, rules)
     online = hardware.cpu_topology.online
     kept = read_reserved_cpus(hardware, rules)
     everything = device_counts(hardware)
-    usable = {name: count_near_nodes(state.healthy(name)) for name in everything}
-    free = {name: count_near_nodes(state.ownership.free(name)) for name in everything}
-    cpus = [by_node(hardware, each) for each in (online, online - kept, available_cpus(state, rules))]
+    usable = {name: _count_near_nodes(state.healthy(name)) for name in everything}
+    free = {name: _count_near_nodes(state.ownership.free(name)) for name in everything}
+    cpus = [_by_node(hardware, each) for each in (online, online - kept, available_cpus(state, rules))]
 
     def amounts(node: int, cpus: Mapping[int, int], memory: Amounts, devices: Mapping[ResourceName, Near]) -> Amounts:
         return {CPU: cpus.get(node, 0) * MILLICORES, **memory, **{name: at[node] for name, at in devices.items()}}
 
-    costs = numa_distances(hardware)
+    costs = _numa_distances(hardware)
     return tuple(
         Zone(
             node.id,
-            amounts(node.id, cpus[0], memory_amounts(node), everything),
+            amounts(node.id, cpus[0], _memory_amounts(node), everything),
             amounts(node.id, cpus[1], memory[node.id].allocatable, usable),
             amounts(node.id, cpus[2], memory[node.id].free, free),
             costs.get(node.id, {}),
@@ -81,12 +80,11 @@ Near = Counter[int]
 @computed_once
 def device_counts(topology: Topology) -> Mapping[ResourceName, Near]:
     """Resource of which a device has a known NUMA node -> how many there are, healthy or not."""
-    counts = {name: count_near_nodes(devices.everything) for name, devices in topology.devices.items()}
+    counts = {name: _count_near_nodes(devices.everything) for name, devices in topology.devices.items()}
     return {name: count for name, count in counts.items() if count}
 
 
-def count_near_nodes(some: DeviceSet) -> Near:
-    """How many of these devices are near each NUMA node."""
+def _count_near_nodes(some: DeviceSet) -> Near:
     counted = Near()
     for nodes, there in some.devices.by_nodes.items():
         if amount := len(some & there):
@@ -95,19 +93,17 @@ def count_near_nodes(some: DeviceSet) -> Near:
     return counted
 
 
-def by_node(topology: Topology, cpus: Iterable[int]) -> Counter[int]:
-    """How many of these CPUs each NUMA node has. A CPU that is offline counts nowhere."""
+def _by_node(topology: Topology, cpus: Iterable[int]) -> Counter[int]:
     node_of = topology.cpu_topology.node_of
     return Counter(node_of[cpu] for cpu in cpus if cpu in node_of)
 
 
-def memory_amounts(node: NumaNode) -> Amounts:
-    """All memory of a NUMA node, what is set aside as hugepages included, and the hugepages."""
+def _memory_amounts(node: NumaNode) -> Amounts:
     return dict(node.hugepages) if node.memory is None else {MEMORY: node.memory, **node.hugepages}
 
 
 @computed_once
-def numa_distances(topology: Topology) -> Mapping[int, Mapping[int, int]]:
+def _numa_distances(topology: Topology) -> Mapping[int, Mapping[int, int]]:
     """NUMA node id -> NUMA node id -> distance; empty where they are not known."""
     ids = topology.node_ids
     return {node: dict(zip(ids, row, strict=False)) for node, row in zip(ids, topology.distances or (), strict=False)}

@@ -1,7 +1,15 @@
 """
 Chooses the shared GPUs of a container by topoalign's own rules.
 
-The rule, among the GPUs that have enough (`positions_with_enough`):
+A GPU has enough (`positions_with_enough`) if it is healthy and in the lists of models, modes and uuids, and
+
+- for a whole GPU: nobody holds anything of it, and its memory is at least what is asked for;
+- for a share: the cores, the memory and, if it is offered in slots, a slot are left. Memory alone needs a core that nobody
+  holds: nothing limits the computing of such a share, and where all cores are held it would take theirs.
+
+The refusal names the first amount of which too few GPUs have enough. If all GPUs together have it, it is `ShareSplit`.
+
+The rule, among the GPUs that have enough:
 
 - **A share of one GPU**: the GPU that has the least left: fewest cores, then least memory, then fewest processes. Of equal
   ones, mostly GPUs that nobody uses, the one that comes first by policy `topology`: it cuts the fewest links to other
@@ -9,8 +17,7 @@ The rule, among the GPUs that have enough (`positions_with_enough`):
   linked partner, not one of a pair.
 - **A share of several GPUs**: the set that comes first by policy `topology`, where links count as cut only between GPUs
   that nobody uses. Of equal sets the one that has the least left.
-- **topology-aware**: a share of one GPU, too, goes by policy `topology` first, and then where the least is left. Several
-  are chosen as they are without it.
+- **topology-aware**: a share of one GPU, too, goes by policy `topology` first, and then where the least is left.
 - **Whole GPUs**: policy `topology` among the unused ones.
 - **binpack, spread**: shares go to the GPUs that are fullest, or emptiest, with the share on them: the sum of the
   used fractions of slots, cores and memory, each weighted. Of equally full ones those that come first by policy `topology`.
@@ -25,6 +32,7 @@ from collections.abc import Sequence
 
 from topoalign.core.demand.share_annotations import GpuOrder, GpuRules, Weights
 from topoalign.core.demand.shares import Share, enough
+from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.placement.gpus.set_scorer import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology, candidate_sets
 from topoalign.core.sharing.share_refusals import (
@@ -46,24 +54,8 @@ from topoalign.core.sharing.share_refusals import (
 )
 from topoalign.core.sharing.shared_gpus import SharedGpu
 
-# Finds the GPUs that have enough for a container, or why there are too few.
-#
-# The rule, in this order:
-#
-# - A GPU may be chosen if it is healthy, and in the lists of models, modes and uuids.
-# - A whole GPU is one of which nobody holds anything, and its memory is at least what is asked for.
-# - Of a GPU in use the cores, the memory and, if it is offered in slots, a slot have to be left. Memory alone needs a
-#   core that nobody holds: nothing limits the computing of such a share, and where all cores are held it would take
-#   theirs.
-#
-# The refusal names the first amount of which too few GPUs have enough. If all GPUs together have it, the refusal is
-# `ShareSplit`.
 
-
-SharedGpuList = Sequence[SharedGpu]
-
-
-def positions_with_enough(gpus: SharedGpuList, request: Share, fields: ShareFields) -> list[int]:
+def positions_with_enough(gpus: Sequence[SharedGpu], request: Share, fields: ShareFields) -> list[int]:
     """The positions of the GPUs that have enough, as many as are asked for. Raises ShareDoesNotFit if they are fewer."""
     size = request.gpus
     rules = request.rules
@@ -86,7 +78,7 @@ def positions_with_enough(gpus: SharedGpuList, request: Share, fields: ShareFiel
     return able
 
 
-def accepted_gpus(gpus: SharedGpuList, rules: GpuRules, fields: ShareFields) -> list[int]:
+def accepted_gpus(gpus: Sequence[SharedGpu], rules: GpuRules, fields: ShareFields) -> list[int]:
     """The positions of the GPUs that may be chosen. Raises NoGpuAccepted if there are none."""
     reasons = [explain_unaccepted(gpu, rules) for gpu in gpus]
     accepted = [at for at, reason in enumerate(reasons) if reason is None]
@@ -106,7 +98,7 @@ def explain_unaccepted(gpu: SharedGpu, rules: GpuRules) -> str | None:
     return None if rules.uuids.takes_uuid(gpu.device) else OTHER_UUID
 
 
-def explain_misfit(gpus: SharedGpuList, request: Share, fields: ShareFields) -> ShareDoesNotFit:
+def explain_misfit(gpus: Sequence[SharedGpu], request: Share, fields: ShareFields) -> ShareDoesNotFit:
     """Why a share does not fit on so many of these GPUs, although they may be chosen."""
     size = request.gpus
     cores = max(1, request.cores)  # memory alone needs one as well
@@ -114,36 +106,23 @@ def explain_misfit(gpus: SharedGpuList, request: Share, fields: ShareFields) -> 
     cores_left = [gpu.left.cores for gpu in gpus]
     memory_left = [gpu.left.memory for gpu in gpus]
     slots_left = [max(0, gpu.slots) if gpu.all_slots else 1 for gpu in gpus]
-    if too_few(cores_left, cores, size):
+
+    def split(field: str, amount: str, able: int) -> ShareSplit:
+        return ShareSplit(field, describe_scattered_amounts(amount, size, able))
+
+    if (able := sum(left >= cores for left in cores_left)) < size:
         if sum(cores_left) < cores * size:
             return NotEnoughShareCores(fields, cores, size, cores_left)
-        return ShareSplit(fields.cores, describe_scattered_amounts(f"{cores} cores", size, how_many(cores_left, cores)))
-    if too_few(memory_left, memory, size):
+        return split(fields.cores, f"{cores} cores", able)
+    if (able := sum(left >= memory for left in memory_left)) < size:
         if sum(memory_left) < memory * size:
             return NotEnoughShareMemory(fields, memory, size, memory_left)
-        return ShareSplit(
-            fields.memory, describe_scattered_amounts(format_mib(memory), size, how_many(memory_left, memory))
-        )
-    if too_few(slots_left, 1, size):
+        return split(fields.memory, format_mib(memory), able)
+    if sum(left >= 1 for left in slots_left) < size:
         return NotEnoughShareSlots(fields, size, slots_left)
-    amounts = f"a slot, {cores} cores and {format_mib(memory)} together"
-    return ShareSplit(
-        fields.cores, describe_scattered_amounts(amounts, size, sum(enough(gpu, request) for gpu in gpus))
-    )
+    able = sum(enough(gpu, request) for gpu in gpus)
+    return split(fields.cores, f"a slot, {cores} cores and {format_mib(memory)} together", able)
 
-
-def too_few(left: Sequence[int], needed: int, size: int) -> bool:
-    """Whether fewer than `size` GPUs have as much left."""
-    return how_many(left, needed) < size
-
-
-def how_many(left: Sequence[int], needed: int) -> int:
-    """How many GPUs have as much left."""
-    return sum([amount >= needed for amount in left])
-
-
-MEMORY_BLOCK = 256 * 1024 * 1024
-"""Bytes below which GPUs have equal memory left."""
 
 Members = tuple[int, ...]
 """GPUs by their positions, ascending."""
@@ -153,10 +132,7 @@ FIELDS = ShareFields()
 
 
 def choose_gpus(
-    gpus: Sequence[SharedGpu],
-    request: Share,
-    scorer: SetScorer,
-    fields: ShareFields = FIELDS,
+    gpus: Sequence[SharedGpu], request: Share, scorer: SetScorer, fields: ShareFields = FIELDS
 ) -> tuple[SharedGpu, ...]:
     """
     Chooses the GPUs that a container gets, in the order of `gpus`. `scorer`: of the same GPUs, by their positions there.
@@ -172,11 +148,7 @@ def choose_gpus(
 def groups_by_numa_node(
     gpus: Sequence[SharedGpu], able: list[int], request: Share, fields: ShareFields
 ) -> list[list[int]]:
-    """
-    The GPUs among which a set has to be, the whole of it in one group: those of one NUMA node, or all.
-
-    A GPU of an unknown NUMA node is in no group. Raises ShareSplit where no group has enough GPUs.
-    """
+    """The GPUs among which a set may be: those of each NUMA node, or all. Raises ShareSplit where no group has enough."""
     size = request.gpus
     if not request.rules.numa_bind or size == 1:
         return [able]
@@ -194,7 +166,7 @@ def groups_by_numa_node(
 
 
 class SetComparison:
-    """The data by which sets of GPUs are compared."""
+    """Compares sets of the GPUs that have enough, by their positions."""
 
     def __init__(self, gpus: Sequence[SharedGpu], able: list[int], asked: Share, scorer: SetScorer) -> None:
         rules = asked.rules

@@ -1,20 +1,26 @@
 """
-Chooses the GPUs on which a container gets its slots, and what it holds of each.
+Chooses the GPUs on which a container gets its units or slots, and what it holds of each.
 
-Slots of one container are of different GPUs, and each of them has enough left for the amounts that the container asks for.
-A MIG instance in slots counts as a GPU without links: instances reach neither one another nor other GPUs, so where they are
-equal the lowest ones are taken. Which GPUs is decided by `choice`, among those that the pod's annotations accept: near the
-container's alignment if enough of them would do. A kubelet for which slots have NUMA nodes counts slots, and knows neither
-GPUs nor annotations: where its alignment leaves too few GPUs that would do, the container is refused (`ShareSplit`). Where
-HAMi's rules choose, `slots_as_hami` does it. Example with ten slots a GPU:
+Each of these GPUs has enough left for what the container asks for. Which of them is decided by `choice`, or with `compat` by
+gpu-manager's rules for units (`gaia.evaluators`) and by HAMi's for slots (`slots_as_hami`). A kubelet counts units and slots
+per NUMA node, and not per GPU: where its alignment leaves too few GPUs with enough, the container is refused (`ShareSplit`).
+
+Units of one container are of one GPU, or equal parts of several if the pod asks to spread them:
+
+    left of GPU-0: 100 cores and 320 blocks, of GPU-1: 60 and 200, of GPU-2: 40 and 30
+    asked for 20 and 16 blocks: GPU-2; for 20 and 60 blocks: GPU-1; for 100: GPU-0
+    asked for 60 and 40 blocks, spread over two: 30 and 20 of each of GPU-1 and GPU-2
+
+Slots of one container are of different GPUs, among those that the pod's annotations accept, and near the container's
+alignment if enough of them would do. A MIG instance in slots counts as a GPU without links, since instances reach neither
+one another nor other GPUs. Example with ten slots a GPU:
 
     left of GPU-0: 100 cores and 80000 MiB, of GPU-1: 60 and 20000, of GPU-2: 0 and 50000
     asked for 30 cores and 4000 MiB of one: GPU-1; of two: GPU-0 and GPU-1; of three: refused
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -25,7 +31,6 @@ from topoalign.core.demand.share_annotations import (
     USE_TYPE,
     USE_UUID,
     VGPU_MODE,
-    Published,
     Selection,
     list_annotation_paths,
 )
@@ -80,24 +85,12 @@ from topoalign.core.sharing.slots_as_hami import choose_as_hami
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import (
     NONE_HELD,
-    NOTHING,
     ShareLeft,
     held_by_slot,
     held_of_gpus,
     larger_amount,
     preventing_allocations,
 )
-
-# Chooses the GPUs on which a container gets its units of computing time and of memory.
-#
-# Which GPU is decided by `choice`, or with `compat: gaia` by gpu-manager's rules (`gaia.evaluators`). A kubelet counts
-# units per NUMA node, and not per GPU: where its alignment leaves no GPU with enough, the container is refused
-# (`ShareSplit`). Example:
-#
-#     left of GPU-0: 100 and 320 blocks, of GPU-1: 60 and 200, of GPU-2: 40 and 30
-#     asked for 20 and 16 blocks: GPU-2; for 20 and 60 blocks: GPU-1; for 100: GPU-0
-#     asked for 60 and 40 blocks, spread over two: 30 and 20 of each of GPU-1 and GPU-2
-
 
 WHOLE_REMEDY = (
     "ask for whole GPUs without memory, all of which comes with them, or let topoalign's scheduler reserve both halves"
@@ -126,12 +119,11 @@ def choose_gpus_for_units(
 
 
 class UnitChooser:
-    """Chooses the units of one resource of a container."""
+    """Chooses the units of one resource of a container. `compat`: as in the rules of the node."""
 
     def __init__(
         self, state: NodeState, container: ContainerDemand, share: Share, resource: ResourceName, compat: str
     ) -> None:
-        """`compat`: as in the rules of the node."""
         self._state = state
         self._container = container
         self._share = share
@@ -139,10 +131,7 @@ class UnitChooser:
         self._compat = compat
 
     def room(self) -> DeviceSet:
-        """
-        The healthy units of the resource that are of GPUs with room for what the container asks for. Raises ShareSplit where
-        there are none.
-        """
+        """The healthy units that may be chosen: of GPUs with enough left. Raises ShareSplit where there are none."""
         healthy = self._state.ownership.usable(self._resource)
         gpus = gpus_for_units(self._state, self._container)
         cards = 1 if self._share.whole else self._share.gpus  # whole ones are counted where they are chosen
@@ -154,8 +143,8 @@ class UnitChooser:
 
     def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
         """
-        Raises ShareSplit where a kubelet picks `amount` of the units that init containers left, which are more, and may pick
-        them of other GPUs than those of one share: it picks them at random.
+        Raises ShareSplit where init containers left more than `amount` units: a kubelet picks them at random, and these
+        may be of other GPUs than those of one share.
         """
         by_gpu = Counter(map(self._state.hardware.card_of, reusable))
         if len(by_gpu) <= 1:
@@ -202,7 +191,7 @@ def with_missing(
 
 
 def gpus_given(topology: Topology, devices: Mapping[ResourceName, Sequence[DeviceID]]) -> tuple[DeviceID, ...]:
-    """The GPUs of which a container has something, each once. `devices`: resource -> what it has been given of it."""
+    """The GPUs of which a container has something, each once. `devices`: resource -> its devices."""
     given = (each for name, some in devices.items() if topology.kind_of(name) in ("gpu", "unit") for each in some)
     return tuple(dict.fromkeys(map(topology.card_of, given)))
 
@@ -211,8 +200,8 @@ def units_on(
     available: DeviceSet, must_include: Sequence[DeviceID], size: int, gpus: Collection[DeviceID]
 ) -> tuple[DeviceID, ...]:
     """
-    So many of the available units of these GPUs, those that must be included first, and with them equally many of each as
-    far as can be. Fewer where they have not enough.
+    So many of the available units of these GPUs, with those that must be included, and equally many of each GPU as far
+    as can be. Fewer where they have not enough.
     """
     devices = available.devices
     must = devices.some(must_include)
@@ -231,36 +220,32 @@ def check_units(
     state: NodeState, demand: PodDemand, devices: Mapping[ResourceName, Sequence[DeviceID]], share: Share
 ) -> None:
     """
-    Raises ShareSplit where the units that a container would get are not of as many GPUs as its share, and WholeGpuInUse
-    where somebody else has one whole, or has units of one that it would have whole, and ShareSplit for memory alone of one
-    of which all computing time is held: an init container may have had it whole. Init containers of its own pod have ended
-    by then. `devices`: resource -> what it would get.
+    Checks the units that a container would get. `devices`: resource -> what it would get.
+
+    Raises ShareSplit where they are not of as many GPUs as its share, and for memory alone of a GPU of which all computing
+    time is held; WholeGpuInUse where another container has all computing time of one of the GPUs, or this one would get all
+    of a GPU that is in use. Init containers of its own pod do not count, since they have ended by then.
     """
     amounts = amounts_of(device for ids in devices.values() for device in ids)
     check_gpus(amounts, gpus=1 if share.whole else share.gpus)
     own = {each.id for each in held_by_pod(state, demand) if each.role == "init"}
     live = [each for each in state.allocations.values() if each.id not in own]
     for each in preventing_allocations(live, amounts):
-        raise WholeGpuInUse(sorted(each.amounts.keys() & amounts.keys()), allocation_title(each), SHARE)
+        holder = each.id if each.owner is None else f"{each.owner.namespace}/{each.owner.pod}"
+        raise WholeGpuInUse(sorted(each.amounts.keys() & amounts.keys()), holder, SHARE)
     if not any(each.cores for each in amounts.values()):
         held = held_of_gpus(each for each in live if not amounts.keys().isdisjoint(each.amounts))
-        if spent := [gpu for gpu in amounts if held.get(gpu, NOTHING).amount.cores >= CORES]:
+        if spent := [gpu for gpu in amounts if gpu in held and held[gpu].amount.cores >= CORES]:
             raise ShareSplit(
                 SHARE, f"all computing time of {quoted(spent)} is held, and memory alone would take some", WAIT
             )
 
 
-def allocation_title(allocation: Allocation) -> str:
-    """The pod of an allocation, or the allocation's id."""
-    owner = allocation.owner
-    return allocation.id if owner is None else f"{owner.namespace}/{owner.pod}"
-
-
 def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, gpus: int | None = 1) -> None:
     """
-    Raises ShareSplit where the units that a container has are not equal parts of so many GPUs, or not of whole ones and
-    memory of each or none of them: both halves show to the container which GPUs it has. `amounts`: GPU -> what it has of it;
-    `field`: where it asks for them; `gpus`: over how many it is spread, None: it is not known.
+    Raises ShareSplit where the units of a container are neither equal parts of so many GPUs nor of whole GPUs, with
+    memory of each or of none. `amounts`: GPU -> what it has of it; `field`: where it asks for them; `gpus`: over how
+    many it is spread, None: that is not known.
     """
     whole = all(each.cores == CORES for each in amounts.values())
     if not amounts or (whole and len({each.memory > 0 for each in amounts.values()}) == 1):
@@ -276,17 +261,12 @@ def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, gpus: int
     raise ShareSplit(field, f"the units are of {len(amounts)} GPUs{asked}: {found}", WHOLE_REMEDY if is_large else WAIT)
 
 
-# The GPUs of a machine as GPUs that are shared, for whoever chooses the slots of a container: what each offers and
-# what of it is held, and what sets of them are worth. In the place of a GPU are its MIG instances, if those are in
-# slots.
-
-
 NOTHING_LEFT = ShareLeft(offered=NONE_HELD, usable=False)
 
 
 @computed_once
 def shareable_devices(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
-    """All GPUs in the hardware's order, each with itself, or in its place its MIG instances that are in slots, with it."""
+    """Each GPU with itself, or instead of it its MIG instances that are in slots, with it; in the hardware's order."""
     in_slots = offers_in_slots(topology)
     found = list[tuple[DeviceID, Gpu]]()
     for gpu in topology.gpus:
@@ -297,7 +277,7 @@ def shareable_devices(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
 
 @computed_once
 def link_scorer(topology: Topology) -> SetScorer:
-    """The scorer of sets of these; MIG instances have no links."""
+    """The scorer of sets of `shareable_devices`; MIG instances have no links."""
     places = shareable_devices(topology)
     if all(base == gpu.id for base, gpu in places):
         return set_scorer(topology)
@@ -308,12 +288,12 @@ def link_scorer(topology: Topology) -> SetScorer:
 
 
 def shared_gpus(topology: Topology, left: SharesLeft) -> tuple[SharedGpu, ...]:
-    """All GPUs and instances of `shareable_devices`, of which so much is left."""
+    """All `shareable_devices` with what is left of them."""
     return tuple(shared_gpu(topology, base, gpu, left) for base, gpu in shareable_devices(topology))
 
 
 def shared_gpu(topology: Topology, base: DeviceID, gpu: Gpu, left: SharesLeft) -> SharedGpu:
-    """One of them; nothing is left of one that `left` does not have. `gpu`: itself, or of which it is an instance."""
+    """One of them, with nothing left if it is not in `left`. `gpu`: itself, or of which it is an instance."""
     here = left.get(base, NOTHING_LEFT)
     offer = offers_in_slots(topology).get(base)
     if here.profiles:  # whether an instance fits is known already: what is left decides the order alone
@@ -328,22 +308,6 @@ def shared_gpu(topology: Topology, base: DeviceID, gpu: Gpu, left: SharesLeft) -
         mode=mode_of(offer) if offer else "",
         processes=here.sharers,
         **msgspec.structs.asdict(here),
-    )
-
-
-def share_fields(topology: Topology, resource: ResourceName, published: Published) -> ShareFields:
-    """
-    The limits of a container by which it asks for slots of this resource and for its amounts, and the annotations of its pod
-    that list GPUs. `published`: those of its annotations that are about GPUs.
-    """
-    slots = resources_in_slots(topology)[resource]
-    return ShareFields(
-        cores=f"limits[{slots.cores}]",
-        memory=f"limits[{slots.memory}]",
-        cards=f"limits[{resource}]",
-        types=list_annotation_paths(published, USE_TYPE, NO_USE_TYPE),
-        uuids=list_annotation_paths(published, USE_UUID, NO_USE_UUID),
-        modes=list_annotation_paths(published, VGPU_MODE),
     )
 
 
@@ -375,7 +339,9 @@ def choose_gpus_for_share(
 
 
 class SlotChooser:
-    """Chooses the slots of one container."""
+    """
+    Chooses the slots of one container. `affinity`: the NUMA nodes to which the container is aligned; None: to none.
+    """
 
     def __init__(
         self,
@@ -385,16 +351,31 @@ class SlotChooser:
         resource: ResourceName,
         affinity: Mask | None = None,
     ) -> None:
-        """`affinity`: the NUMA nodes to which the container is aligned; None: to none."""
         self._state = state
         self._container = container
         self._share = share
         self.resource = resource
         self._affinity = affinity
         self._left = state.ownership.slots_left
-        self._fields = share_fields(state.hardware, resource, container.gpu_annotations)
+        slots = resources_in_slots(state.hardware)[resource]
+        published = container.gpu_annotations
+        self._fields = ShareFields(
+            cores=f"limits[{slots.cores}]",
+            memory=f"limits[{slots.memory}]",
+            cards=f"limits[{resource}]",
+            types=list_annotation_paths(published, USE_TYPE, NO_USE_TYPE),
+            uuids=list_annotation_paths(published, USE_UUID, NO_USE_UUID),
+            modes=list_annotation_paths(published, VGPU_MODE),
+        )
         held = held_by_pod(state, container)
-        self._own = own_amounts(state.hardware, held, reusable_devices(held, resource))
+        reusable = reusable_devices(held, resource)
+        self._own: Mapping[DeviceID, Amount] = {
+            gpu: amount
+            for gpu, by_slot in held_by_slot(state.hardware, held).items()
+            for slot, amount in by_slot.items()
+            if slot in reusable
+        }
+        """GPU -> what earlier containers of its pod hold of it by the slots that they leave to this one."""
 
     def room(self) -> DeviceSet:
         """
@@ -415,8 +396,8 @@ class SlotChooser:
 
     def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
         """
-        Raises ShareSplit: a kubelet picks at random which `amount` of the slots it takes over that init containers left, and
-        they are of different GPUs.
+        Raises ShareSplit: init containers left more than `amount` slots, of different GPUs, and a kubelet picks them at
+        random.
         """
         raise ShareSplit(
             self._fields.cards,
@@ -435,7 +416,10 @@ class SlotChooser:
         among = [gpu for gpu, slots in available.devices.by_base.items() if (slots & available).bits]
         if len(must) < len(choice.must_include) or missing < 1:
             return ()
-        for gpus in self._nearest_first(among):
+        tries = [among]
+        if self._affinity is not None and not self._share.rules.hami:  # HAMi knows of no affinity
+            tries = [[gpu for gpu in among if self._is_near(gpu)], among]
+        for gpus in tries:
             try:
                 others = self._choose(missing, gpus, must)
             except NoneByHami:
@@ -445,14 +429,7 @@ class SlotChooser:
             return (*choice.must_include, *(slot_of(available, gpu) for gpu in others))
         return ()
 
-    def _nearest_first(self, gpus: Sequence[DeviceID]) -> Iterator[Sequence[DeviceID]]:
-        """Those of the GPUs near the affinity, then all; HAMi, whose rules may choose, knows of no affinity."""
-        if self._affinity is not None and not self._share.rules.hami:
-            yield [gpu for gpu in gpus if self._is_near(gpu)]
-        yield gpus
-
     def _is_near(self, gpu: DeviceID) -> bool:
-        """Whether a GPU is near the affinity; all are where there is none."""
         node = numa_node_of(self._state.hardware, gpu)
         return self._affinity is None or (node is not None and self._affinity >> node & 1 == 1)
 
@@ -473,10 +450,7 @@ class SlotChooser:
             )
 
     def _check_numa_nodes(self, given: Collection[DeviceID]) -> None:
-        """
-        Raises SlotsBeyondNumaNode and ShareSplit where slots are listed with NUMA nodes, and the NUMA nodes of these GPUs
-        have fewer GPUs than are asked for.
-        """
+        """Raises ShareDoesNotFit where slots have NUMA nodes, and those of these GPUs have fewer GPUs than are asked for."""
         hardware = self._state.hardware
         asked = self._share.gpus
         on_nodes = gpus_of_numa_nodes(hardware).get(self.resource, Counter())
@@ -510,7 +484,7 @@ class SlotChooser:
         return ""
 
     def _choose(self, missing: int, among: Iterable[DeviceID], own: Collection[DeviceID]) -> tuple[DeviceID, ...]:
-        """Chooses `count` of these GPUs in addition to its `own`. Raises ShareDoesNotFit where too few would do."""
+        """Chooses so many of these GPUs in addition to its `own`. Raises ShareDoesNotFit where too few would do."""
         topology = self._state.hardware
         rest = self._share._replace(gpus=missing)
         others = [gpu for gpu in among if gpu not in own]
@@ -521,13 +495,12 @@ class SlotChooser:
         """What the container asks for by each of these slots, also by those that it takes over (`with_peaks`)."""
         found = {}
         for slot in slots:
-            if (gpu := base_of(slot)) not in self._left:
-                continue
-            left = self._left[gpu]
-            asked = self._share.amount_of(left.offered)
-            if left.profiles:
-                asked = left.instance_for(instance_memory(left, self._share)) or asked
-            found[slot] = asked
+            left = self._left.get(base_of(slot))
+            if left is not None:
+                asked = self._share.amount_of(left.offered)
+                if left.profiles:
+                    asked = left.instance_for(instance_memory(left, self._share)) or asked
+                found[slot] = asked
         return found
 
 
@@ -561,20 +534,8 @@ def slot_of(available: DeviceSet, gpu: DeviceID) -> DeviceID:
     return (available & available.devices.by_base[gpu]).lowest
 
 
-def own_amounts(
-    topology: Topology, held: Iterable[Allocation], reusable: Collection[DeviceID]
-) -> Mapping[DeviceID, Amount]:
-    """GPU -> what earlier containers of a pod hold of it by the slots that they leave to the next one."""
-    return {
-        gpu: amount
-        for gpu, slots in held_by_slot(topology, held).items()
-        for slot, amount in slots.items()
-        if slot in reusable
-    }
-
-
 def slot_chooser_of(state: NodeState, container: ContainerDemand, affinity: Mask | None = None) -> SlotChooser | None:
-    """Chooses the container's slots, near this affinity if it can; None: it asks for none."""
+    """The chooser of the container's slots; None: it asks for none."""
     share = container.share(state.hardware)
     if share is None or share.resource is None:
         return None
@@ -584,15 +545,15 @@ def slot_chooser_of(state: NodeState, container: ContainerDemand, affinity: Mask
 def slots_given(
     state: NodeState, container: ContainerDemand, devices: Mapping[ResourceName, Collection[DeviceID]]
 ) -> dict[DeviceID, Amount]:
-    """What the container holds by each of the slots among these devices, which it would get in this state."""
+    """What the container would hold by each of the slots among these devices."""
     chooser = slot_chooser_of(state, container)
     return {} if chooser is None else chooser.amounts(devices.get(chooser.resource, ()))
 
 
 def with_peaks(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
     """
-    What the containers of a pod hold, each slot with the most that any of them holds by it: a kubelet that asks for a slot
-    does not report for which of them.
+    What the containers of a pod hold, each slot with the most that any of them holds by it: a kubelet does not report
+    for which of them it asks.
     """
     most: dict[DeviceID, Amount] = {}
     for each in allocations:
@@ -604,41 +565,18 @@ def with_peaks(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
     )
 
 
-# Chooses for a decision about a pod among GPUs that are offered by amounts: in units, or in slots.
-
-
-class Chooser(Protocol):
-    """Chooses which units or slots of one resource a container gets."""
-
-    def room(self) -> DeviceSet:
-        """Those that may be chosen: of GPUs with enough left. Raises ShareDoesNotFit where there are too few."""
-
-    def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
-        """
-        Raises ShareSplit where a kubelet picks at random `amount` of these, which init containers left, and may pick wrong.
-        """
-
-    def prefer(self, choice: DeviceChoice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
-        """
-        What the container gets, of those that may be chosen; () where no GPUs have enough. `near`: the GPUs that it has.
-        """
-
-
 def chooser_of(
     state: NodeState, container: ContainerDemand, resource: ResourceName, compat: str, affinity: Mask | None
-) -> Chooser | None:
+) -> UnitChooser | SlotChooser | None:
     """
-    Chooses for this container; None: the resource is not offered by amounts, or no amount of it is asked for. `compat`: as
-    in the rules of the node. `affinity`: the NUMA nodes that the container is aligned to.
+    Chooses which units or slots of a resource a container gets; None: it is not offered by amounts, or no amount of it is
+    asked for. `compat`: as in the rules of the node. `affinity`: the NUMA nodes that the container is aligned to.
     """
     hardware = state.hardware
-    share = (
-        share_in_units(hardware, container.devices, container.cards)
-        if unit_of(hardware, resource) is not None
-        else None
-    )
-    if share is not None:
-        return UnitChooser(state, container, share, resource, compat)
+    if unit_of(hardware, resource) is not None:
+        share = share_in_units(hardware, container.devices, container.cards)
+        if share is not None:
+            return UnitChooser(state, container, share, resource, compat)
     chooser = slot_chooser_of(state, container, affinity) if offers_in_slots(hardware) else None
     return chooser if chooser is not None and chooser.resource == resource else None
 
@@ -649,7 +587,7 @@ def check_shares(
     container: ContainerDemand,
     devices: Mapping[ResourceName, Sequence[DeviceID]],
 ) -> None:
-    """Raises ShareSplit and WholeGpuInUse where the container cannot have these devices together; accepts all others."""
+    """Raises ShareSplit and WholeGpuInUse where the container cannot have these devices together."""
     share = share_in_units(state.hardware, container.devices, container.cards)
     if share is not None:
         check_units(state, demand, devices, share)

@@ -34,8 +34,8 @@ from topoalign.core.demand.share_annotations import (
     annotation_error,
     read_gpu_annotations,
     read_gpu_rules,
+    read_weights,
     uuid_selection,
-    weights_meant,
 )
 from topoalign.core.demand.shares import (
     USUAL_NAMES,
@@ -61,7 +61,6 @@ from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import CARDS, AdmissionRules, Compat, Mode, PodRequest
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.sharing.hami.selection import BINPACK, SPREAD
 from topoalign.core.sharing.share_refusals import MemoryAboveGpu, NotEnoughShareGpus, ShareFields
 from topoalign.core.state.share_amounts import sum_amounts
 
@@ -410,16 +409,16 @@ def check_no_choice(annotations: Mapping[str, str]) -> None:
 def check_weights_meant(annotations: Mapping[str, str]) -> None:
     """Raises InvalidShare for weights that are none."""
     if (weights := annotations.get(names.SCORING_WEIGHTS)) is not None:
-        weights_meant(weights)
+        read_weights(weights)
 
 
 def check_node_policy(annotations: Mapping[str, str]) -> None:
     """Raises InvalidShare for a word by which HAMi ranks no nodes: it reads each other one as `binpack`."""
-    policy = annotations.get(names.NODE_POLICY, BINPACK)
-    if policy not in (BINPACK, SPREAD):
+    policy = annotations.get(names.NODE_POLICY, names.GpuOrder.BINPACK)
+    if policy not in names.ORDERS:
         raise InvalidShare(
             f"{annotation_path(names.NODE_POLICY)}: {quoted([policy])} is no policy",
-            f"write {BINPACK} or {SPREAD}, or leave it out",
+            f"write {' or '.join(names.ORDERS)}, or leave it out",
         )
 
 

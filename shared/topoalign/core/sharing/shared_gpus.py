@@ -8,9 +8,6 @@ is counted as held. Where more is held than is offered, as after a change of the
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.state.share_amounts import ShareLeft
 
-WHOLE_GPU_CORES = 100
-"""Cores of one whole GPU."""
-
 
 class SharedGpu(ShareLeft, frozen=True, kw_only=True):
     """One GPU that is offered in shares: what it is, what it has, and what of it is held."""

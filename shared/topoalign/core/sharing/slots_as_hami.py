@@ -36,10 +36,9 @@ from topoalign.core.sharing.hami.gpu_links import GpuLink, GpuLinks, link_scores
 from topoalign.core.sharing.hami.gpu_scores import choose_gpus_as_hami, score_gpus
 from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, to_hami_usage
 from topoalign.core.sharing.hami.registration import PairScores
-from topoalign.core.sharing.hami.selection import pod_rules
 from topoalign.core.sharing.share_refusals import NoneByHami, ShareFields
 from topoalign.core.sharing.shared_gpus import SharedGpu
-from topoalign.core.state.share_amounts import NONE_HELD, ShareLeft
+from topoalign.core.state.share_amounts import NONE_HELD
 
 
 def choose_as_hami(
@@ -54,12 +53,24 @@ def choose_as_hami(
     The GPUs, of these `gpus`, that HAMi chooses, in the order in which it takes them. `able`: those that have enough left
     by topoalign's own rules. Raises NoneByHami, and TooMuchWork where the best connected ones are not found in time.
     """
-    asked = hami_request(share, [left[gpu] for gpu in able])
     rules = share.rules
+    asked = HamiRequest(
+        count=share.gpus,
+        vendor=VENDOR,
+        memory=share.memory // MIB,
+        percent=share.percentage,
+        cores=CORES if share.whole else share.cores,
+    )
+    if share.parts:
+        # equal parts are the least of those of these GPUs; where a slot becomes a MIG instance, any that fits
+        parts = [NONE_HELD if left[gpu].profiles else share.amount_of(left[gpu].offered) for gpu in able]
+        memory = min(each.memory for each in parts) // MIB
+        asked = msgspec.structs.replace(asked, memory=memory, percent=UNSET, cores=min(each.cores for each in parts))
     binds = rules.numa_bind and share.gpus > 1
-    uuids = Selection(unwanted=gpus_left_out(topology, gpus, rules.uuids))
+    # the lists name a MIG instance by its GPU
+    left_out = tuple(gpu.device for gpu in gpus if not rules.uuids.takes_uuid(topology.card_of(gpu.device)))
     around = Surroundings(
-        rules=pod_rules(msgspec.structs.replace(rules, uuids=uuids)),
+        rules=msgspec.structs.replace(rules, uuids=Selection(unwanted=left_out)),
         spent=frozenset(card.device for card in gpus if card.device not in able or (binds and card.numa_node is None)),
         scores=scores_of_links(topology),
     )
@@ -80,50 +91,23 @@ def usage_of_gpus(gpus: Iterable[SharedGpu], left: SharesLeft) -> tuple[HamiGpuU
     return tuple(found)
 
 
-def hami_request(share: Share, able: Sequence[ShareLeft]) -> HamiRequest:
-    """
-    What is asked for as HAMi has it. Equal parts are the least of those of these GPUs; where a slot becomes a MIG instance,
-    any that fits.
-    """
-    if share.parts:
-        parts = [NONE_HELD if each.profiles else share.amount_of(each.offered) for each in able]
-        return HamiRequest(
-            count=share.gpus,
-            vendor=VENDOR,
-            memory=min(each.memory for each in parts) // MIB,
-            percent=UNSET,
-            cores=min(each.cores for each in parts),
-        )
-    return HamiRequest(
-        count=share.gpus,
-        vendor=VENDOR,
-        memory=share.memory // MIB,
-        percent=share.percentage,
-        cores=CORES if share.whole else share.cores,
-    )
-
-
-def gpus_left_out(topology: Topology, gpus: Iterable[SharedGpu], uuids: Selection) -> tuple[DeviceID, ...]:
-    """Those of the GPUs that the lists of uuids leave out; a MIG instance is in them under its GPU."""
-    return tuple(gpu.device for gpu in gpus if not uuids.takes_uuid(topology.card_of(gpu.device)))
-
-
 @computed_once
 def scores_of_links(topology: Topology) -> PairScores:
     """What HAMi publishes of the links between the machine's GPUs; MIG instances have none."""
-    gpus = [
-        GpuLinks(
-            uuid=gpu.id,
-            index=place,
-            links={
-                other: links_between(topology, gpu.id, peer.id)
-                for other, peer in enumerate(topology.gpus)
-                if other != place
-            },
-        )
-        for place, gpu in enumerate(topology.gpus)
-    ]
-    return {each.uuid: each.score for each in link_scores(gpus)}
+    return link_scores(
+        [
+            GpuLinks(
+                uuid=gpu.id,
+                index=place,
+                links={
+                    other: links_between(topology, gpu.id, peer.id)
+                    for other, peer in enumerate(topology.gpus)
+                    if other != place
+                },
+            )
+            for place, gpu in enumerate(topology.gpus)
+        ]
+    )
 
 
 def links_between(topology: Topology, a: DeviceID, b: DeviceID) -> tuple[GpuLink, ...]:

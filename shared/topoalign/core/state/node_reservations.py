@@ -24,7 +24,6 @@ import msgspec
 
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.events import ReservationsChanged
-from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import AllocationID, DeviceID, Namespace, PodName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
@@ -34,8 +33,8 @@ from topoalign.core.state.reserved_parts import (
     ReservedPart,
     Swapped,
     is_something,
+    reported_parts,
     rest_of,
-    shown_by,
     swap_devices,
     swaps_of,
 )
@@ -59,12 +58,11 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
     """UID of the pod -> monotonic second at which its reservation ends."""
     reservations: tuple[Reservation, ...] = ()
     """All that the newest message has, also those that have ended since, after the swaps."""
-    shown: frozenset[ReservedPart] = frozenset()
-    """What the node has shown of the reservations."""
-    unsaid: frozenset[ReservedPart] = frozenset()
-    """What of that is held by an allocation whose owner the node has not published yet: it may be another pod's."""
+    reported: frozenset[ReservedPart] = frozenset()
+    """Parts of the reservations that the node has reported."""
+    unconfirmed: frozenset[ReservedPart] = frozenset()
+    """Those of them that an allocation holds whose owner the node has not published yet: it may be another pod's."""
     swaps: tuple[Swapped, ...] = ()
-    """What pods have got of what was reserved for others."""
     former: Mapping[str, frozenset[AllocationID]] = {}
     """UID of the pod -> the allocations that were live when its reservation was received."""
 
@@ -75,59 +73,63 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         Returns the state after this message, which is the newest, received at monotonic second `now`. `live`: the
         allocations of the node's own record at that moment.
         """
-        made = () if self._is_newest(event) else event.made
+        newest = self.newest
+        is_repeated = newest is not None and (newest.writer, newest.epoch, newest.seq) == (
+            event.writer,
+            event.epoch,
+            event.seq,
+        )
+        made = () if is_repeated else event.made
         until = {each.pod_uid: now + each.seconds_left for each in event.reservations}
-        until |= {uid: min(end, self.until[uid]) for uid, end in until.items() if uid in self.until and uid not in made}
-        shown = frozenset(part for part in self.shown if part.pod_uid in until and part.pod_uid not in made)
-        swaps = tuple(each for each in self.swaps if each.pod_uid in until and each.pod_uid not in made)
-        kept = {uid: before for uid, before in self.former.items() if uid in until and uid not in made}
+        kept = (self.until.keys() & until.keys()) - {*made}
+        until |= {uid: min(until[uid], self.until[uid]) for uid in kept}
+        reported = frozenset(part for part in self.reported if part.pod_uid in kept)
+        swaps = tuple(each for each in self.swaps if each.pod_uid in kept)
+        former = {uid: before for uid, before in self.former.items() if uid in kept}
         return NodeReservations(
             newest=event,
             position=position,
             until=until,
-            reservations=swap_devices(event.reservations, swaps, shown),
-            shown=shown,
-            unsaid=self.unsaid & shown,
+            reservations=swap_devices(event.reservations, swaps, reported),
+            reported=reported,
+            unconfirmed=self.unconfirmed & reported,
             swaps=swaps,
-            former=dict.fromkeys(until, frozenset(live)) | kept if live else kept,
-        )
-
-    def _is_newest(self, event: ReservationsChanged) -> bool:
-        """Whether this is the newest message once more: it has no second effect."""
-        newest = self.newest
-        return newest is not None and (newest.writer, newest.epoch, newest.seq) == (
-            event.writer,
-            event.epoch,
-            event.seq,
+            former=dict.fromkeys(until, frozenset(live)) | former if live else former,
         )
 
     def observe(
         self, state: NodeState, origins: Mapping[AllocationID, AllocationID] = {}, *, own: bool = False
     ) -> "NodeReservations":
         """
-        Returns the state after the node was seen so; the same one if nothing more is shown. `own`: this is the node's own
-        record, which is never behind; then a device is shown as well by any allocation that holds it, unless that was live
-        before the reservation: then its container has ended, or will before the pod of the reservation is admitted.
-        `origins`: what is left of a record that made way -> that record, before whose reservation it was live as well.
+        Returns the state after the node reported this state; the same one if that reports no further part.
+
+        `own`: this is the node's own record, which is never behind. Then any allocation that holds a device reports it as
+        well, unless the allocation was live before the reservation: then its container has ended, or will before the pod of
+        the reservation is admitted. `origins`: allocation -> the one of which it is the rest.
         """
         if not self.reservations:
             return self
-        found = frozenset(shown_by(state, self.reservations, self.former, origins, own=own)) - self.shown
-        shown = self.shown | found
-        unsaid = self.unsaid
-        if own and (found or unsaid):
-            unsaid = (unsaid | found).difference(shown_by(state, self.reservations, self.former, origins))
-        swaps = tuple(swaps_of(state, self.reservations, shown, self.swaps, unsaid)) if shown else ()
-        if not found and not swaps and unsaid == self.unsaid:
+        found = frozenset(reported_parts(state, self.reservations, self.former, origins, own=own)) - self.reported
+        reported = self.reported | found
+        unconfirmed = self.unconfirmed
+        if own and (found or unconfirmed):
+            confirmed = reported_parts(state, self.reservations, self.former, origins)
+            unconfirmed = (unconfirmed | found).difference(confirmed)
+        swaps = tuple(swaps_of(state, self.reservations, reported, self.swaps, unconfirmed)) if reported else ()
+        if not found and not swaps and unconfirmed == self.unconfirmed:
             return self
         taken = {(each.pod_uid, each.resource, each.taken) for each in swaps}
-        shown -= {part for part in unsaid if (part.pod_uid, part.resource, part.device) in taken}
-        reservations = swap_devices(self.reservations, swaps, shown)
-        swaps = (*self.swaps, *swaps)
-        return msgspec.structs.replace(self, shown=shown, unsaid=unsaid & shown, swaps=swaps, reservations=reservations)
+        reported -= {part for part in unconfirmed if (part.pod_uid, part.resource, part.device) in taken}
+        return msgspec.structs.replace(
+            self,
+            reported=reported,
+            unconfirmed=unconfirmed & reported,
+            swaps=(*self.swaps, *swaps),
+            reservations=swap_devices(self.reservations, swaps, reported),
+        )
 
     def held(self, now: float) -> tuple[Reservation, ...]:
-        """What is to be held at monotonic second `now`: reservations that last, with those parts that are not shown."""
+        """The reservations that last at monotonic second `now`, with those parts that are not reported."""
         rest = (self._rest(each, now) for each in self.reservations)
         return tuple(each for each in rest if each.seconds_left > 0 and each.containers)
 
@@ -139,8 +141,7 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         return Ended(consumed, expired)
 
     def _rest(self, reservation: Reservation, now: float) -> Reservation:
-        """The parts of a reservation that are not shown, and how long it lasts."""
-        rest = tuple(rest_of(each, reservation.pod_uid, self.shown) for each in reservation.containers)
+        rest = tuple(rest_of(each, reservation.pod_uid, self.reported) for each in reservation.containers)
         return msgspec.structs.replace(
             reservation,
             containers=tuple(each for each in rest if is_something(each)),
@@ -163,8 +164,8 @@ def in_order_of_binds(
 
 def with_reserved(state: NodeState, facts: NodeState, reservations: Sequence[Reservation]) -> NodeState:
     """
-    Returns this state of a node with what is reserved on it as held. `facts`: the node as it reports itself, by which
-    parts are left out that pods have already.
+    Returns this state of a node with what is reserved on it as held. `facts`: the node as it reports itself: parts that pods
+    have already are left out.
     """
     message = ReservationsChanged(node=state.node, epoch=0, seq=0, writer="", reservations=tuple(reservations))
     for each in NodeReservations().apply(message, 0, 0.0).observe(facts).held(0.0):
@@ -221,40 +222,34 @@ def reservation_of(
     What a decision gives a pod, as its reservation for so many seconds. `needs_co_allocated`: its containers must not start
     without the devices co-allocated with them. `may_move`: as of `ReservedContainer`, where they have slots.
     """
+    containers = []
+    for each in allocations:
+        if each.owner is None:
+            continue
+        co_allocated = {
+            name: tuple(device for device in ids if device in each.co_allocated) for name, ids in each.devices.items()
+        }
+        reserved = ReservedContainer(
+            container=each.owner.container,
+            role=each.role,
+            devices=dict(each.from_kubelet),
+            co_allocated={name: ids for name, ids in co_allocated.items() if ids},
+            needs_co_allocated=needs_co_allocated and bool(each.co_allocated),
+            virtual_functions=each.virtual_functions,
+            cpus=each.cpus,
+            memory=each.memory,
+            slots=each.slots,
+            may_move=may_move and bool(each.slots),
+        )
+        if is_something(reserved):
+            containers.append(reserved)
     return Reservation(
         pod_uid=uid,
         namespace=pod.namespace,
         pod=pod.name,
-        containers=tuple(
-            reserved
-            for each in allocations
-            if each.owner is not None
-            and is_something(reserved := reserved_container(each, each.owner, needs_co_allocated, may_move))
-        ),
+        containers=tuple(containers),
         seconds_left=seconds,
         gang=gang,
-    )
-
-
-def reserved_container(
-    allocation: Allocation, owner: Owner, needs_co_allocated: bool, may_move: bool
-) -> ReservedContainer:
-    """What a decision gives one container; the rest as in `reservation_of`."""
-    co_allocated = {
-        name: tuple(device for device in ids if device in allocation.co_allocated)
-        for name, ids in allocation.devices.items()
-    }
-    return ReservedContainer(
-        container=owner.container,
-        role=allocation.role,
-        devices=dict(allocation.from_kubelet),
-        co_allocated={name: ids for name, ids in co_allocated.items() if ids},
-        needs_co_allocated=needs_co_allocated and bool(allocation.co_allocated),
-        virtual_functions=allocation.virtual_functions,
-        cpus=allocation.cpus,
-        memory=allocation.memory,
-        slots=allocation.slots,
-        may_move=may_move and bool(allocation.slots),
     )
 
 
@@ -263,32 +258,26 @@ def reserved_allocations(reservation: Reservation) -> tuple[Allocation, ...]:
     What the containers of a reservation will hold, as allocations, for a decision about another pod. Their owner is the
     pod's UID: a pod that is created again under its name holds none of them.
     """
-    return tuple(
-        Allocation(
+    found = []
+    for reserved in reservation.containers:
+        devices = {
+            name: (*reserved.devices.get(name, ()), *reserved.co_allocated.get(name, ()))
+            for name in {**reserved.devices, **reserved.co_allocated}
+        }
+        from_kubelet = {device for ids in reserved.devices.values() for device in ids}
+        allocation = Allocation(
             id=AllocationID(f"reserved/{reservation.pod_uid}/{reserved.container}"),
             owner=Owner(namespace=Namespace(""), pod=PodName(reservation.pod_uid), container=reserved.container),
             role=reserved.role,
-            devices={
-                name: (*reserved.devices.get(name, ()), *reserved.co_allocated.get(name, ()))
-                for name in (
-                    *reserved.devices,
-                    *(each for each in reserved.co_allocated if each not in reserved.devices),
-                )
-            },
+            devices=devices,
             virtual_functions=reserved.virtual_functions,
             cpus=reserved.cpus,
             memory=reserved.memory,
             lowest_first=bool(reserved.memory),
             pod_uid=reservation.pod_uid,
             co_allocated=tuple(device for ids in reserved.co_allocated.values() for device in ids),
-            slots=amounts_of_slots(reserved),
+            # a forged message may claim slots that are not among the devices
+            slots={slot: amount for slot, amount in reserved.slots.items() if slot in from_kubelet},
         )
-        for reserved in reservation.containers
-    )
-
-
-def amounts_of_slots(reserved: ReservedContainer) -> dict[DeviceID, Amount]:
-    """What a container will hold by its slots, without what a forged message claims of devices that it does not have."""
-    return {
-        slot: each for slot, each in reserved.slots.items() if any(slot in ids for ids in reserved.devices.values())
-    }
+        found.append(allocation)
+    return tuple(found)

@@ -10,10 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.events import ContainerUsage, MemoryBlock
+from topoalign.core.model.events import MemoryBlock
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import CPU, GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.state.fold import NodeState
@@ -34,18 +33,18 @@ class ReservedPart(NamedTuple):
 
 
 class Swapped(NamedTuple):
-    """A device that was reserved for one pod and given to another, which leaves one that was reserved for itself."""
+    """A device that was reserved for one pod and given to another, and the device that the other pod does not need."""
 
     pod_uid: str
-    """The pod that it was reserved for."""
+    """The pod for which `taken` was reserved, and for which `instead` is reserved now."""
     resource: ResourceName
     taken: DeviceID
     instead: DeviceID
     amount: Amount | None
-    """What the pod that it was reserved for will hold by `instead`, where that is a slot. None: an equal part."""
+    """What this pod will hold by `instead`, where that is a slot. None: an equal part."""
 
 
-def reserved_parts_of_container(reserved: ReservedContainer, uid: str) -> Iterator[ReservedPart]:
+def parts_of_container(reserved: ReservedContainer, uid: str) -> Iterator[ReservedPart]:
     """The parts of what is reserved for a container of this pod."""
     for devices in (reserved.devices, reserved.co_allocated):
         yield from (
@@ -56,22 +55,22 @@ def reserved_parts_of_container(reserved: ReservedContainer, uid: str) -> Iterat
     yield from (ReservedPart(uid, reserved.container, block.resource) for block in reserved.memory)
 
 
-def rest_of(reserved: ReservedContainer, uid: str, shown: frozenset[ReservedPart]) -> ReservedContainer:
-    """What is reserved for a container without the parts that are shown."""
-    every = {*reserved_parts_of_container(reserved, uid)}
-    left = every - shown
+def rest_of(reserved: ReservedContainer, uid: str, reported: frozenset[ReservedPart]) -> ReservedContainer:
+    """What is reserved for a container without the parts that are reported."""
+    every = {*parts_of_container(reserved, uid)}
+    left = every - reported
     if every and left == every:
         return reserved
 
-    def unseen(devices: Mapping[ResourceName, tuple[DeviceID, ...]]) -> dict[ResourceName, tuple[DeviceID, ...]]:
-        rest = {
+    def rest(devices: Mapping[ResourceName, tuple[DeviceID, ...]]) -> dict[ResourceName, tuple[DeviceID, ...]]:
+        found = {
             name: tuple(device for device in ids if ReservedPart(uid, reserved.container, name, device) in left)
             for name, ids in devices.items()
         }
-        return {name: ids for name, ids in rest.items() if ids}
+        return {name: ids for name, ids in found.items() if ids}
 
-    devices = unseen(reserved.devices)
-    co_allocated = unseen(reserved.co_allocated)
+    devices = rest(reserved.devices)
+    co_allocated = rest(reserved.co_allocated)
     kept = {device for ids in (*devices.values(), *co_allocated.values()) for device in ids}
     return msgspec.structs.replace(
         reserved,
@@ -89,7 +88,7 @@ def is_something(reserved: ReservedContainer) -> bool:
     return bool(reserved.devices or reserved.co_allocated or reserved.cpus or reserved.memory)
 
 
-def shown_by(
+def reported_parts(
     state: NodeState,
     reservations: Sequence[Reservation],
     former: Mapping[str, Collection[AllocationID]] = {},
@@ -98,39 +97,32 @@ def shown_by(
     own: bool = False,
 ) -> Iterator[ReservedPart]:
     """
-    The parts of these reservations that the node shows as it is now. `former`: UID of a pod -> allocations from before its
-    reservation, which show nothing of it by what they hold; `origins`, `own`: as `NodeReservations.observe`.
-
-    What an init container holds shows nothing of the next ones, init containers included: they take it over, and may come
-    with more. Of an init container whose devices another took over the record has nothing any more; it has run if a
-    later container of the pod has the resource.
+    The parts of these reservations that the node reports as it is now. `former`: UID of a pod -> allocations from before
+    its reservation, which are no report of it; `origins`, `own`: as of `NodeReservations.observe`.
     """
-    live = state.allocations.values() if own else ()
-    holders = {device: each.id for each in live for device in ids_held(each)}
-    given = ReportedHoldings(state, co_allocated=False)
+    holders = {device: each.id for each in state.allocations.values() for device in ids_held(each)} if own else {}
+    holdings = ReportedHoldings(state, co_allocated=False)
     for reservation in reservations:
         before = frozenset(former.get(reservation.pod_uid, ()))
-        has = [given.to(reservation, each.container).keys() for each in reservation.containers]
-        left = set[DeviceID]()
+        has = [holdings.to(reservation, each.container).keys() for each in reservation.containers]
+        left_by_init = set[DeviceID]()
         for number, reserved in enumerate(reservation.containers):
+            # An init container of which another took over all devices has no record; it has run if a later one has some.
             later = has[number + 1 :] if own and reserved.role == "init" else []
             resources = set[ResourceName]().union(has[number], *later)
             co_allocated = {device for ids in reserved.co_allocated.values() for device in ids}
-            for part in reserved_parts_of_container(reserved, reservation.pod_uid):
+            for part in parts_of_container(reserved, reservation.pod_uid):
                 ids = reserved.virtual_functions.get(part.device, (part.device,))
-                shown_with = GPU if part.device in co_allocated else part.resource
                 held_by = [holders[each] for each in ids if each in holders]
-                is_left = part.device in left  # held for an earlier init container, maybe
-                is_new = all(before.isdisjoint(with_origins(each, origins)) for each in held_by)
-                is_held = len(held_by) == len(ids) and is_new and not is_left
-                if shown_with in resources or is_held:
+                is_new = all(before.isdisjoint(_with_origins(each, origins)) for each in held_by)
+                is_held = len(held_by) == len(ids) and is_new and part.device not in left_by_init
+                if is_held or (GPU if part.device in co_allocated else part.resource) in resources:
                     yield part
             if reserved.role == "init":
-                left.update(ids_reserved(reserved))
+                left_by_init.update(ids_reserved(reserved))
 
 
-def with_origins(name: AllocationID, origins: Mapping[AllocationID, AllocationID]) -> Iterator[AllocationID]:
-    """An allocation, and those that it is the rest of, the newest first."""
+def _with_origins(name: AllocationID, origins: Mapping[AllocationID, AllocationID]) -> Iterator[AllocationID]:
     found: AllocationID | None = name
     while found is not None:
         yield found
@@ -151,38 +143,48 @@ def ids_held(allocation: Allocation) -> Iterator[str]:
 
 class ReportedHoldings:
     """
-    What a node shows containers to have: by its record and by its kubelet's checkpoints, and by PodResources where a
+    What a node reports of each container: by its record and by its kubelet's checkpoints, and by PodResources where a
     checkpoint cannot be read. A pod is known by its UID; where the node does not know that, by namespace and name.
     """
 
     def __init__(self, state: NodeState, *, co_allocated: bool = True) -> None:
-        """`co_allocated`: whether what came together with the GPUs counts."""
+        """`co_allocated`: whether devices count that came together with the GPUs."""
         self._found: dict[tuple[str | PodNames, ContainerName], dict[ResourceName, set[DeviceID]]] = {}
         for held in state.allocations.values():
             owner = held.owner
             if owner is not None:
-                pod = held.pod_uid or (owner.namespace, owner.pod)
-                self._add(pod, owner.container, held.devices if co_allocated else held.from_kubelet, held)
-        usage = state.usage
-        kubelet = usage.kubelet if usage is not None else None
+                devices = held.devices if co_allocated else held.from_kubelet
+                self._add(
+                    held.pod_uid or (owner.namespace, owner.pod), owner.container, devices, held.cpus, held.memory
+                )
+        if state.usage is None:
+            return
+        kubelet = state.usage.kubelet
         for entry in kubelet.entries if kubelet is not None else ():
-            self._add(entry.pod_uid, entry.container, entry.devices, entry)
-        for used in usage.containers if usage is not None else ():
-            unreadable = unmatched_of(used, kubelet)
-            self._add((used.owner.namespace, used.owner.pod), used.owner.container, unreadable.devices, unreadable)
+            self._add(entry.pod_uid, entry.container, entry.devices, entry.cpus, entry.memory)
+        for used in state.usage.containers:
+            # of these counts what no checkpoint has
+            self._add(
+                (used.owner.namespace, used.owner.pod),
+                used.owner.container,
+                used.devices if kubelet is None or kubelet.unknown or kubelet.checkpoint_unknown else {},
+                used.cpus if kubelet is None or kubelet.unknown or kubelet.cpus_unknown else "",
+                used.memory if kubelet is None or kubelet.unknown or kubelet.memory_unknown else (),
+            )
 
     def _add(
         self,
         pod: str | PodNames,
         container: ContainerName,
         devices: Mapping[ResourceName, tuple[DeviceID, ...]],
-        held: Allocation | CheckpointEntry | ContainerUsage,
+        cpus: str,
+        memory: Sequence[MemoryBlock],
     ) -> None:
         found = self._found.setdefault((pod, container), {})
         for resource, ids in devices.items():
             if ids:
                 found.setdefault(resource, set()).update(ids)
-        for resource in (*((CPU,) if held.cpus else ()), *(block.resource for block in held.memory)):
+        for resource in (*((CPU,) if cpus else ()), *(block.resource for block in memory)):
             found.setdefault(resource, set())
 
     def to(self, reservation: Reservation, container: ContainerName) -> dict[ResourceName, set[DeviceID]]:
@@ -198,73 +200,68 @@ class ReportedHoldings:
         return any(given and pod in (uid, names) for (pod, _), given in self._found.items())
 
 
-def unmatched_of(used: ContainerUsage, kubelet: KubeletObserved | None) -> ContainerUsage:
-    """Of what PodResources shows of a container that for which it counts: what no checkpoint contains."""
-    unknown = kubelet is None or bool(kubelet.unknown)
-    return ContainerUsage(
-        owner=used.owner,
-        cpus=used.cpus if kubelet is None or unknown or kubelet.cpus_unknown else "",
-        memory=used.memory if kubelet is None or unknown or kubelet.memory_unknown else (),
-        devices=used.devices if kubelet is None or unknown or kubelet.checkpoint_unknown else {},
-    )
-
-
 def swaps_of(
     state: NodeState,
     reservations: Sequence[Reservation],
-    shown: Collection[ReservedPart],
+    reported: Collection[ReservedPart],
     known: Sequence[Swapped],
-    unsaid: Collection[ReservedPart] = (),
+    unconfirmed: Collection[ReservedPart] = (),
 ) -> Iterator[Swapped]:
     """
-    What the pods to which the `shown` parts belong have got of what is reserved for others, and what is left for these. The
-    others may have been known later. `known`: the swaps that were found before; `unsaid`: what of `shown` was shown
-    before it was known by whom it is held. A pod that gets other devices leaves what one swap has left for it to the next.
+    Finds the devices that pods with `reported` parts got although they were reserved for other pods, and which device
+    each of these others gets instead: one that was reserved for the first pod, and that it did not get.
+
+    `known`: the swaps that were found before; `unconfirmed`: those of the reported parts of which the holder was not known.
 
     A part of a GPU is swapped for one of the same GPU, if there is one, so that of no GPU more is held than before; else a
-    slot for one with the same amount. It is swapped once for all containers of a pod: a later one takes it over from an init
-    container. By another slot a pod holds as much as by the one that was taken from it. A percentage is
-    another amount of a GPU that offers more or less: of such a GPU it holds what was reserved there for a pod with as many
-    slots, because of pods that ask for as many a registry binds at the same time only those that ask for the same.
+    slot for one with the same amount. A device is swapped once for all containers of a pod, because a later one takes it
+    over from an init container. The other pod holds as much by the new slot as by the one that was taken. Only where it
+    has a percentage of GPUs that offer different amounts, it holds what was reserved there for a pod with as many slots: a
+    registry binds pods that ask for as many at the same time only if they ask for the same.
     """
-    given = ReportedHoldings(state)
+    holdings = ReportedHoldings(state)
     pods = {each.pod_uid: each for each in reservations}
-    heirs = {(each.resource, each.instead): each.pod_uid for each in known}
     offered = offered_in_slots(state.hardware)
-    lost = set[tuple[ResourceName, DeviceID]]()
-    for uid, container, resource in sorted({(each.pod_uid, each.container, each.resource) for each in shown}):
-        got = given.to(pods[uid], container).get(resource, set())
-        own = [each.device for each in shown if (uid, container, resource) == each[:3] and each.device]
-        taken = {device for device in got.difference(own) if (resource, device) not in lost}
-        left = [device for device in sorted(own) if device not in got and heirs.get((resource, device), uid) == uid]
+    open_parts = [
+        (other, reserved, part)
+        for other in reservations
+        for reserved in other.containers
+        for part in parts_of_container(reserved, other.pod_uid)
+        if part not in reported or part in unconfirmed
+    ]
+    successors = {(each.resource, each.instead): each.pod_uid for each in known}
+    swapped = set[tuple[ResourceName, DeviceID]]()
+    for uid, container, resource in sorted({(each.pod_uid, each.container, each.resource) for each in reported}):
+        has = holdings.to(pods[uid], container).get(resource, set())
+        own = [each.device for each in reported if (uid, container, resource) == each[:3] and each.device]
+        taken = {device for device in has.difference(own) if (resource, device) not in swapped}
+        unneeded = [
+            device for device in sorted(own) if device not in has and successors.get((resource, device), uid) == uid
+        ]
         amounts = {slot: amount for each in pods[uid].containers for slot, amount in each.slots.items()}
-        for other in reservations:
-            for reserved, part in (
-                (each, part) for each in other.containers for part in reserved_parts_of_container(each, other.pod_uid)
-            ):
-                is_taken = part.resource == resource and part.device in taken
-                if is_taken and (part not in shown or part in unsaid) and other.pod_uid != uid and left:
-                    gpu = base_of(part.device)
-                    asked = reserved.slots.get(part.device)
-                    instead = min(left, key=lambda each: (base_of(each) != gpu, amounts.get(each) != asked))
-                    left.remove(instead)
-                    taken.remove(part.device)
-                    heirs[resource, instead] = other.pod_uid
-                    lost.add((resource, part.device))
-                    is_alike = offered.get(base_of(part.device)) == offered.get(base_of(instead))
-                    listed = [each.devices.get(resource, ()) for each in other.containers]
-                    is_as_many = any(part.device in ids and len(ids) == len(own) for ids in listed)
-                    follows_slot = is_as_many and not is_alike
-                    amount = amounts.get(instead) if follows_slot else asked
-                    yield Swapped(other.pod_uid, resource, part.device, instead, amount)
+        for other, reserved, part in open_parts:
+            if part.resource != resource or part.device not in taken or other.pod_uid == uid or not unneeded:
+                continue
+            gpu = base_of(part.device)
+            amount = reserved.slots.get(part.device)
+            instead = min(unneeded, key=lambda each: (base_of(each) != gpu, amounts.get(each) != amount))
+            unneeded.remove(instead)
+            taken.remove(part.device)
+            successors[resource, instead] = other.pod_uid
+            swapped.add((resource, part.device))
+            listed = [each.devices.get(resource, ()) for each in other.containers]
+            is_as_many = any(part.device in ids and len(ids) == len(own) for ids in listed)
+            if is_as_many and offered.get(gpu) != offered.get(base_of(instead)):
+                amount = amounts.get(instead)
+            yield Swapped(other.pod_uid, resource, part.device, instead, amount)
 
 
 def swap_devices(
-    reservations: Sequence[Reservation], swaps: Sequence[Swapped], shown: Collection[ReservedPart]
+    reservations: Sequence[Reservation], swaps: Sequence[Swapped], reported: Collection[ReservedPart]
 ) -> tuple[Reservation, ...]:
     """
-    The reservations with other devices in the place of those that were taken; parts that are `shown` are as they were. CPUs
-    and memory go with the devices: a kubelet that gives a container the devices of another one aligned it where the other
+    The reservations with the devices of the swaps in the place of those that were taken; reported parts stay. CPUs and
+    memory go with the devices: a kubelet that gives a container the devices of another one aligned it where the other
     was to be aligned.
     """
     instead = {(each.pod_uid, each.resource, each.taken): each.instead for each in swaps}
@@ -273,51 +270,38 @@ def swap_devices(
     every = [each for reservation in reservations for each in reservation.containers]
     functions = {device: addresses for each in every for device, addresses in each.virtual_functions.items()}
     amounts = {(each.pod_uid, each.instead): each.amount for each in swaps}
-    donors = {device: each for each in every for device in ids_reserved(each)}
+    reserved_for = {device: each for each in every for device in ids_reserved(each)}
 
-    def after(uid: str, reserved: ReservedContainer) -> ReservedContainer:
-        def now_of(name: ResourceName, device: DeviceID) -> DeviceID:
-            is_shown = ReservedPart(uid, reserved.container, name, device) in shown
-            return device if is_shown else instead.get((uid, name, device), device)
+    def swap(uid: str, reserved: ReservedContainer) -> ReservedContainer:
+        def current(name: ResourceName, device: DeviceID) -> DeviceID:
+            is_reported = ReservedPart(uid, reserved.container, name, device) in reported
+            return device if is_reported else instead.get((uid, name, device), device)
 
         devices, co_allocated = (
-            {name: tuple(now_of(name, each) for each in ids) for name, ids in had.items()}
+            {name: tuple(current(name, each) for each in ids) for name, ids in had.items()}
             for had in (reserved.devices, reserved.co_allocated)
         )
         now = {device for ids in (*devices.values(), *co_allocated.values()) for device in ids}
         kept = {**functions, **reserved.virtual_functions}
         by_slot = {device: reserved.slots.get(device) or amounts.get((uid, device)) for device in now}
-        got = [donors.get(device, reserved) for device in sorted(now.difference(ids_reserved(reserved)))]
-        donor = got[0] if got and all(each is got[0] for each in got) else reserved
-        has_cpus = ReservedPart(uid, reserved.container, CPU) in shown
-        moves_cpus = not has_cpus and len(parse_cpuset(donor.cpus)) == len(parse_cpuset(reserved.cpus))
+        # the container that was to have its new devices, if that is one alone
+        others = [reserved_for.get(device, reserved) for device in sorted(now.difference(ids_reserved(reserved)))]
+        other = others[0] if others and all(each is others[0] for each in others) else reserved
+        has = {each.resource for each in reported if each[:2] == (uid, reserved.container)}
+        moves_cpus = CPU not in has and len(parse_cpuset(other.cpus)) == len(parse_cpuset(reserved.cpus))
+        blocks = {block.resource: block for block in other.memory if block.resource not in has}
+        moved = ((block, blocks.get(block.resource)) for block in reserved.memory)
         return msgspec.structs.replace(
             reserved,
             devices=devices,
             co_allocated=co_allocated,
             virtual_functions={device: some for device, some in kept.items() if device in now},
             slots={slot: amount for slot, amount in by_slot.items() if amount is not None},
-            cpus=donor.cpus if moves_cpus else reserved.cpus,
-            memory=moved_memory(
-                reserved, donor, {each.resource for each in shown if each[:2] == (uid, reserved.container)}
-            ),
+            cpus=other.cpus if moves_cpus else reserved.cpus,
+            memory=tuple(new if new is not None and new.size == had.size else had for had, new in moved),
         )
 
     return tuple(
-        msgspec.structs.replace(each, containers=tuple(after(each.pod_uid, part) for part in each.containers))
+        msgspec.structs.replace(each, containers=tuple(swap(each.pod_uid, part) for part in each.containers))
         for each in reservations
     )
-
-
-def moved_memory(
-    reserved: ReservedContainer, donor: ReservedContainer, shown: Collection[ResourceName]
-) -> tuple[MemoryBlock, ...]:
-    """The memory that a container will get where the donor was to be; of resources that are `shown` what it has."""
-    given_up = {block.resource: block for block in donor.memory}
-
-    def after(block: MemoryBlock) -> MemoryBlock:
-        other = given_up.get(block.resource)
-        is_moved = other is not None and other.size == block.size and block.resource not in shown
-        return other if is_moved and other is not None else block
-
-    return tuple(map(after, reserved.memory))

@@ -22,10 +22,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from topoalign.core.model.holdings import Amount
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.sharing.gaia.evaluators import tree_root
 from topoalign.core.sharing.gaia.pcie_tree import GaiaTreeNode, GpuTree, build_free_tree
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
+from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.gpu_partitioning import GpuPartitioning, partitioning_by_gpu
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares
@@ -94,13 +95,13 @@ def _remaining_amount(gpu: Gpu, card: SharedGpu, division: GpuPartitioning, *, h
 
 def _to_shared_gpu(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> SharedGpu:
     holders = [holder for row in rows for holder in row.holders]
-    is_whole = bool(gpu.mig) or any(holder.cores == WHOLE_GPU_CORES for holder in holders)
+    is_whole = bool(gpu.mig) or any(holder.cores == CORES for holder in holders)
     return SharedGpu(
         device=gpu.id,
         index=gpu.index,
         minor=gpu.index if gpu.minor is None else gpu.minor,
         model=gpu.name,
-        offered=Amount(cores=WHOLE_GPU_CORES, memory=gpu.memory or 0),
+        offered=Amount(cores=CORES, memory=gpu.memory or 0),
         held=Amount(
             cores=sum(holder.cores or 0 for holder in holders), memory=sum(holder.memory or 0 for holder in holders)
         ),
@@ -139,7 +140,7 @@ def usages_of(hardware: Topology, shares: NodeShares) -> dict[str, dict[str, Any
     for (uid, container), holders in given.items():
         cores = sum(holder.cores or 0 for holder in holders)
         memory = sum(holder.memory or 0 for holder in holders)
-        pods[uid]["spec"][container] = {"gpu": cores / WHOLE_GPU_CORES, "mem": float(memory // MIB)}
+        pods[uid]["spec"][container] = {"gpu": cores / CORES, "mem": float(memory // MIB)}
     return pods
 
 

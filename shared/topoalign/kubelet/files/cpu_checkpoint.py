@@ -12,7 +12,7 @@ Source: kubelet v1.36.3, cm/cpumanager/state and the static policy's check of it
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
+from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.model.errors import clean, quoted
 from topoalign.core.model.requests import AdmissionRules, CpuOption
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset

@@ -43,16 +43,11 @@ class InvalidDocument(BadRequest):
         super().__init__(f"{clean(source, 200)}: {finding}", remedy)
 
 
-def load_document(path: Path, *, nulls: bool = False) -> Document:
-    """
-    The document in a file; `nulls` as of `parse_document`. Raises NotFound where there is none, and InvalidDocument
-    where it cannot be read.
-    """
-    return parse_document(read_bounded(path), str(path), nulls=nulls)
-
-
 def read_bounded(path: Path) -> bytes:
-    """Reads a file, at most one byte more than the limit. Raises as `load_document`."""
+    """
+    Reads a file, at most one byte more than the limit. Raises NotFound where there is none, and InvalidDocument where it
+    cannot be read.
+    """
     try:
         with reading.open_regular_file(path) as file:
             return file.read(MOST_BYTES + 1)
@@ -122,14 +117,12 @@ def from_json(text: str, most: int) -> list[object]:
 
 
 def from_yaml(text: str, most: int) -> list[object]:
-    """The documents of this text. Raises InvalidYaml, ValueError, OverflowError, RecursionError."""
     from topoalign.kubelet.files import yaml_text  # only where a file is read: PyYAML takes its time to load
 
     return yaml_text.load(text, DEEPEST, most)
 
 
 def refuse_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """The JSON object of these pairs. Raises ValueError for a duplicate key."""
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         times = Counter(key for key, _ in pairs)
@@ -138,7 +131,7 @@ def refuse_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def no_number(name: str) -> object:
-    """Refuse `NaN` and `Infinity`, which JSON does not have. Raises ValueError."""
+    """Called for `NaN` and `Infinity`, which JSON does not have."""
     raise ValueError(f"{name} is no number")
 
 
@@ -151,12 +144,6 @@ STEP = re.compile(r"[^.\[\]]+")
 GOT = re.compile(r"got `(\w+)`")
 TYPES = {"array": "list", "object": "dict", "null": "NoneType"}
 """msgspec's name of a type -> Python's; for other types they are equal."""
-
-
-def expect_kind(document: Document, kind: str, api_version: str, remedy: str) -> None:
-    """Raises InvalidField for another kind of object."""
-    if (document.get("kind"), document.get("apiVersion")) != (kind, api_version):
-        raise other_kind(document, kind, api_version, remedy)
 
 
 def other_kind(document: Document, kind: str, api_version: str, remedy: str) -> InvalidField:

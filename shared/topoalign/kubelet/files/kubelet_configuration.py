@@ -29,9 +29,15 @@ TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 """The values that Go's strconv.ParseBool accepts."""
 
-ALPHA_OPTIONS = frozenset({CpuOption.ALIGN_BY_SOCKET, CpuOption.DISTRIBUTE_ACROSS_CORES})
-BETA_OPTIONS = frozenset({CpuOption.DISTRIBUTE_ACROSS_NUMA})
-"""Options behind a feature gate. All others are stable, as are all options of the Topology Manager."""
+GATES = {
+    CpuOption.ALIGN_BY_SOCKET: ("CPUManagerPolicyAlphaOptions", "AllAlpha", False),
+    CpuOption.DISTRIBUTE_ACROSS_CORES: ("CPUManagerPolicyAlphaOptions", "AllAlpha", False),
+    CpuOption.DISTRIBUTE_ACROSS_NUMA: ("CPUManagerPolicyBetaOptions", "AllBeta", True),
+}
+"""
+Option -> its feature gate, the gate of all features of its stage, and whether it is on by default. All other options are
+stable, as are all options of the Topology Manager.
+"""
 
 CLOSEST = "prefer-closest-numa-nodes"
 MOST_NODES = "max-allowable-numa-nodes"
@@ -90,12 +96,13 @@ def rules_of(document: documents.Document, placement: Placement = Placement.TOPO
 
     Raises InvalidField with the path of a value that is wrong, or that the kubelet would not start with.
     """
+    if (document.get("kind"), document.get("apiVersion")) != (KIND, API_VERSION):
+        remedy = "give the file that the kubelet is given with --config"
+        raise documents.other_kind(document, KIND, API_VERSION, remedy)
     remedy = "write it as KubeletConfiguration v1beta1 has it: numbers and booleans of options in quotes"
-    documents.expect_kind(document, KIND, API_VERSION, "give the file that the kubelet is given with --config")
     found: KubeletConfiguration = documents.convert_document(document, KubeletConfiguration, remedy)
-    policy = one_of(
-        "topologyManagerPolicy", found.topology_manager_policy, {each.value: each for each in Policy}, "none"
-    )
+    policies = {each.value: each for each in Policy}
+    policy = one_of("topologyManagerPolicy", found.topology_manager_policy, policies, "none")
     closest, most_nodes = topology_options(found) if policy is not Policy.NONE else (False, 8)
     cpu_manager: Literal["static", "none"] = one_of(
         "cpuManagerPolicy", found.cpu_manager_policy, {"none": "none", "static": "static"}, "none"
@@ -103,13 +110,12 @@ def rules_of(document: documents.Document, placement: Placement = Placement.TOPO
     memory_manager: Literal["Static", "None"] = one_of(
         "memoryManagerPolicy", found.memory_manager_policy, {"None": "None", "Static": "Static"}, "None"
     )
+    scopes = {each.value: each for each in Scope}
     rules = AdmissionRules(
         mode=Mode.KUBELET,
         placement=placement,
         policy=policy,
-        scope=one_of(
-            "topologyManagerScope", found.topology_manager_scope, {each.value: each for each in Scope}, "container"
-        ),
+        scope=one_of("topologyManagerScope", found.topology_manager_scope, scopes, "container"),
         prefer_closest_numa_nodes=closest,
         max_allowable_numa_nodes=most_nodes,
         cpu_manager=cpu_manager,
@@ -165,10 +171,11 @@ def cpu_options(found: KubeletConfiguration, manager: str) -> frozenset[CpuOptio
             known = f"the kubelet has {', '.join(CpuOption)}"
             raise InvalidField(field, "an unknown option, with which the kubelet does not start", known)
         option = CpuOption(name)
-        gate = option_gate(option)
-        if gate is not None and not gate_open(gate, found.feature_gates):
-            why = f"its feature gate {gate} is off, so the kubelet does not start"
-            raise InvalidField(field, why, f"switch {gate} on in featureGates, or leave the option out")
+        if option in GATES:
+            gate, stage, is_on = GATES[option]
+            if not found.feature_gates.get(gate, found.feature_gates.get(stage, is_on)):
+                why = f"its feature gate {gate} is off, so the kubelet does not start"
+                raise InvalidField(field, why, f"switch {gate} on in featureGates, or leave the option out")
         if parse_go_boolean(field, text):
             chosen.add(option)
     if found.cpu_manager_policy_options and manager == "none":
@@ -177,52 +184,29 @@ def cpu_options(found: KubeletConfiguration, manager: str) -> frozenset[CpuOptio
     return frozenset(chosen)
 
 
-def option_gate(option: CpuOption) -> str | None:
-    """The feature gate that an option of the CPU manager needs; None for a stable option."""
-    if option in ALPHA_OPTIONS:
-        return "CPUManagerPolicyAlphaOptions"
-    return "CPUManagerPolicyBetaOptions" if option in BETA_OPTIONS else None
-
-
-def gate_open(gate: str, gates: Mapping[str, bool]) -> bool:
-    """Whether alpha options (a gate that is off by default) or beta options (on by default) may be used."""
-    alpha = gate == "CPUManagerPolicyAlphaOptions"
-    return gates.get(gate, gates.get("AllAlpha" if alpha else "AllBeta", not alpha))
-
-
 def reserved_count(found: KubeletConfiguration, manager: str) -> int:
     """Number of CPUs that the kubelet reserves by its own choice; 0 if the list is configured, or no CPUs are exclusive."""
-    named = parse_reserved_cpus(found.reserved_system_cpus)
-    amounts = [
-        parse_thousandths(f"{field}[cpu]", reserved["cpu"], "500m or 2")
-        for field, reserved in (("systemReserved", found.system_reserved), ("kubeReserved", found.kube_reserved))
-        if "cpu" in reserved
-    ]
+    try:
+        named = parse_cpuset(found.reserved_system_cpus)
+    except ValueError as error:
+        raise InvalidField("reservedSystemCPUs", clean(str(error)), "list CPUs as the kernel does: 0-3,8") from error
+    total = 0
+    for field, reserved in (("systemReserved", found.system_reserved), ("kubeReserved", found.kube_reserved)):
+        if (text := reserved.get("cpu")) is not None:
+            amount = resource_quantities.thousandths(text)
+            if amount is None:
+                finding = f"{quoted([text])} {resource_quantities.quantity_finding(text)}"
+                raise InvalidField(f"{field}[cpu]", finding, "write 500m or 2")
+            total += amount
     if named or manager == "none":
         return 0
-    count = ceil(sum(amounts) / 1000)
+    count = ceil(total / 1000)
     if count == 0:
         why = "the static policy needs CPUs kept for the system; without, the kubelet does not start"
         raise InvalidField(
             "cpuManagerPolicy", why, f"set reservedSystemCPUs, or {CPU} in kubeReserved or systemReserved"
         )
     return count
-
-
-def parse_reserved_cpus(text: str) -> frozenset[int]:
-    """The CPUs of `reservedSystemCPUs`. Raises InvalidField."""
-    try:
-        return parse_cpuset(text)
-    except ValueError as error:
-        raise InvalidField("reservedSystemCPUs", clean(str(error)), "list CPUs as the kernel does: 0-3,8") from error
-
-
-def parse_thousandths(field: str, text: str, example: str) -> int:
-    """An amount in thousandths. Raises InvalidField."""
-    amount = resource_quantities.thousandths(text)
-    if amount is None:
-        raise InvalidField(field, f"{quoted([text])} {resource_quantities.quantity_finding(text)}", f"write {example}")
-    return amount
 
 
 def reserved_memory(found: KubeletConfiguration, manager: str) -> dict[int, dict[ResourceName, int]]:

@@ -100,7 +100,7 @@ class PodManifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def load_manifest(path: Path) -> PodManifest:
     """The manifest in a file. Raises NotFound, InvalidDocument, InvalidField; also for fields that an API server refuses."""
-    document = documents.load_document(path, nulls=True)
+    document = documents.parse_document(documents.read_bounded(path), str(path), nulls=True)
     pod = read_manifest(document)
     check_resource_keys(document)
     return pod

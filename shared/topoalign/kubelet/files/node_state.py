@@ -3,10 +3,8 @@ Reads the state of a node's kubelet from the files in its root directory.
 
 Three managers keep one file each. A missing file means that its manager has allocated nothing, and a finding reports it.
 A file that cannot be read, or cannot be right for this machine and these rules, is an error: a guess about free resources
-would be a wrong prediction. The files identify pods by their UID, without a namespace.
-
-The files are checked as they are. Then entries of pods that are gone (`listed_pods`) are dropped, as the kubelet
-drops them before its next decision.
+would be a wrong prediction. Then entries of pods that are gone (`ListedPods`) are dropped, as the kubelet drops them before
+its next decision. The files identify pods by their UID, without a namespace.
 """
 
 import stat
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from topoalign.core.admission.prediction import describe_starting_kubelet
 from topoalign.core.model.errors import NotFound, StateFault, clean, quoted
 from topoalign.core.model.events import (
     Allocation,
@@ -36,11 +35,17 @@ from topoalign.kubelet.files import checkpoint, cpu_checkpoint, device_checkpoin
 from topoalign.kubelet.files.cpu_checkpoint import CpuManagerState
 from topoalign.kubelet.files.device_checkpoint import CheckpointData
 from topoalign.kubelet.files.memory_checkpoint import MemoryCheckpointBlock, MemoryManagerState
-from topoalign.kubelet.files.pod_list import ListedPods
+from topoalign.kubelet.files.pod_directories import ListedPods
 
 ROOT = Path("/var/lib/kubelet")
 """The default of the kubelet's root directory (kubelet v1.36.3, --root-dir)."""
 DEVICE_PLUGINS = "device-plugins"
+
+SOCKET = Path("device-plugins/kubelet.sock")
+"""The kubelet makes it anew at each start (v1.36.3, cm/devicemanager/plugin/v1beta1)."""
+
+SETTLE_SECONDS = 120.0
+"""For so long a note is given. Manifests are read at once; how long the API server takes to answer is not known here."""
 
 NO_NAMESPACE = Namespace("")
 
@@ -49,7 +54,7 @@ Container = tuple[str, str]
 
 
 class ManagerHoldings(msgspec.Struct, frozen=True, kw_only=True):
-    """The allocations of one manager."""
+    """What the file of one manager has, or those of all together."""
 
     cpus: Mapping[Container, frozenset[int]] = {}
     blocks: Mapping[Container, tuple[MemoryBlock, ...]] = {}
@@ -64,7 +69,7 @@ class ManagerHoldings(msgspec.Struct, frozen=True, kw_only=True):
     dropped: Mapping[ResourceName, frozenset[DeviceID]] = {}
     """Devices that the file lists for pods that are gone, and for no other."""
     finding: str | None = None
-    """Findings about what is not known."""
+    """What is not known."""
     uncertainty: str | None = None
     """Why the allocations are not certain, if they are not."""
 
@@ -89,7 +94,7 @@ class KubeletNode(msgspec.Struct, frozen=True, kw_only=True):
     state: NodeState
     registered: Mapping[ResourceName, frozenset[DeviceID]] | None
     findings: tuple[str, ...]
-    """Findings about what is not known."""
+    """What is not known."""
 
 
 def node_state(
@@ -99,7 +104,13 @@ def node_state(
     Reads the state that the kubelet with this root directory uses for the next pod. A device that its plugin has not listed
     as healthy is not usable. Raises NotFound if there is no such directory, and StateFault.
     """
-    if not may_be_directory(root):
+    try:
+        is_directory = stat.S_ISDIR(root.stat().st_mode)
+    except PermissionError:
+        is_directory = True  # it may be one: reading its files reports that they cannot be read
+    except (OSError, ValueError):  # ValueError: a name with a null character
+        is_directory = False
+    if not is_directory:
         raise NotFound("directory", str(root), f"give the kubelet's root directory, by default {ROOT}")
     hardware = topology.topology
     pods = ListedPods(root)
@@ -125,16 +136,6 @@ def node_state(
         registered=devices.registered,
         findings=tuple(finding for finding in findings if finding is not None),
     )
-
-
-def may_be_directory(path: Path) -> bool:
-    """Whether the path may be a directory; also true without permission, which reading its files then reports."""
-    try:
-        return stat.S_ISDIR(path.stat().st_mode)
-    except PermissionError:
-        return True
-    except (OSError, ValueError):  # ValueError: a name with a null character
-        return False
 
 
 def held_cpus(root: Path, topology: Topology, rules: AdmissionRules, pods: ListedPods) -> ManagerHoldings:
@@ -166,7 +167,10 @@ def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: Lis
     state = checkpoint.load_settled(load, between=lambda read: read is not None and bool(read.lost))
     if state is None:
         return ManagerHoldings(finding=absent(root / memory_checkpoint.NAME, "memory"))
-    uncertainties = [describe_lost_memory(name, amount) for name, amount in state.lost.items()]
+    uncertainties = [
+        f"the kubelet's memory manager counts {amount} bytes of {clean(name)} as given away that no container has"
+        for name, amount in state.lost.items()
+    ]
     gone = {uid for uid in state.entries or {} if pods.is_gone(uid)}
     groups = {
         tuple(block.numa_affinity) for (uid, _), blocks in state.blocks.items() if uid in gone for block in blocks
@@ -182,13 +186,6 @@ def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: Lis
         blocks={container: each for container, each in blocks.items() if each},
         memory=state.use,
         uncertainty="; ".join([*uncertainties, RELEASED_BY_CHANCE] if by_chance else uncertainties) or None,
-    )
-
-
-def describe_lost_memory(resource: ResourceName, amount: int) -> str:
-    """The note about memory that the kubelet counts as allocated and that no container has."""
-    return (
-        f"the kubelet's memory manager counts {amount} bytes of {clean(resource)} as given away that no container has"
     )
 
 
@@ -241,7 +238,6 @@ def held_devices(root: Path, topology: Topology, pods: ListedPods) -> ManagerHol
 def merge_devices(
     containers: Iterable[Mapping[ResourceName, Iterable[DeviceID]]],
 ) -> dict[ResourceName, frozenset[DeviceID]]:
-    """The devices of several containers together, by resource."""
     found: dict[ResourceName, frozenset[DeviceID]] = {}
     for devices in containers:
         for resource, ids in devices.items():
@@ -274,5 +270,23 @@ def listed_health(
 
 
 def absent(path: Path, what: str) -> str:
-    """The finding for a missing file."""
     return f"there is no {path}: the kubelet is taken to have given away no {what}"
+
+
+def started(root: Path) -> float | None:
+    """When the kubelet with this root directory began to listen for plugins, in wall seconds; None where it does not run."""
+    try:
+        status = (root / SOCKET).stat()
+    except (OSError, ValueError):
+        return None
+    return status.st_mtime if stat.S_ISSOCK(status.st_mode) else None
+
+
+def unsettled_reason(root: Path, now: float, seconds: float = SETTLE_SECONDS) -> str | None:
+    """
+    What is not known because the kubelet with this root directory started less than `seconds` ago, in words; None where it
+    has settled, or does not run. Until it has received its pods from all sources, it drops no entries of pods that are gone.
+    `now`: wall seconds.
+    """
+    since = started(root)
+    return describe_starting_kubelet(now - since) if since is not None and 0 <= now - since < seconds else None

@@ -6,16 +6,19 @@ the pod was deleted. A pod that it refused has none. A pod that has ended and is
 torn down. So the directories show that a pod is gone earlier than the kubelet's checkpoints, which keep its entries
 until the kubelet writes them next.
 
+If neither the directories nor anything else shows that a pod is gone, its entries count: a device that is wrongly taken as
+free causes a wrong admission. Static pods have a directory like others, by their UID of 32 hexadecimal digits.
+
 Source: kubelet v1.36.3, kubelet_pods and volumemanager.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
 
-from topoalign.core.model.errors import StateFault, clean
+from topoalign.core.model.errors import StateFault, clean, quoted
 
 NAME = "pods"
 MOST_PODS = 4_096
@@ -43,7 +46,8 @@ class PodDirectories(msgspec.Struct, frozen=True, kw_only=True):
         >>> [directories.is_gone(uid) for uid in ("uid-1", "uid-2", "uid-3", "default/train")]
         [False, True, True, False]
         """
-        return is_uid(uid) and self.torn_down.get(uid, True)
+        can_be_directory = bool(uid) and uid not in (".", "..") and "/" not in uid and "\0" not in uid
+        return can_be_directory and self.torn_down.get(uid, True)
 
 
 def read_pod_directories(root: Path) -> PodDirectories | None:
@@ -83,10 +87,8 @@ def exists(root: Path, uid: str) -> bool:
 
 def is_torn_down(volumes: Path) -> bool | None:
     """
-    Whether there are directories of volume plugins and none of them contains a volume; None without such directories
-    by. Raises OSError. Only names are read: looking at a volume itself may wait for a file server.
-
-    A directory that goes while it is looked at contains nothing any more.
+    Whether there are directories of volume plugins and none of them contains a volume; None without such directories.
+    Raises OSError. Only names are read: looking at a volume itself may wait for a file server.
     """
     plugins: list[str] = []
     try:
@@ -101,22 +103,86 @@ def is_torn_down(volumes: Path) -> bool | None:
 
 
 def is_empty(directory: str) -> bool:
-    """Whether a directory is empty; also true if it is removed meanwhile."""
     try:
         with os.scandir(directory) as entries:
             return next(entries, None) is None
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError):  # it was removed meanwhile
         return True
 
 
-def is_uid(uid: str) -> bool:
-    """Whether a directory can have this name."""
-    return bool(uid) and uid not in (".", "..") and "/" not in uid and "\0" not in uid
-
-
 def unreadable(root: Path, why: str) -> StateFault:
-    """The error for directories that cannot be read."""
     return StateFault(
         f"{root / NAME} cannot be read: {clean(why, 200)}",
         "mount the kubelet's root directory whole, and run as a user who may read it, usually root",
     )
+
+
+class ListedPods:
+    """
+    Finds the pods in one reading of the kubelet's files that the kubelet will have dropped at its next decision. The
+    directories are read once, for the first pod, so that all files are judged by the same state.
+    """
+
+    def __init__(self, root: Path, ended: Collection[str] = ()) -> None:
+        """`root`: the kubelet's root directory. `ended`: UIDs of pods that are known to have ended."""
+        self._root = root
+        self.ended = frozenset(ended)
+        self._directories: PodDirectories | None = None
+        self._reason_unknown: str | None = None
+        """Why no pod can be judged."""
+        self._gone: dict[str, bool] = {}
+
+    def is_gone(self, uid: str) -> bool:
+        """Whether the kubelet drops what this pod holds before its next decision. False where that is not known."""
+        if not self._gone:
+            self._look()
+        if uid not in self._gone:
+            directories = self._directories
+            # a pod that came after the directories were looked at has one now: it is no leftover in the next file
+            self._gone[uid] = uid in self.ended or (
+                directories is not None
+                and directories.is_gone(uid)
+                and (uid in directories.torn_down or not exists(self._root, uid))
+            )
+        return self._gone[uid]
+
+    def is_known_to_run(self, uid: str) -> bool:
+        """Whether its directory shows a mounted volume."""
+        return not self.is_gone(uid) and self._directories is not None and uid not in self._directories.unreadable
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """The pods that were asked for, which are those in the files."""
+        return frozenset(self._gone)
+
+    def _look(self) -> None:
+        try:
+            self._directories = read_pod_directories(self._root)
+        except StateFault as fault:
+            self._reason_unknown = fault.finding
+        else:
+            self._reason_unknown = None if self._directories is not None else f"there is no {self._root / NAME}"
+
+    @property
+    def reason_unknown(self) -> str | None:
+        """Why the requested pods could not be judged, as text; None: they were."""
+        if self._reason_unknown is None:
+            return None
+        return f"{self._reason_unknown}: pods that are gone count as holding what the kubelet's files list for them"
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """The dropped and the uncertain ones among the pods that were asked for, as text; without `reason_unknown`."""
+        found = []
+        if gone := sorted(uid for uid, gone in self._gone.items() if gone):
+            found.append(
+                f"the kubelet's files list pods that are gone, and it drops them before its next decision: what "
+                f"{quoted(gone)} had counts as free"
+            )
+        uncertain = self._directories.unreadable if self._directories is not None else frozenset()
+        if uncertain := uncertain & self._gone.keys():
+            found.append(
+                f"pods without a mounted volume may have ended, which their directories do not show: what "
+                f"{quoted(sorted(uncertain))} have counts as held"
+            )
+        return tuple(found)

@@ -1,11 +1,11 @@
 """
-Decodes the requests that name devices, a piece at a time.
+Decodes messages that arrive over gRPC: complete, and with every field of the type in the API, or refused.
 
-A kubelet sends them whenever a pod starts, and they may be large. They consist of texts and one number, so they are
-decoded here, ten times as fast as the generated code does it, into the generated classes. The result is the same:
-unknown fields are skipped, repeated fields add up, the last number counts. A known field with another wire type, a text
-that is not UTF-8, and a message that ends early are refused; so is a request that names more devices than a kubelet knows,
-or a device without a name.
+The generated code decodes small messages. The requests that name devices may be large, and a kubelet sends them whenever a
+pod starts. They consist of texts and one number, so they are decoded here, ten times as fast, into the generated classes.
+The result is the same: unknown fields are skipped, repeated fields add up, the last number counts. A known field with
+another wire type, a text that is not UTF-8, and a message that ends early are refused; so is a request that names more
+devices than a kubelet knows, or a device without a name.
 
 40,000 devices still take 10 ms, in which no other task of this process could run. So the first `FIRST_PIECE` fields, which
 are all that most pods need, are decoded at once, and the others of a larger request `PIECE` at a time, each in a turn of its
@@ -15,15 +15,72 @@ Source: protobuf's encoding guide.
 """
 
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from betterproto2 import Message
+from betterproto2 import Message, decode_varint, encode_varint
 from grpclib.const import Status
+from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError
 
 from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import MOST_NAMES
+
+
+class Codec(ProtoCodec):
+    """The protobuf codec; invalid bytes are reported as the sender's fault."""
+
+    def decode(self, data: bytes, message_type: Any) -> Any:
+        """The decoded message. Raises the error of `malformed_message` for bytes or fields of another type."""
+        try:
+            message: Any = super().decode(data, message_type)
+        except Exception as error:  # betterproto2 lets many kinds through: EOFError, UnicodeDecodeError, KeyError, ...
+            raise malformed_message(message_type, type(error).__name__) from error
+        if not is_sound(message):
+            raise malformed_message(message_type, "a field has another type")
+        return message
+
+
+CODEC = Codec()
+
+
+class ServerCodec(Codec):
+    """The codec of a server, which decodes the rest of large requests in turns."""
+
+    def decode(self, data: bytes, message_type: Any) -> Any:
+        """The decoded message; of a request that names more devices than are decoded at once, its Decoding."""
+        if message_type not in NAMING:
+            return super().decode(data, message_type)
+        decoding = Decoding(data, message_type)
+        message = decoding.step()
+        return decoding if message is None else message
+
+
+def is_sound(message: Message) -> bool:
+    """
+    Whether every field has a value of its type. betterproto2 does not check this: a field that arrives with another wire
+    type becomes None, or a number among texts.
+    """
+    return all(has_type(getattr(message, name), hint) for name, hint in hints_of(type(message)))
+
+
+def has_type(value: object, hint: Any) -> bool:
+    """Whether a value has the type of its field, with the elements of lists and maps."""
+    inner = get_args(hint)
+    if isinstance(value, list):
+        return get_origin(hint) is list and all(has_type(element, inner[0]) for element in value)
+    if isinstance(value, dict):
+        return get_origin(hint) is dict and all(type(text) is str for pair in value.items() for text in pair)
+    if isinstance(value, Message):
+        return type(value) in (hint, *inner) and is_sound(value)
+    return type(value) in (hint, *inner)
+
+
+@cache
+def hints_of(kind: type[Message]) -> tuple[tuple[str, Any], ...]:
+    return tuple(get_type_hints(kind).items())
+
 
 FIRST_PIECE = 64
 """Fields that are decoded without a turn."""
@@ -44,8 +101,8 @@ NAMES: dict[type[Message], tuple[str, ...]] = {
 }
 """The lists of names in a message, which are its fields 1, 2, …"""
 
-NUMBERS: dict[type[Message], tuple[int, str]] = {v1beta1.ContainerPreferredAllocationRequest: (3, "allocation_size")}
-"""The field of a message that is a number of 32 bits."""
+ALLOCATION_SIZE = 3
+"""The field of a ContainerPreferredAllocationRequest that is a number of 32 bits."""
 
 NAMING = (*PARTS, v1beta1.PreStartContainerRequest)
 """The requests that name devices, and may be large."""
@@ -88,15 +145,14 @@ class Decoding:
 
     def _containers(self, kind: type[Message], part: type[Message]) -> Steps:
         containers: list[Message] = []
-        for field in iterate_fields(self._data, 0, len(self._data), kind):
-            if field.number == 1:
-                if field.wire != 2:
+        for found in iterate_fields(self._data, 0, len(self._data), kind):
+            if found.number == 1:
+                if found.wire != 2:
                     raise malformed_message(kind, "a field has another type")
                 if len(containers) == MOST_CONTAINERS:
                     raise malformed_message(kind, f"a pod has at most {MOST_CONTAINERS} containers")
-                containers.append((yield from self._names(part, field.content, field.end)))
-            elif self._count(kind) >= self._until:  # fields that the API does not have take time as well
-                self._until += PIECE
+                containers.append((yield from self._names(part, found.content, found.end)))
+            elif self._count(kind):  # fields that the API does not have take time as well
                 yield
         return kind(container_requests=containers)  # type: ignore[call-arg]  # both of `PARTS` have it
 
@@ -104,59 +160,47 @@ class Decoding:
         """The message that stands there."""
         data = self._data
         message = kind()
-        known = {number << 3 | 2: getattr(message, name).append for number, name in enumerate(NAMES[kind], 1)}
+        lists = {number << 3 | 2: getattr(message, name).append for number, name in enumerate(NAMES[kind], 1)}
         while at < end:
-            if (add := known.get(data[at])) is not None and (after := self._short(kind, add, at, end)) > at:
-                at = after
+            add = lists.get(data[at])
+            if add is not None and at + 1 < end and 0 < (length := data[at + 1]) < 0x80:  # a short name, as most are
+                start = at + 2
+                at = start + length
+                if at > end:
+                    raise malformed_message(kind, "it ends early")
+                add(decode_text(kind, data[start:at]))
             else:
-                field = field_at(data, at, end, kind)
-                at = field.end
-                self._other(message, field, known)
-                self._count(kind)
-            if self._fields >= self._until:
-                self._until += PIECE
+                found = field_at(data, at, end, kind)
+                at = found.end
+                self._other(message, found, lists)
+            if self._count(kind):
                 yield
         return message
 
-    def _short(self, kind: type[Message], add: Callable[[str], None], at: int, end: int) -> int:
-        """Adds the names of one list that follow one another, as far as this piece goes. Returns where the next field is."""
-        data = self._data
-        key = self._data[at]
-        most = left = self._until - self._fields
-        try:
-            while left and at + 1 < end and data[at] == key and 0 < (length := data[at + 1]) < 0x80:
-                at, start, left = at + 2 + length, at + 2, left - 1
-                add(data[start:at].decode())
-        except UnicodeDecodeError as error:
-            raise malformed_message(kind, "a text that is not UTF-8") from error
-        if at > end:
-            raise malformed_message(kind, "it ends early")
-        if left < most:
-            self._count(kind, most - left)
-        return at
-
-    def _other(self, message: Message, field: WireField, known: dict[int, Callable[[str], None]]) -> None:
+    def _other(self, message: Message, found: WireField, lists: dict[int, Callable[[str], None]]) -> None:
         """Takes in a field that is no short name."""
         kind = type(message)
-        number, name = NUMBERS.get(kind, (0, ""))
-        if (add := known.get(field.number << 3 | 2)) is not None:
-            if field.wire != 2:
+        if (add := lists.get(found.number << 3 | 2)) is not None:
+            if found.wire != 2:
                 raise malformed_message(kind, "a field has another type")
-            if field.content == field.end:
+            if found.content == found.end:
                 raise malformed_message(kind, "a device without a name")
-            add(decode_text(kind, self._data[field.content : field.end]))
-        elif field.number == number:
-            if field.wire != 0:
+            add(decode_text(kind, self._data[found.content : found.end]))
+        elif isinstance(message, v1beta1.ContainerPreferredAllocationRequest) and found.number == ALLOCATION_SIZE:
+            if found.wire != 0:
                 raise malformed_message(kind, "a field has another type")
-            value = varint_at(self._data, field.content)[0] & 0xFFFF_FFFF
-            setattr(message, name, value - ((value & 0x8000_0000) << 1))
+            value = decode_varint(self._data, found.content)[0] & 0xFFFF_FFFF
+            message.allocation_size = value - ((value & 0x8000_0000) << 1)
 
-    def _count(self, kind: type[Message], fields: int = 1) -> int:
-        """Counts fields, and returns their number."""
-        self._fields += fields
+    def _count(self, kind: type[Message]) -> bool:
+        """Counts a field. Returns whether the piece ends with it."""
+        self._fields += 1
         if self._fields > MOST_NAMES:
             raise malformed_message(kind, f"it names at most {MOST_NAMES} devices")
-        return self._fields
+        if self._fields < self._until:
+            return False
+        self._until += PIECE
+        return True
 
 
 def decode_text(kind: type[Message], content: bytes) -> str:
@@ -175,89 +219,42 @@ def malformed_message(kind: Any, why: str) -> GRPCError:
 def iterate_fields(data: bytes, at: int, end: int, kind: type[Message]) -> Iterator[WireField]:
     """The fields of a message that stands there. Raises GRPCError where it is none."""
     while at < end:
-        field = field_at(data, at, end, kind)
-        yield field
-        at = field.end
+        found = field_at(data, at, end, kind)
+        yield found
+        at = found.end
 
 
 def field_at(data: bytes, at: int, end: int, kind: type[Message]) -> WireField:
     """The field that begins there, in a message until `end`. Raises GRPCError where there is none."""
-    if (
-        data[at] & 0x87 == 2 and at + 1 < end and (length := data[at + 1]) < 0x80
-    ):  # a short text or message, as most are
-        if at + 2 + length > end:
-            raise malformed_message(kind, "it ends early")
-        return WireField(data[at] >> 3, 2, at, at + 2, at + 2 + length)
-    try:
-        key, content = varint_at(data, at)
-        match key & 7:
-            case 0:
-                field_end = varint_at(data, content)[1]
-            case 2:
-                length, content = varint_at(data, content)
-                field_end = content + length
-            case wire:
-                field_end = content + WIDTHS[wire]
-    except (ValueError, KeyError) as error:
-        raise malformed_message(kind, "no fields of protobuf") from error
+    if data[at] & 0x87 == 2 and at + 1 < end and data[at + 1] < 0x80:  # a short text or message, as most are
+        key = data[at]
+        content = at + 2
+        field_end = content + data[at + 1]
+    else:
+        try:
+            key, content = decode_varint(data, at)
+            match key & 7:
+                case 0:
+                    field_end = decode_varint(data, content)[1]
+                case 2:
+                    length, content = decode_varint(data, content)
+                    field_end = content + length
+                case wire:
+                    field_end = content + WIDTHS[wire]
+        except (EOFError, ValueError, KeyError) as error:
+            raise malformed_message(kind, "no fields of protobuf") from error
     if field_end > end:
         raise malformed_message(kind, "it ends early")
     return WireField(key >> 3, key & 7, at, content, field_end)
 
 
-# Encodes parts of protobuf's wire format by hand, where a codec would be too slow or is not available.
-#
-# Source: protobuf's encoding, wire types 0 (varint) and 2 (bytes, strings, messages).
-
-
 def field(number: int, content: bytes) -> bytes:
-    """A field of bytes: a string or a message. Numbers up to 15."""
+    """Encodes a field of bytes: a string or a message. Numbers up to 15."""
     if len(content) < 0x80:
         return bytes((number << 3 | 2, len(content))) + content
-    return bytes((number << 3 | 2,)) + varint(len(content)) + content
+    return bytes((number << 3 | 2,)) + encode_varint(len(content)) + content
 
 
 def number_field(number: int, value: int) -> bytes:
-    """A field of a number that is not negative. Proto3 does not write a zero."""
-    return bytes((number << 3,)) + varint(value) if value else b""
-
-
-def varint(number: int) -> bytes:
-    """Decodes a varint: seven bits a byte, the lowest first; the highest bit marks that more follow."""
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
-def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Number and content of the fields of a message that has none but those of wire type 2. Raises ValueError otherwise."""
-    at = 0
-    while at < len(message):
-        key, at = varint_at(message, at)
-        if key & 7 != 2:
-            raise ValueError(f"field {key >> 3} has wire type {key & 7}, not 2")
-        length, at = varint_at(message, at)
-        if at + length > len(message):
-            raise ValueError("the message ends early")
-        yield key >> 3, message[at : at + length]
-        at += length
-
-
-LONGEST_VARINT = 10
-"""Bytes of a number of 64 bits (protobuf's encoding guide, "Base 128 Varints")."""
-
-
-def varint_at(message: bytes, at: int) -> tuple[int, int]:
-    """The number there, and where the next byte is. Raises ValueError where the message ends in it, or it is longer."""
-    number = shift = 0
-    for end in range(at, min(at + LONGEST_VARINT, len(message))):
-        number |= (message[end] & 0x7F) << shift
-        shift += 7
-        if message[end] < 0x80:
-            return number, end + 1
-    if len(message) - at >= LONGEST_VARINT:
-        raise ValueError(f"a number of more than {LONGEST_VARINT} bytes")
-    raise ValueError("the message ends early")
+    """Encodes a field of a number that is not negative. Proto3 does not write a zero."""
+    return bytes((number << 3,)) + encode_varint(value) if value else b""

@@ -28,7 +28,6 @@ from topoalign.kubelet.grpc.turns import TurnTaker
 
 if TYPE_CHECKING:
     from topoalign.kubelet.grpc.transport import GrpcServer
-from typing import Any
 
 MOST_CALLS = 32
 """Calls on a connection, streams included. A client waits with the next one; it is not refused."""
@@ -106,7 +105,7 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
         self._h2.increment_flow_control_window(
             self.config.http2_connection_window_size - self._h2.local_settings.initial_window_size
         )
-        self.connection = CallConnection(self._h2, CoalescingTransport(self.transport), config=self.config)
+        self.connection = CallConnection(self._h2, self.transport, config=self.config)
         self.connection.ours = ref(self)
         self.connection.flush()
         self.connection.initialize()
@@ -244,72 +243,3 @@ def forget_frames(wrapper: Wrapper | None) -> None:
     error = wrapper._error if wrapper is not None else None
     if error is not None:
         error.__traceback__ = error.__context__ = error.__cause__ = None
-
-
-MOST_BYTES = 64 * 2**10
-"""Bytes that wait for the end of the round. More are sent at once, so that asyncio notices a peer that reads too slowly."""
-FRAME_HEADER = 9
-"""Bytes: length of what follows (3), type, flags, stream (4)."""
-DATA = 0
-HEADERS = 1
-"""Types of frames that can end a stream."""
-END_STREAM = 1
-"""The flag of those that do."""
-
-
-class CoalescingTransport(Transport):
-    """
-    Sends the frames of an answer in one piece.
-
-    An answer is up to four frames: a window update, headers, the message and trailers. grpclib writes each of them
-    separately: four system calls, each of which wakes the peer. Here they wait for the last one, which ends the stream, and
-    not for the other work of this round of the event loop: after an Allocate that is about a millisecond. Frames that do
-    not belong to such an answer, for example a list of devices, are sent at the end of the round.
-
-    Source of the frames' form: RFC 9113, 4.1, 6.1 and 6.2.
-    """
-
-    def __init__(self, transport: Transport) -> None:
-        """`transport`: the connection's own."""
-        super().__init__()
-        self._transport = transport
-        self._loop = get_running_loop()
-        self._written = bytearray()
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Sends these whole frames with all else that is written before the end of an answer, or of the round."""
-        if not self._written:
-            self._loop.call_soon(self.flush)
-        self._written += data
-        if len(self._written) >= MOST_BYTES or ends_stream(data):
-            self.flush()
-
-    def flush(self) -> None:
-        """Sends what has been written."""
-        written = self._written
-        self._written = bytearray()
-        if written and not self._transport.is_closing():
-            self._transport.write(written)
-
-    def close(self) -> None:
-        """Closes the transport once everything written is sent."""
-        self.flush()
-        self._transport.close()
-
-    def is_closing(self) -> bool:
-        """Whether it is closed, or about to be."""
-        return self._transport.is_closing()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """The information of the connection's transport about its peer."""
-        return self._transport.get_extra_info(name, default)
-
-
-def ends_stream(frames: bytes | bytearray | memoryview) -> bool:
-    """Whether one of these whole frames is the last one of its stream."""
-    at = 0
-    while at + FRAME_HEADER <= len(frames):
-        if frames[at + 3] in (DATA, HEADERS) and frames[at + 4] & END_STREAM:
-            return True
-        at += FRAME_HEADER + int.from_bytes(frames[at : at + 3])
-    return False

@@ -1,29 +1,45 @@
-"""Makes calls to a gRPC server on a unix socket, each with a deadline and one type of error."""
+"""
+Makes calls to a gRPC server on a unix socket, each with a deadline and one type of error.
+
+`call_once` opens a connection for one call. `KeptChannel` keeps its connection, because the kubelet's PodResources is
+polled, and a connection costs more than a call.
+
+The kubelet answers 100 calls a second of all its clients together, and ten at once; it rejects the others. The connection
+is good all the same, and such a call is repeated a moment later.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
+from anyio import to_thread
 from grpclib.client import Channel
-from grpclib.encoding.base import CodecBase
-from grpclib.events import RecvMessage, listen
+from grpclib.const import Status
+from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.ports import Clock
-from topoalign.kubelet.grpc.codec import QuickCodec, decode_received
+from topoalign.kubelet.grpc import unix_sockets
+from topoalign.kubelet.grpc.decoding import CODEC
 
 T = TypeVar("T")
 
 FAILURES = (OSError, asyncio.TimeoutError, GRPCError, StreamTerminatedError, ProtocolError, AssertionError)
 """The errors of a failed call: no connection, deadline, status, lost connection, invalid data, no answer (asserted)."""
 
-
 AGAIN_SECONDS = 0.05
 """Seconds until a rejected call is repeated."""
+
+MOST_CALLS = 1_000
+"""Over one connection. Its HTTP/2 state remembers each of its last 65,536 calls, which would be 9 MB."""
+
+DECODED_AT_ONCE = 2**10
+"""Bytes of an answer that are decoded in the event loop: 500 of the smallest fields, a millisecond or two."""
 
 
 class KubeletAway(Unavailable):
@@ -35,7 +51,9 @@ class KubeletAway(Unavailable):
 
     code = "KubeletAway"
 
-    def __init__(self, finding: str) -> None:
+    def __init__(self, finding: str, status: Status | None = None) -> None:
+        """`status`: of its answer, if it answered with an error."""
+        self.status = status
         super().__init__(finding, "see that the kubelet runs and that the directory is its own; this is tried again")
 
 
@@ -47,55 +65,47 @@ class TurnedAway(Exception):
     """Raised by a call that an overloaded server has rejected, and which is to be repeated a moment later."""
 
 
-async def call_once(
-    path: Path, question: Callable[[Channel], Awaitable[T]], clock: Clock, within: float, codec: CodecBase | None = None
-) -> T:
+async def call_once(path: Path, question: Callable[[Channel], Awaitable[T]], clock: Clock, within: float) -> T:
     """Makes one call over a connection of its own. Raises KubeletAway if there is no good answer within so many seconds."""
-    channel = channel_to(path, codec)
+    channel = Channel(path=str(path), codec=CODEC)
     try:
         return await call_until_answered(path, partial(question, channel), clock, within)
     finally:
         channel.close()
 
 
-def channel_to(path: Path, codec: CodecBase | None = None) -> Channel:
-    """A channel to the server at this path, which connects with its first call and must be closed."""
-    channel = Channel(path=str(path), codec=codec or QuickCodec())
-    listen(channel, RecvMessage, decode_received)
-    return channel
-
-
 async def call_until_answered(path: Path, call: Callable[[], Awaitable[T]], clock: Clock, within: float) -> T:
     """
-    Makes a call until it is answered. A call that raises Lost is repeated in a new task (`call_in_own_task` has the
-    reason), and one that raises TurnedAway after `AGAIN_SECONDS`. Raises KubeletAway, about the socket at `path`, if there
-    is no good answer within so many seconds.
+    Makes a call until it is answered: again at once if it raises Lost, and after `AGAIN_SECONDS` if it raises TurnedAway.
+    Raises KubeletAway, about the socket at `path`, if there is no good answer within so many seconds.
     """
     answers: list[T] = []
     failure = f"no answer within {within:g} s"
+    status = None
 
     async def attempt() -> None:
-        nonlocal failure
-        try:
-            answers.append(await call())
-        except Lost:
-            tasks.start_soon(attempt)
+        nonlocal failure, status
+        while True:
+            try:
+                answers.append(await call_in_own_task(call))
+            except Lost:
+                continue
+            except TurnedAway as turned_away:
+                failure = str(turned_away)
+                await clock.sleep(AGAIN_SECONDS)
+                continue
+            except FAILURES as error:
+                failure = describe_call_error(error)
+                status = error.status if isinstance(error, GRPCError) else None
+            tasks.cancel_scope.cancel()
             return
-        except TurnedAway as turned_away:
-            failure = str(turned_away)
-            await clock.sleep(AGAIN_SECONDS)
-            tasks.start_soon(attempt)
-            return
-        except FAILURES as error:
-            failure = describe_call_error(error)
-        tasks.cancel_scope.cancel()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(attempt)
         await clock.sleep(within)
         tasks.cancel_scope.cancel()
     if not answers:
-        raise KubeletAway(f"the kubelet at {clean(str(path), 200)}: {failure}")
+        raise KubeletAway(f"the kubelet at {clean(str(path), 200)}: {failure}", status)
     return answers[0]
 
 
@@ -107,12 +117,12 @@ async def call_in_own_task(call: Callable[[], Awaitable[T]]) -> T:
     (`asyncio.Task.cancelling`); in such a task no cancel scope would end properly any more.
     """
     answers: list[T] = []
-    failures: list[BaseException] = []
+    failures: list[Exception] = []
 
     async def run() -> None:
         try:
             answers.append(await call())
-        except FAILURES as error:
+        except (Lost, TurnedAway, *FAILURES) as error:
             failures.append(error)
 
     async with anyio.create_task_group() as tasks:
@@ -135,3 +145,103 @@ def describe_call_error(error: BaseException) -> str:
             return error.strerror or clean(str(error), 300) or type(error).__name__
         case _:
             return clean(str(error), 300) or type(error).__name__
+
+
+class UndecodedCodec(ProtoCodec):
+    """Encodes requests, and returns answers as bytes."""
+
+    def decode(self, data: bytes, message_type: Any) -> Any:
+        """The bytes of the answer."""
+        return data
+
+
+class SharedChannel:
+    """A channel that calls share."""
+
+    def __init__(self, path: Path, identity: unix_sockets.Identity | None) -> None:
+        """`identity`: of the socket at this path now."""
+        self.channel = Channel(path=str(path), codec=UndecodedCodec())
+        self.identity = identity
+        self.running = self.begun = 0
+        """Calls under way, and all calls so far."""
+        self.has_answered = False
+
+    def close_unused(self) -> None:
+        """Closes the channel unless a call is under way."""
+        if not self.running:
+            self.channel.close()
+
+
+class KeptChannel:
+    """
+    Calls the server at one path, over one connection for as long as it lasts. `close` ends it.
+
+    The connection is opened with the first call, and opened again after a failure, after a loss, after `MOST_CALLS`, and if
+    there is another socket at the path, as after a restart of the kubelet. Calls at the same time share it. After a call
+    that failed, later calls do not use it any more; it is closed when the last call over it has ended.
+    """
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self.path = path
+        self._clock = clock
+        self._kept: SharedChannel | None = None
+        """The channel of the next call; None: it opens a new one."""
+
+    async def ask(self, question: Callable[[Channel], Awaitable[Any]], within: float, read: Callable[[bytes], T]) -> T:
+        """
+        Asks over the kept connection, and decodes the answer with `read`: a large one in a thread, because decoding is pure
+        Python. `question` gets an answer as bytes, and may be asked twice: if the connection answered before and is lost
+        now, the server may have closed it between two calls. `read` raises GRPCError for an invalid answer.
+
+        Raises KubeletAway if there is no good answer within so many seconds.
+        """
+
+        async def call() -> T:
+            with self._lent() as connection:
+                try:
+                    answer = await question(connection.channel)
+                    if len(answer) <= DECODED_AT_ONCE:
+                        return read(answer)
+                    return await to_thread.run_sync(read, answer)
+                except StreamTerminatedError as error:
+                    if connection.has_answered:
+                        raise Lost from error
+                    raise
+                except GRPCError as error:
+                    if error.status is Status.RESOURCE_EXHAUSTED:
+                        raise TurnedAway(describe_call_error(error)) from error
+                    raise
+
+        return await call_until_answered(self.path, call, self._clock, within)
+
+    def close(self) -> None:
+        """Ends the connection, at once if no call uses it."""
+        kept = self._kept
+        self._kept = None
+        if kept is not None:
+            kept.close_unused()
+
+    @contextmanager
+    def _lent(self) -> Iterator[SharedChannel]:
+        """The connection, for one call."""
+        identity = unix_sockets.identity(self.path)
+        if self._kept is not None and (self._kept.identity != identity or self._kept.begun >= MOST_CALLS):
+            self.close()
+        if self._kept is None:
+            self._kept = SharedChannel(self.path, identity)
+        lent = self._kept
+        lent.running += 1
+        lent.begun += 1
+        succeeded = False
+        try:
+            yield lent
+            succeeded = lent.has_answered = True
+        except TurnedAway:
+            succeeded = lent.has_answered = True
+            raise
+        finally:
+            lent.running -= 1
+            if not succeeded and self._kept is lent:
+                self._kept = None
+            if self._kept is not lent:
+                lent.close_unused()

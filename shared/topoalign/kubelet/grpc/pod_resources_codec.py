@@ -9,12 +9,10 @@ Source: PodResources v1, ListPodResourcesResponse, PodResources, ContainerResour
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.codec import CODEC, DECODED_AT_ONCE, QuickCodec, Undecoded
-from topoalign.kubelet.grpc.decoding import decode_text, field, field_at, iterate_fields, malformed_message
+from topoalign.kubelet.grpc.decoding import CODEC, decode_text, field, field_at, iterate_fields, malformed_message
 
 Devices = dict[ResourceName, set[DeviceID]]
 """Resource -> the devices of a container."""
@@ -32,56 +30,51 @@ MESSAGE = 2
 DEVICES_KEY, DEVICE_KEY, TOPOLOGY_KEY = (number << 3 | MESSAGE for number in (DEVICES, DEVICE, TOPOLOGY))
 
 
-class ListedPodsCodec(QuickCodec):
-    """Decodes one answer to one without devices, and collects the devices in `devices`."""
+def read_listed_pods(data: bytes) -> tuple[v1.ListPodResourcesResponse, list[Devices]]:
+    """
+    Decodes an answer to List: to one without devices, and the devices of each container, in the order in which pods and
+    their containers are listed. Raises GRPCError.
+    """
+    devices: list[Devices] = []
+    rest = b"".join(
+        field(PODS, read_pod(data, each.content, each.end, devices))
+        if (each.number, each.wire) == (PODS, MESSAGE)
+        else data[each.start : each.end]
+        for each in iterate_fields(data, 0, len(data), v1.ListPodResourcesResponse)
+    )
+    return CODEC.decode(rest, v1.ListPodResourcesResponse), devices
 
-    def __init__(self) -> None:
-        self.devices: list[Devices] = []
-        """Of each container, in the order in which pods and their containers are listed."""
 
-    def decode(self, data: bytes, message_type: Any) -> Any:
-        """The answer, or an Undecoded one, as `QuickCodec.decode`. Raises GRPCError where it is none."""
-        if len(data) > DECODED_AT_ONCE:
-            return Undecoded(data, message_type, self._decode)
-        return self._decode(data, message_type)
+def read_pod(data: bytes, at: int, end: int, devices: list[Devices]) -> bytes:
+    """The pod that stands there, without devices, which are added to `devices`."""
+    parts = []
+    for each in iterate_fields(data, at, end, v1.PodResources):
+        if (each.number, each.wire) == (CONTAINERS, MESSAGE):
+            rest, held = read_container(data, each.content, each.end)
+            parts.append(field(CONTAINERS, rest))
+            devices.append(held)
+        else:
+            parts.append(data[each.start : each.end])
+    return b"".join(parts)
 
-    def _decode(self, data: bytes, message_type: Any) -> Any:
-        self.devices = []
-        rest = b"".join(
-            field(PODS, self._pod(data, each.content, each.end))
-            if (each.number, each.wire) == (PODS, MESSAGE)
-            else data[each.start : each.end]
-            for each in iterate_fields(data, 0, len(data), v1.ListPodResourcesResponse)
-        )
-        return CODEC.decode(rest, message_type)
 
-    def _pod(self, data: bytes, at: int, end: int) -> bytes:
-        """The pod that stands there, without devices."""
-        return b"".join(
-            field(CONTAINERS, self._container(data, each.content, each.end))
-            if (each.number, each.wire) == (CONTAINERS, MESSAGE)
-            else data[each.start : each.end]
-            for each in iterate_fields(data, at, end, v1.PodResources)
-        )
-
-    def _container(self, data: bytes, at: int, end: int) -> bytes:
-        """The container that stands there, without its devices."""
-        found = Devices()
-        rest = list[bytes]()
-        begins = b""
-        ids = set[DeviceID]()
-        while (at := add_alike(data, at, end, begins, ids)) < end:
-            each = field_at(data, at, end, v1.ContainerResources)
-            at = each.end
-            if (each.number, each.wire) != (DEVICES, MESSAGE):
-                rest.append(data[each.start : at])
-                continue
-            resource, some = read_devices(data, each.content, at)
-            ids = found.setdefault(resource, set())
-            ids.update(some)
-            begins = field(RESOURCE, resource.encode()) + bytes((DEVICE_KEY,))
-        self.devices.append(found)
-        return b"".join(rest)
+def read_container(data: bytes, at: int, end: int) -> tuple[bytes, Devices]:
+    """The container that stands there, without its devices, and these."""
+    found = Devices()
+    rest = list[bytes]()
+    begins = b""
+    ids = set[DeviceID]()
+    while (at := add_alike(data, at, end, begins, ids)) < end:
+        each = field_at(data, at, end, v1.ContainerResources)
+        at = each.end
+        if (each.number, each.wire) != (DEVICES, MESSAGE):
+            rest.append(data[each.start : at])
+            continue
+        resource, some = read_devices(data, each.content, at)
+        ids = found.setdefault(resource, set())
+        ids.update(some)
+        begins = field(RESOURCE, resource.encode()) + bytes((DEVICE_KEY,))
+    return b"".join(rest), found
 
 
 def add_alike(data: bytes, at: int, end: int, begins: bytes, ids: set[DeviceID]) -> int:
@@ -120,14 +113,6 @@ def read_devices(data: bytes, at: int, end: int) -> tuple[ResourceName, list[Dev
     return ResourceName(found[RESOURCE][-1]), [DeviceID(device) for device in found[DEVICE]]
 
 
-class Encoded(QuickCodec):
-    """Returns an answer undecoded."""
-
-    def decode(self, data: bytes, message_type: Any) -> Any:
-        """The bytes of the answer."""
-        return data
-
-
 def allocatable_devices(answer: bytes) -> Iterator[tuple[ResourceName, list[DeviceID]]]:
     """
     Yields the resource and devices of each message in an encoded AllocatableResourcesResponse, in its order.
@@ -143,58 +128,32 @@ def allocatable_devices(answer: bytes) -> Iterator[tuple[ResourceName, list[Devi
 
 
 Fields = frozenset[bytes]
-
-
-class Unchanged:
-    """Stands for an answer that has the fields of the one before."""
-
-
-UNCHANGED: Any = Unchanged()
+"""
+The encoded fields of an AllocatableResourcesResponse. A kubelet lists the devices of its maps in another order each time
+(v1.36.3), so two answers are compared as sets.
+"""
 
 MESSAGES = 1 << 3 | 2
 """The key of field 1, of messages."""
 
 
-class ComparingCodec(QuickCodec):
+def read_changed_devices(
+    data: bytes, known: Fields | None, left_out: tuple[bytes, ...] = ()
+) -> tuple[Fields, v1.AllocatableResourcesResponse | None]:
     """
-    Decodes the answer to a polled request only if it has changed; returns `UNCHANGED` if its fields are the `known` ones.
-
-    GetAllocatableResources is polled, and a node with 1,000 devices needs 30 ms of pure Python to decode it. A kubelet lists
-    the devices of its maps in another order each time (v1.36.3), so the fields are compared as a set, which takes a tenth of
-    that time. Messages that the caller knows itself, such as a node's own thousands of shares, are neither compared nor
-    decoded nor kept.
+    Decodes an answer to GetAllocatableResources only if it has changed: its fields, and None if they are the `known` ones.
+    The answer is polled, and for a node with 1,000 devices decoding takes 30 ms and comparing a tenth of that. `left_out`:
+    the first bytes of messages in field 1 that are not wanted, such as a node's own thousands of shares. Raises GRPCError.
     """
-
-    def __init__(self, known: Fields | None, left_out: tuple[bytes, ...] = ()) -> None:
-        """`left_out`: the first bytes of messages in field 1 that are not wanted."""
-        self._known = known
-        self._left_out = left_out
-        self.fields: Fields = frozenset()
-        """The encoded fields of the answer."""
-
-    def decode(self, data: bytes, message_type: Any) -> Any:
-        """The message, or `UNCHANGED`. Raises GRPCError for invalid bytes."""
-        wanted = list(fields_without(data, message_type, self._left_out))
-        self.fields = frozenset(wanted)
-        return UNCHANGED if self.fields == self._known else super().decode(b"".join(wanted), message_type)
+    wanted = list(fields_without(data, left_out))
+    fields = frozenset(wanted)
+    if fields == known:
+        return fields, None
+    return fields, CODEC.decode(b"".join(wanted), v1.AllocatableResourcesResponse)
 
 
-def fields_without(data: bytes, kind: Any, left_out: tuple[bytes, ...]) -> Iterator[bytes]:
-    """The encoded fields of a message, without messages in field 1 that begin like one of `left_out`. Raises GRPCError."""
-    at = 0
-    end = len(data)
-    while at < end:
-        start = at
-        if (
-            data[at] == MESSAGES and at + 1 < end and data[at + 1] < 0x80
-        ):  # a short one, as of a device: read in passing
-            content = at + 2
-            at = content + data[at + 1]
-        else:
-            field = field_at(data, at, end, kind)
-            content = field.content
-            at = field.end
-        if at > end:
-            raise malformed_message(kind, "it ends early")
-        if data[start] != MESSAGES or not data.startswith(left_out, content):
-            yield data[start:at]
+def fields_without(data: bytes, left_out: tuple[bytes, ...]) -> Iterator[bytes]:
+    """The encoded fields of an answer, without messages in field 1 that begin like one of `left_out`. Raises GRPCError."""
+    for each in iterate_fields(data, 0, len(data), v1.AllocatableResourcesResponse):
+        if data[each.start] != MESSAGES or not data.startswith(left_out, each.content):
+            yield data[each.start : each.end]

@@ -32,8 +32,7 @@ from grpclib.exceptions import GRPCError
 from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, clean
 from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.arriving import LARGEST_REQUEST, SMALL_REQUEST, Arriving
-from topoalign.kubelet.grpc.codec import QuickCodec
-from topoalign.kubelet.grpc.decoding import NAMING, Decoding
+from topoalign.kubelet.grpc.decoding import NAMING, Decoding, ServerCodec
 from topoalign.kubelet.grpc.grpc_connection import CHUNK, PING_SECONDS, CallConnection, GrpcConnection
 from topoalign.kubelet.grpc.turns import TurnQueue
 
@@ -177,7 +176,7 @@ class GrpcServer(grpclib.server.Server):
 
     def __init__(self, servicer: Servicer, path: Path, field: str, load: Load | None = None) -> None:
         """`field` names the setting that the path came from, for errors. `load`: shared with others; None: its own."""
-        super().__init__([servicer], codec=QuickCodec(), config=KEEPALIVE)
+        super().__init__([servicer], codec=ServerCodec(), config=KEEPALIVE)
         self._mapping = self._methods = Methods(self._mapping)
         events.listen(self, events.RecvMessage, self.received)
         self.servicer = servicer

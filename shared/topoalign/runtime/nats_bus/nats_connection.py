@@ -10,11 +10,13 @@ NATS does not report a missing permission as the answer of a request, but as an 
 matched to the request by its subject.
 """
 
+import asyncio
 import random
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from secrets import token_hex
 
 import anyio
 import nats.errors
@@ -25,14 +27,13 @@ from nats.aio.subscription import Subscription
 from topoalign.core.model.errors import BusRefused, BusUnavailable, NobodyAnswers, clean
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.nats_bus.access import Access, hide_credentials
-from topoalign.runtime.nats_bus.deferred import load_websockets
 from topoalign.runtime.nats_bus.delivered import Delivered
-from topoalign.runtime.nats_bus.inbox import Accept, Inbox, anything
 from topoalign.runtime.nats_bus.nats_library import (
     CLOCK,
     TolerantClient,
     abandon,
     contain_cancellation,
+    load_websockets,
     parked,
     socket_of,
 )
@@ -42,11 +43,22 @@ OLDEST_SERVER = (2, 12)
 PING_SECONDS = 2
 PINGS_MISSED = 1
 """A peer that has fallen silent is noticed after four seconds instead of the library's four minutes."""
+NO_RESPONDERS = "503"
+"""The status of the server's answer if nobody is subscribed to the subject of a question."""
+TOKEN_BYTES = 8
+"""Random bytes in the last token of a reply subject."""
 CONNECT_SECONDS = 2
 CLOSE_SECONDS = 2
 UNSUBSCRIBE_SECONDS = 1
 
 log = structlog.get_logger("topoalign.runtime.nats")
+
+Accept = Callable[[Delivered], bool]
+
+
+def anything(answer: Delivered) -> bool:
+    """Accepts each answer, for requests to NATS itself."""
+    return True
 
 
 class Wait:
@@ -68,8 +80,11 @@ class NatsConnection:
         self.lost = anyio.Event()
         self.reason = ""
         """The library's last error: why a connection was lost or could not be made."""
-        self._inbox = Inbox(self.client)
+        self._inbox = ""
+        """The subject below which answers come."""
         self._inbox_prefix = inbox_prefix
+        self._questions: dict[bytes, Callable[[Delivered], None]] = {}
+        """Reply subject -> what takes the answers to a question."""
         self._violations: deque[str] = deque(maxlen=16)
         self._waits: set[Wait] = set()
         self._opening: anyio.CancelScope | None = None
@@ -102,6 +117,8 @@ class NatsConnection:
                 failure = error
         if failure is None and not self._opening.cancelled_caught:
             self._opening = None
+            self._inbox = self.client.new_inbox()
+            await self.take(f"{self._inbox}.*", self.take_answer)
             return
         reason = self.reason or clean(str(failure or ""), 200) or f"no answer within {CONNECT_SECONDS} s"
         if "authorization" in reason.lower() or "authentication" in reason.lower():
@@ -130,7 +147,41 @@ class NatsConnection:
                 "raise `max_payload` of nats-server to its default of 1 MiB, or publish less",
             )
         with self.waiting(subject, seconds), self.translated(subject):
-            return await self._inbox.ask(subject, body, headers, accept)
+            answer = await (await self.ask(subject, body, headers, accept))
+            if answer.status[0] == NO_RESPONDERS:
+                raise nats.errors.NoRespondersError
+            return answer
+
+    async def ask(
+        self, subject: str, body: bytes, headers: Mapping[str, str] | None, accept: Accept = anything
+    ) -> asyncio.Future[Delivered]:
+        """
+        Sends a question. The future gets the first answer that `accept` takes, or that nobody answers; others are ignored,
+        because a stream that takes the subject of a question answers, too (the client library returns the first answer).
+
+        The last token of the reply subject is random: a service that answers one question cannot guess that of another.
+        Raises the library's errors.
+        """
+        reply = f"{self._inbox}.{token_hex(TOKEN_BYTES)}"
+        answer: asyncio.Future[Delivered] = asyncio.get_running_loop().create_future()
+
+        def take(delivered: Delivered) -> None:
+            if not answer.done() and (delivered.status[0] == NO_RESPONDERS or accept(delivered)):
+                answer.set_result(delivered)
+
+        self._questions[reply.encode()] = take
+        answer.add_done_callback(lambda _: self._questions.pop(reply.encode()))
+        try:
+            await self.client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
+        except BaseException:
+            answer.cancel()
+            raise
+        return answer
+
+    def take_answer(self, delivered: Delivered) -> None:
+        """Passes an answer to its question. Late ones are dropped."""
+        if (take := self._questions.get(delivered.subject)) is not None:
+            take(delivered)
 
     def fits(self, body: bytes, headers: Mapping[str, str] | None = None) -> bool:
         """Whether the server takes a message so large, headers included. It ends the connection for one that is larger."""

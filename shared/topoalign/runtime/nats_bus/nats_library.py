@@ -10,13 +10,14 @@ nobody requested. A task group takes such an error for its own end: the block en
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import cast
 
 import nats.errors
+from nats.aio import transport
 from nats.aio.client import Client, Server
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.aio.transport import TcpTransport
 
 from topoalign.runtime.clock import SystemClock, until_tick
 from topoalign.runtime.nats_bus.delivered import Delivered
@@ -78,7 +79,7 @@ class TolerantClient(Client):
         if take is None:
             await super()._process_msg(sid, subject, reply, data, headers)
         else:
-            take(Delivered(subject, reply, data, headers or b""))
+            take(Delivered(subject, data, headers or b""))
 
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
@@ -122,6 +123,13 @@ def abandon(client: Client) -> None:
 
 def socket_of(client: Client) -> asyncio.WriteTransport | None:
     """The socket of a plain or TLS connection; None for another one. The library has no public attribute for it."""
-    transport = client._transport
-    writer = transport._bare_io_writer if isinstance(transport, TcpTransport) else None
+    used = client._transport
+    writer = used._bare_io_writer if isinstance(used, transport.TcpTransport) else None
     return writer.transport if writer is not None else None
+
+
+def load_websockets() -> None:
+    """Gives the library what it needs for `ws://` and `wss://`, if that is installed (the package hides it at import)."""
+    with suppress(ModuleNotFoundError):
+        for name in ("aiohttp", "multidict"):
+            vars(transport)[name] = import_module(name)

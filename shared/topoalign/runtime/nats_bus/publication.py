@@ -7,19 +7,19 @@ is answered as a conflict (10071), and the repetition of a batch as one with a d
 first message of the subject after the expected position shows whether it is this one.
 """
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import takewhile
 from secrets import token_hex
 
-import anyio
 import msgspec
-from nats.aio.msg import Msg
 
 from topoalign.core import wire
 from topoalign.core.model.errors import BusConflict, BusRefused, BusUnavailable, IdTaken, Unavailable, clean
 from topoalign.core.ports import Message, Stream
 from topoalign.runtime import event_stores
+from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.nats_connection import NatsConnection
 from topoalign.runtime.nats_bus.stored import Acknowledgement, compare, find_message, message_of
 
@@ -122,25 +122,6 @@ async def repeated_at(connection: NatsConnection, stream: Stream, message: Messa
     return there.in_store().position if stored is not None and wire.is_repetition(stored, message) else None
 
 
-class Acknowledgements:
-    """Collects the acknowledgements of messages that are under way."""
-
-    def __init__(self, count: int) -> None:
-        self.acknowledgements: list[Acknowledgement | None] = [None] * count
-        """None: nothing yet, or nothing that can be read, as where no store takes the subject."""
-        self._left = count
-        self.complete = anyio.Event()
-
-    async def receive(self, message: Msg) -> None:
-        """Takes the answer to the message whose number is the last token of the subject."""
-        number = int(message.subject.rpartition(".")[2])
-        with suppress(msgspec.DecodeError):
-            self.acknowledgements[number] = msgspec.json.decode(message.data, type=Acknowledgement)
-        self._left -= 1
-        if not self._left:
-            self.complete.set()
-
-
 async def publish_pipelined(
     connection: NatsConnection, messages: Sequence[Message], seconds: float
 ) -> Sequence[Acknowledgement | None]:
@@ -148,33 +129,32 @@ async def publish_pipelined(
     Publishes many messages on one connection before the first is acknowledged. Returns the acknowledgement of each that
     came within so many seconds, including the time to send.
 
-    They are written in their order, and a store takes the messages of one connection in that order. Each has a reply subject
-    of its own, so the order and the loss of acknowledgements do not matter. The first message that is too large for the
-    server, and those after it, are not sent. Raises nothing: a message without an acknowledgement may be stored or not.
+    They are written in their order, and a store takes the messages of one connection in that order. The first message that
+    is too large for the server, and those after it, are not sent. Raises nothing: a message without an acknowledgement may
+    be stored or not.
     """
-    sent = list(takewhile(lambda message: connection.fits(message.body, message.headers), messages))
-    return [*await acknowledgements_of(connection, sent, seconds), *[None] * (len(messages) - len(sent))]
+    answers: list[asyncio.Future[Delivered]] = []
+    sent = [*takewhile(lambda message: connection.fits(message.body, message.headers), messages)]
+    if sent:
+        subject = sent[0].subject
+        try:
+            with (
+                suppress(BusUnavailable, BusRefused),
+                connection.waiting(subject, seconds),
+                connection.translated(subject),
+            ):
+                for message in sent:
+                    answers.append(await connection.ask(message.subject, message.body, message.headers))
+                await asyncio.wait(answers)
+        finally:
+            for answer in answers:
+                answer.cancel()  # those that did not come
+    found = [acknowledgement_in(answer) for answer in answers]
+    return [*found, *[None] * (len(messages) - len(found))]
 
 
-async def acknowledgements_of(
-    connection: NatsConnection, messages: Sequence[Message], seconds: float
-) -> Sequence[Acknowledgement | None]:
-    """As `publish_pipelined`, of messages that fit."""
-    answers = Acknowledgements(len(messages))
-    if not messages:
-        return answers.acknowledgements
-    inbox = connection.client.new_inbox()
-    try:
-        subscription = await connection.subscribe(f"{inbox}.*", answers.receive)
-    except (BusUnavailable, BusRefused):
-        return answers.acknowledgements
-    try:
-        with suppress(BusUnavailable, BusRefused), connection.waiting(inbox, seconds), connection.translated(inbox):
-            for number, message in enumerate(messages):
-                await connection.client.publish(
-                    message.subject, message.body, reply=f"{inbox}.{number}", headers=dict(message.headers)
-                )
-            await answers.complete.wait()
-    finally:
-        await connection.unsubscribe(subscription)
-    return answers.acknowledgements
+def acknowledgement_in(answer: asyncio.Future[Delivered]) -> Acknowledgement | None:
+    """None: nothing came, or nothing that can be read, as where no store takes the subject."""
+    with suppress(msgspec.DecodeError, asyncio.CancelledError):
+        return msgspec.json.decode(answer.result().body, type=Acknowledgement)
+    return None

@@ -6,7 +6,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, NobodyAnswers, clean
 from topoalign.core.ports import Message, Received, Stream
 from topoalign.runtime import event_stores
-from topoalign.runtime.nats_bus.delivered import Delivered
+from topoalign.runtime.nats_bus.delivered import LINE, Delivered
 from topoalign.runtime.nats_bus.nats_connection import NatsConnection
 
 READ_SECONDS = 3.0
@@ -90,19 +90,11 @@ async def compare(connection: NatsConnection, stream: Stream, position: int, mes
 
 
 def message_of(delivered: Delivered) -> Message | None:
-    """The message as it was published. None: its headers are not lines of a name and a value, or have a name twice."""
+    """The message as it was published. None: it has a name twice among its headers, or a line that is no header."""
     there = delivered.in_store()
-    try:
-        lines = delivered.head[: there.end].decode().split("\r\n")
-    except UnicodeDecodeError:
-        return None
-    pairs = [line.split(":", 1) for line in lines[1:] if line]
-    if any(len(pair) != 2 for pair in pairs):
-        return None
-    headers = {name: value.strip() for name, value in pairs}
-    if len(headers) < len(pairs):
-        return None
-    return Message(subject=there.subject, headers=headers, body=delivered.body)
+    message = delivered.received_at(there).message
+    lines = delivered.head.count(LINE, 0, there.end) - 1  # the first line is of the protocol
+    return message if len(message.headers) == lines else None
 
 
 def received_of(delivered: Delivered | None) -> Received | None:

@@ -11,7 +11,7 @@ Source: kubelet v1.36.3, cm/cpumanager (`removeStaleState`, `allocateCPUs`, `Rem
 from collections.abc import Callable
 from pathlib import Path
 
-from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
+from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.requests import AdmissionRules, CpuOption
 from topoalign.core.model.topology.cpuset import format_cpuset

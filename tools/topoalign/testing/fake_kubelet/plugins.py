@@ -28,7 +28,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName, is_native
 from topoalign.core.model.topology.model import PluginDevice
 from topoalign.core.ports import Clock
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.codec import Codec
+from topoalign.kubelet.grpc.decoding import Codec
 from topoalign.kubelet.grpc.kubelet_client import FAILURES, describe_call_error
 from topoalign.kubelet.grpc.plugin_api import API_VERSION, HEALTHY, UNHEALTHY
 from topoalign.kubelet.grpc.transport import Servicer

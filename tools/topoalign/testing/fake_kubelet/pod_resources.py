@@ -14,7 +14,7 @@ from typing import cast
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
+from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.hints.reuse import live_allocations_of_pod
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.events import Allocation, MemoryBlock

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from topoalign.cli.measuring import measure_calls, summarize_times
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
@@ -23,6 +22,7 @@ from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.machines import load_machine
+from topoalign.tools.bench.measuring import measure_calls, summarize_times
 
 NODE = NodeName("bench")
 SHARES = 20

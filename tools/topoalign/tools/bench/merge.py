@@ -12,7 +12,6 @@ from functools import partial
 
 import msgspec
 
-from topoalign.cli.measuring import measure_calls
 from topoalign.core.admission.admit import admit
 from topoalign.core.hints.hint_rules import Supply
 from topoalign.core.model.decisions import Decision
@@ -22,8 +21,10 @@ from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.model.topology.bitmask import masks_by_size, node_mask
 from topoalign.core.model.topology.model import PluginDevice
 from topoalign.core.policy import POLICIES
+from topoalign.core.policy.topology_policy import MergeQuestion
 from topoalign.machines import load_machine
 from topoalign.tools.bench.admit import empty_node, pod_of
+from topoalign.tools.bench.measuring import measure_calls
 
 RESTRICTED = POLICIES[Policy.RESTRICTED]
 LISTED = ((8, 5, 200), (12, 5, 100))
@@ -40,12 +41,13 @@ def cases() -> Iterator[dict[str, object]]:
             [TopologyHint(mask, mask.bit_count() == width) for mask in masks_by_size(range(nodes))]
             for width in range(1, providers + 1)
         ]
-        yield measure_calls(f"{nodes}x{providers}", partial(RESTRICTED.merge, lists, node_mask(range(nodes))), n)
-    yield measure_calls("64x8", partial(RESTRICTED.merge, uneven(64, 8), node_mask(range(64))), 100)
+        question = MergeQuestion(lists, node_mask(range(nodes)))
+        yield measure_calls(f"{nodes}x{providers}", partial(RESTRICTED.merge, question), n)
+    yield measure_calls("64x8", partial(RESTRICTED.merge, MergeQuestion(uneven(64, 8), node_mask(range(64)))), 100)
     yield measure_calls("gb200", gb200())
     for nodes in GROWTH:
         yield measure_calls(
-            f"growth-{nodes}x5", partial(RESTRICTED.merge, uneven(nodes, 5), node_mask(range(nodes))), 50
+            f"growth-{nodes}x5", partial(RESTRICTED.merge, MergeQuestion(uneven(nodes, 5), node_mask(range(nodes)))), 50
         )
 
 

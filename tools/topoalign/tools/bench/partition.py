@@ -13,7 +13,6 @@ from functools import partial
 from itertools import combinations, cycle
 from random import Random
 
-from topoalign.cli.measuring import measure_calls
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Topology
@@ -24,6 +23,7 @@ from topoalign.core.placement.gpus.topology import ByTopology
 from topoalign.core.placement.partition import best_split
 from topoalign.core.placement.preference import prefer, set_scorer
 from topoalign.machines import load_machine
+from topoalign.tools.bench.measuring import measure_calls
 
 SIZES = range(1, 9)
 CALLS = {"8": 300, "16-dgx2": 50, "16-random": 15, "72-clique": 50, "nvl72-trays": 25, "warm": 300}

@@ -12,7 +12,6 @@ from functools import partial
 
 import msgspec
 
-from topoalign.cli.measuring import measure_calls
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.admission.prediction import to_kubelet_rules
@@ -33,6 +32,7 @@ from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.machines import load_machine
 from topoalign.tools.bench.admit import pod_of
+from topoalign.tools.bench.measuring import measure_calls
 
 NODES = 500
 GANG = 512

@@ -9,17 +9,17 @@ import msgspec
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.sharing.gaia import BLOCK, evaluators
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
+from topoalign.core.sharing.gaia import evaluators
 from topoalign.core.sharing.gaia.pcie_tree import (
     GaiaTreeNode,
     GpuTree,
     build_free_tree,
     build_pcie_tree,
-    occupy,
-    with_amount_left,
 )
 from topoalign.core.sharing.share_refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
+from topoalign.core.sharing.shared_gpus import SharedGpu
+from topoalign.core.state.share_amounts import NONE_HELD
 from topoalign.tools.conformance import gaia_admission
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.gaia_admission import Amounts, request_of
@@ -136,7 +136,7 @@ def chosen_cards(case: EvaluatorCase) -> Outcome:
     tree = build_free_tree(tree.root, used)
     for at, occupied in enumerate(case.occupancy):
         if occupied.used_cores or occupied.used_memory_blocks:
-            tree = occupy(tree, at, occupied.used_cores, occupied.used_memory_blocks * BLOCK)
+            tree = occupy(tree, at, occupied.used_cores, occupied.used_memory_blocks * MEMORY_BLOCK)
     request = request_of(case.request)
     expected = case.expect
     try:
@@ -149,7 +149,7 @@ def chosen_cards(case: EvaluatorCase) -> Outcome:
 
 def answer(case: EvaluatorCase, tree: GpuTree, request: Amount) -> evaluators.Chosen:
     """The cards by the evaluator that the request asks for, or by the one that the case names. Raises NoFreeGpu."""
-    count = request.cores // WHOLE_GPU_CORES
+    count = request.cores // CORES
     if case.via == "dispatch":
         return evaluators.evaluate(tree, request)
     if case.evaluator == "share":
@@ -185,6 +185,26 @@ def tree_ops(path: Path) -> Iterator[CaseResult]:
     return results(path, OperationsCase, operations)
 
 
+def occupy(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
+    """
+    The tree after cores and bytes of the GPU at this position are given; from 100 cores on the whole GPU.
+
+    Whatever is given, and be it memory alone, the GPU is no longer free. topoalign gives nothing in a tree, see
+    `release_amounts`.
+    """
+    left = tree.cards[at].left
+    rest = Amount(cores=max(0, left.cores - cores), memory=max(0, left.memory - memory))
+    return with_amount_left(tree, at, NONE_HELD if cores >= CORES else rest, tree.free - {at})
+
+
+def with_amount_left(tree: GpuTree, at: int, left: Amount, free: frozenset[int]) -> GpuTree:
+    """The tree with another amount left of one GPU."""
+    offered = tree.cards[at].offered
+    held = Amount(cores=offered.cores - left.cores, memory=offered.memory - left.memory)
+    changed = msgspec.structs.replace(tree.cards[at], held=held, usable=True)
+    return GpuTree(tree.root, (*tree.cards[:at], changed, *tree.cards[at + 1 :]), free)
+
+
 def release_amounts(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
     """
     The tree after cores and bytes of the GPU at this position are given back; from 100 cores on the whole GPU.
@@ -195,7 +215,7 @@ def release_amounts(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
     """
     offered = tree.cards[at].offered
     left = tree.cards[at].left
-    if cores >= WHOLE_GPU_CORES:
+    if cores >= CORES:
         left = offered
     else:
         left = Amount(cores=min(offered.cores, left.cores + cores), memory=min(offered.memory, left.memory + memory))
@@ -210,7 +230,7 @@ def operations(case: OperationsCase) -> Outcome:
     for each in case.ops:
         if each.minor in positions:
             change = occupy if each.op == "occupy" else release_amounts
-            tree = change(tree, positions[each.minor], each.cores, each.memory_blocks * BLOCK)
+            tree = change(tree, positions[each.minor], each.cores, each.memory_blocks * MEMORY_BLOCK)
         got.append(state_of(tree))
     return case.expect_after_each_op, got
 
@@ -232,7 +252,7 @@ def empty_tree(machine: Machine) -> GpuTree:
             device=DeviceID(f"GPU-{minor}"),
             index=index,
             minor=minor,
-            offered=Amount(cores=WHOLE_GPU_CORES, memory=memory),
+            offered=Amount(cores=CORES, memory=memory),
         )
         for index, (minor, memory) in enumerate(zip(machine.minors, machine.total_memory_bytes, strict=True))
     ]

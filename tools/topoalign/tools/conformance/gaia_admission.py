@@ -13,7 +13,7 @@ import msgspec
 
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, NodeName
-from topoalign.core.sharing.gaia import BLOCK
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.sharing.gaia.admission import (
     AdmissionNode,
     admission_order_key,
@@ -21,7 +21,7 @@ from topoalign.core.sharing.gaia.admission import (
     hold_container_amounts,
     place_containers,
 )
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
+from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 
@@ -119,17 +119,19 @@ def node_of(node: AdmissionNodeCase) -> AdmissionNode | None:
     Memory is divided by the number of cards in whole blocks. A promise counts nothing on a card that the node does not have,
     or that has not as much left.
     """
-    count = node.capacity_cores // WHOLE_GPU_CORES
+    count = node.capacity_cores // CORES
     if count <= 0:
         return None
-    each = node.capacity_memory_blocks // count * BLOCK
-    offered = Amount(cores=WHOLE_GPU_CORES, memory=each)
+    each = node.capacity_memory_blocks // count * MEMORY_BLOCK
+    offered = Amount(cores=CORES, memory=each)
     cards = [SharedGpu(device=DeviceID(str(i)), index=i, minor=i, offered=offered) for i in range(count)]
     for container in (container for pod in node.pods for container in pod.containers):
         for index in indexes(container.predicate_idx or ""):
             if 0 <= index < count:
                 cards[index] = hold_container_amounts(cards[index], request_of(container)) or cards[index]
-    return AdmissionNode(name=node.name, cards=tuple(cards), rest=node.capacity_memory_blocks * BLOCK - each * count)
+    return AdmissionNode(
+        name=node.name, cards=tuple(cards), rest=node.capacity_memory_blocks * MEMORY_BLOCK - each * count
+    )
 
 
 def indexes(annotation: str) -> tuple[int, ...]:
@@ -141,7 +143,7 @@ def indexes(annotation: str) -> tuple[int, ...]:
 
 def request_of(amounts: Amounts) -> Amount:
     """What a container asks for."""
-    return Amount(cores=amounts.cores, memory=amounts.memory_blocks * BLOCK)
+    return Amount(cores=amounts.cores, memory=amounts.memory_blocks * MEMORY_BLOCK)
 
 
 SUITES: dict[str, Suite] = {"gaia/admission": admission}

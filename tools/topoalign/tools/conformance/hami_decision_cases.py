@@ -3,10 +3,9 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from topoalign.core.demand.share_annotations import Weights
+from topoalign.core.demand.share_annotations import GpuOrder, Weights
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.mig import MigPlacement
-from topoalign.core.sharing.hami.selection import SPREAD
 from topoalign.tools.conformance.hami_cases import Card, Profile, Request, Share
 
 
@@ -52,7 +51,7 @@ class FitInput(msgspec.Struct, frozen=True):
     devices_in_order: list[Card] = []
     pair_scores: dict[str, dict[str, int]] = {}
     devices: list[Card] = []
-    gpu_policy: str = SPREAD
+    gpu_policy: str = GpuOrder.SPREAD
     group_by_numa: bool = False
 
 
@@ -159,7 +158,7 @@ class NodeInput(msgspec.Struct, frozen=True):
     """A node's cards, and the policy of its cluster."""
 
     devices: list[Card]
-    gpu_policy: str = SPREAD
+    gpu_policy: str = GpuOrder.SPREAD
     pair_scores: dict[str, dict[str, int]] = {}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import UNSET
 
 from topoalign.core.demand.resource_quantities import largest_moment
+from topoalign.core.demand.share_annotations import read_as_hami
 from topoalign.core.model.errors import Undecodable
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.topology.device_offers import Slots
@@ -14,7 +15,6 @@ from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
 from topoalign.core.sharing.hami.gpu_links import GpuLink, GpuLinks, link_scores
 from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, hami_gpu_score, hami_gpus_score, order_of_trial, sort_key
 from topoalign.core.sharing.hami.place import NodeGpus, Placed, PodShares, place_pod_as_hami
-from topoalign.core.sharing.hami.selection import read_rules
 from topoalign.core.sharing.quota_amounts import OverQuota, check_quota, lowest_limits, sum_quota_amounts
 from topoalign.kubelet.files.manifest import read_quota_limits
 from topoalign.tools.conformance.gpuallocator import PCIE
@@ -69,7 +69,7 @@ def container_fit(case: FitInput, expect: Answer) -> Answer:
         cards = order_of_trial(scored, case.gpu_policy, case.group_by_numa)
     else:
         cards = tuple(each.read for each in reversed(case.devices_in_order))
-    rules = read_rules(case.annotations, case.gpu_policy)
+    rules = read_as_hami(case.annotations, case.gpu_policy)
     return answer(fit(cards, case.request.read, Surroundings(rules=rules, scores=case.pair_scores)), expect)
 
 
@@ -96,7 +96,7 @@ def gpu_pair_score(case: LinkInput, _: LinkExpected) -> LinkExpected:
         )
         for gpu in case.gpus
     ]
-    return LinkExpected([UuidScores(each.uuid, dict(each.score)) for each in link_scores(gpus)])
+    return LinkExpected([UuidScores(uuid, dict(score)) for uuid, score in link_scores(gpus).items()])
 
 
 def link_of(link: Mapping[str, int | str]) -> GpuLink:
@@ -113,7 +113,7 @@ def mig_place(case: MigInput, expect: MigExpected) -> MigExpected:
     """The instances for several profiles of one card, or for one container."""
     if case.request is None:
         return MigExpected(placements=instances(case))
-    pod = PodShares(containers=((case.request.read,),), rules=read_rules(case.annotations))
+    pod = PodShares(containers=((case.request.read,),), rules=read_as_hami(case.annotations))
     found = place_pod_as_hami(NodeGpus(cards=tuple(each.read for each in case.devices)), pod)
     shares = () if isinstance(found, Unfit) else found.containers[0]
     made = [Allocation(str(each.uuid), each.profile, each.placement, each.memory, each.cores) for each in shares]
@@ -183,7 +183,7 @@ def placed(node: NodeInput, case: PlaceInput) -> Placed | Unfit:
     pod = PodShares(
         containers=tuple(tuple(request.read for request in each) for each in case.containers),
         init_containers=case.init_containers,
-        rules=read_rules(case.annotations, node.gpu_policy),
+        rules=read_as_hami(case.annotations, node.gpu_policy),
     )
     return place_pod_as_hami(NodeGpus(cards=tuple(each.read for each in node.devices), scores=node.pair_scores), pod)
 

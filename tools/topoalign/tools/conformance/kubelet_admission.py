@@ -12,7 +12,7 @@ import msgspec
 
 from topoalign.core.admission.admit import answer_to, drive, iterate_decision_for_request
 from topoalign.core.admission.pipeline import Question, Reply
-from topoalign.core.cpu_assignment.system_cpus import read_reserved_cpus
+from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.hints.cpu import shared_cpus
 from topoalign.core.hints.memory_hints import memory_nodes
 from topoalign.core.model.decisions import Admission, Decision, PreferenceQuestion, Refusal

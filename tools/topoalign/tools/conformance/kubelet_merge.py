@@ -12,6 +12,7 @@ from topoalign.core.model.requests import Policy
 from topoalign.core.model.topology.bitmask import node_mask, nodes_of
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import offers_of_providers
+from topoalign.core.policy.topology_policy import MergeQuestion
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome
 
@@ -76,7 +77,7 @@ def outcome(case: MergeCase) -> Outcome:
     rows = case.distances if case.options.prefer_closest_numa_nodes else None
     distances = None if rows is None else distances_of(case.numa_nodes, rows)
     providers = [{name: hints_of(hints) for name, hints in (each or {}).items()} for each in case.providers]
-    merged = policy.merge(offers_of_providers(providers), node_mask(case.numa_nodes), distances)
+    merged = policy.merge(MergeQuestion(offers_of_providers(providers), node_mask(case.numa_nodes), distances))
     return case.expect, Expected(written(merged).nodes, merged.preferred, policy.admits(merged))
 
 

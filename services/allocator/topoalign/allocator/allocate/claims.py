@@ -35,7 +35,6 @@ from topoalign.core.placement.sparing import is_any_held
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import NodeReservations
-from topoalign.core.state.ownership import Ownership
 
 MOST_DEVICES = 20_000
 """Devices of one Allocate call: more than any node lists."""
@@ -151,7 +150,7 @@ class WholeDevices(Claim):
     holds_devices = True
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """As `Claim.conflicts`: the records that hold any of these devices."""
+        """Returns the records that hold any of these devices."""
         state = self.view.state
         owned = state.ownership
         if not is_any_held(state.hardware, owned, asked.resource, asked.devices):
@@ -159,10 +158,7 @@ class WholeDevices(Claim):
         return [state.allocations[name] for name in sorted(owned.overlapping(map(owned.holding, asked.devices)))]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """
-        As `Claim.evict`. A record is stale if the kubelet allocates its devices and reports them with no container, or if
-        its container has ended. Raises DeviceInUse if a container has the devices.
-        """
+        """Releases stale records. Raises DeviceInUse if a container has the devices."""
         owned = self.view.state.ownership
         for record in conflicts:
             poll = asked.known_poll
@@ -171,8 +167,11 @@ class WholeDevices(Claim):
                 raise DeviceInUse(sorted(in_use), record.id)
             if given or self.view.liveness.has_ended(record, poll.listing, poll.at):
                 asked.release([record])
-            elif co_allocated := overlapping_co_allocated(owned, record, asked.ids):
-                raise DeviceInUse(sorted(co_allocated), record.id)
+                continue
+            wanted = owned.set_of(asked.ids)
+            ids = [each for _, some in reported_co_allocated(record) for each in some]
+            if in_use := [each for each in ids if wanted.overlaps(owned.holding(each))]:
+                raise DeviceInUse(sorted(in_use), record.id)
 
     def complete(self, asked: AskedContainer, allocation: Allocation) -> Allocation:
         """Raises InvalidField for more devices of a resource than its offer allows one container."""
@@ -189,9 +188,8 @@ class WholeDevices(Claim):
 
 def check_allocate(state: NodeState, resource: ResourceName, containers: AskedDevices) -> list[DeviceSet]:
     """
-    Checks whether the devices of an Allocate call can be allocated at all: they must be listed under the resource, healthy
-    and not cordoned. Returns them as one set per container. Raises InvalidField, HardwareUnknown, UnknownDevice and
-    DeviceUnusable.
+    Checks that the devices are listed under the resource, healthy and not cordoned. Returns one set per container.
+    Raises InvalidField, HardwareUnknown, UnknownDevice and DeviceUnusable.
     """
     asked = [device for devices in containers for device in devices]
     if not containers or not all(containers):
@@ -226,9 +224,3 @@ def reported_co_allocated(allocation: Allocation) -> Iterable[tuple[ResourceName
 def reported_ids(device: DeviceID, functions: Mapping[DeviceID, tuple[str, ...]]) -> tuple[DeviceID, ...]:
     """Returns the ids under which a container sees a device: for a NIC with virtual functions, the functions' ids."""
     return tuple(map(DeviceID, functions.get(device, (device,))))
-
-
-def overlapping_co_allocated(owned: Ownership, record: Allocation, asked: Collection[DeviceID]) -> list[DeviceID]:
-    """Returns the co-allocated devices of a record that overlap these devices, under the ids that its container sees."""
-    wanted = owned.set_of(asked)
-    return [each for _, ids in reported_co_allocated(record) for each in ids if wanted.overlaps(owned.holding(each))]

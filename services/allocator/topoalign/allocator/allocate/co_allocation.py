@@ -3,15 +3,12 @@ Chooses the co-allocated devices of a container: NICs, or virtual functions of N
 and that it does not request from the kubelet.
 
 Allocate names only the GPUs. So the co-allocated devices are those of the container for which exactly these GPUs are
-reserved. A NIC is lacking if another container has it meanwhile, or if it is not healthy. A virtual function can be replaced
-by another one of its NIC. If a container needs its co-allocated devices and some are lacking, it is refused, so that its pod
-fails visibly, is created again and scheduled again. Any other container gets the devices that are left.
+reserved. If some are lacking, because another container has them or they are unhealthy, the container gets those that are
+left, or is refused if it needs them all: its pod fails visibly and is scheduled again.
 
-GPUs without a reservation have no co-allocated devices. But the kubelet may allocate other GPUs than the reserved ones: its
-alignment changes when a pod ends or a GPU becomes unhealthy. So if a container waits for this number of GPUs and for
-co-allocated devices, devices are chosen that fit the allocated GPUs. They are chosen by the request of the pod, if it was
-received since this process started, and if possible without devices that are planned for other pods. If there are none and
-the container needs them, it is refused. Registries bind no other pod with this number of GPUs to the node meanwhile.
+The kubelet may allocate other GPUs than the reserved ones, when a pod ends or a GPU becomes unhealthy. If a container waits
+for this number of GPUs and for co-allocated devices, devices are chosen for the allocated GPUs by the request of the pod,
+if possible without devices that are planned for other pods. Registries bind no other pod with this number of GPUs meanwhile.
 """
 
 from collections import OrderedDict
@@ -46,7 +43,7 @@ from topoalign.core.state.node_reservations import reserved_allocations
 
 
 def reserved_co_allocated(reserved: ReservedContainer) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
-    """Yields the same for a container's reservation."""
+    """Yields resource -> the co-allocated devices of a reservation, under the ids that the container sees."""
     for resource, ids in reserved.co_allocated.items():
         yield resource, [each for device in ids for each in reported_ids(device, reserved.virtual_functions)]
 
@@ -95,16 +92,6 @@ class WaitingContainer(NamedTuple):
     """Whether no container has its GPUs, so that its Allocate is still to come."""
 
 
-class Replacement(NamedTuple):
-    """The devices of a waiting container if the kubelet allocates other GPUs than the reserved ones."""
-
-    container: ReservedContainer
-    given: ContainerDevices | None
-    """None: no devices fit."""
-    is_certain: bool
-    """As in `WaitingContainer`."""
-
-
 class JointClaim(Claim):
     """Claims the co-allocated devices of a container, by the node's reservations."""
 
@@ -117,10 +104,7 @@ class JointClaim(Claim):
         self._requests: OrderedDict[tuple[Namespace, PodName], PodRequest] = OrderedDict()
 
     def waiting(self, resource: ResourceName, devices: Collection[DeviceID]) -> ReservedContainer | None:
-        """
-        Returns the container for which exactly these GPUs are reserved and not allocated, if it has co-allocated
-        devices.
-        """
+        """Returns the container that waits for exactly these GPUs and has co-allocated devices."""
         if resource != GPU:
             return None
         wanted = frozenset(devices)
@@ -129,7 +113,7 @@ class JointClaim(Claim):
         return next((each for _, each, gpus in parts if gpus == wanted and each.co_allocated), None)
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """As `Claim.conflicts`: the records that hold co-allocated devices reserved for this container."""
+        """Returns the records that hold co-allocated devices reserved for this container."""
         waiting = self.waiting(asked.resource, asked.devices)
         if waiting is None:
             return ()
@@ -139,12 +123,12 @@ class JointClaim(Claim):
         return [state.allocations[name] for name in sorted(owned.overlapping(map(owned.holding, ids)))]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """As `Claim.evict`. A record that is not over excludes nobody: the container may do without the devices."""
+        """Releases records that have ended. The container may do without the devices of others."""
         has_ended = self.view.liveness.has_ended
         asked.release(each for each in conflicts if has_ended(each, asked.known_poll.listing, asked.known_poll.at))
 
     def complete(self, asked: AskedContainer, allocation: Allocation) -> Allocation:
-        """As `Claim.complete`. Raises CoAllocatedLacking."""
+        """Adds the co-allocated devices. Raises CoAllocatedLacking."""
         new = asked.new
         instead: tuple[DeviceID, ...] = ()
         if (waiting := self.waiting(asked.resource, asked.devices)) is not None:
@@ -164,10 +148,7 @@ class JointClaim(Claim):
         return allocation
 
     def available(self, waiting: ReservedContainer, gone: Collection[AllocationID]) -> CoAllocated:
-        """
-        Returns the reserved co-allocated devices of this container that can be allocated, once these allocations have ended.
-        Raises CoAllocatedLacking.
-        """
+        """Returns the reserved co-allocated devices that are free once `gone` has ended. Raises CoAllocatedLacking."""
         state = self.view.state
         for name in gone:
             state = state.without(name)
@@ -198,22 +179,19 @@ class JointClaim(Claim):
     def preferred(
         self, available: Collection[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
-        """
-        Returns the GPUs for a container that waits for this number and can no longer have its own; () if there is none.
-        """
+        """Returns GPUs for a container that waits for this number and can no longer have its own; else ()."""
         if not self.view.reserved.reservations:  # most often, and thousands of shares may be available
             return ()
         others = tuple(device for device in available if device not in must_include)
         found = self._replacement(Bounds(size, tuple(must_include), others), ())
-        return found.given.devices.get(GPU, ()) if found is not None and found.given is not None else ()
+        return found[1].devices.get(GPU, ()) if found is not None and found[1] is not None else ()
 
     def choose_for_unreserved(
         self, resource: ResourceName, devices: Collection[DeviceID], gone: Collection[AllocationID]
     ) -> tuple[CoAllocated, tuple[DeviceID, ...]]:
         """
-        Chooses the co-allocated devices for GPUs without a reservation, once these allocations have ended. Returns them and
-        the devices that were reserved instead. Both are empty if no container waits for this number of GPUs. Raises
-        CoAllocatedLacking.
+        Chooses co-allocated devices for GPUs without a reservation once `gone` has ended. Returns them and the devices
+        that were reserved instead; both are empty if no container waits for this number. Raises CoAllocatedLacking.
         """
         to_come = open_reservations(self.view.reserved, self.view.now, resource)
         is_own = any(gpus == frozenset(devices) for _, _, gpus in to_come)
@@ -224,7 +202,7 @@ class JointClaim(Claim):
         )
         if found is None:
             return CoAllocated(), ()
-        waiting, given, is_certain = found
+        (_, waiting, is_certain), given = found
         reserved = tuple(
             each for part in (waiting.devices, waiting.co_allocated) for ids in part.values() for each in ids
         )
@@ -239,34 +217,32 @@ class JointClaim(Claim):
         }
         return CoAllocated({name: ids for name, ids in co_allocated.items() if ids}, given.functions), reserved
 
-    def _replacement(self, gpus: Bounds, gone: Collection[AllocationID]) -> Replacement | None:
-        """
-        Chooses devices for a container that waits for this number of GPUs. None: no container waits for GPUs and
-        devices.
-        """
+    def _replacement(
+        self, gpus: Bounds, gone: Collection[AllocationID]
+    ) -> tuple[WaitingContainer, ContainerDevices | None] | None:
+        """Chooses devices for a container that waits for this number of GPUs, if any fit; None: no container does."""
         reserved = self.view.reserved
         waiting = self._waiting_for(gpus.amount) if reserved.reservations else []
         held = reserved.held(self.view.now) if waiting else ()
-        for (pod, container, is_certain), with_planned in product(waiting, (True, False)):
-            request = self._requests.get((pod.namespace, pod.pod))
+        for each, with_planned in product(waiting, (True, False)):
+            request = self._requests.get((each.pod.namespace, each.pod.pod))
             state = self.view.state
             for name in gone:
                 state = state.without(name)
-            others = [each for each in held if each.pod_uid != pod.pod_uid and (with_planned or not each.planned)]
+            others = [pod for pod in held if pod.pod_uid != each.pod.pod_uid and (with_planned or not pod.planned)]
             for allocation in chain.from_iterable(map(reserved_allocations, others)):
-                state = state.holding(without_gpus(allocation))
-            if (
-                request is not None
-                and (given := place_joint_devices(state, request, container, gpus, self._placement)) is not None
-            ):
-                return Replacement(container, given, is_certain)
-        return Replacement(waiting[0].container, None, waiting[0].is_certain) if waiting else None
+                without_gpus = {name: ids for name, ids in allocation.devices.items() if name != GPU}
+                state = state.holding(msgspec.structs.replace(allocation, devices=without_gpus, slots={}))
+            if request is not None:
+                given = place_joint_devices(state, request, each.container, gpus, self._placement)
+                if given is not None:
+                    return each, given
+        return (waiting[0], None) if waiting else None
 
     def _waiting_for(self, amount: int) -> list[WaitingContainer]:
         """
-        Returns the containers that wait for this number of GPUs and for co-allocated devices. Those whose GPUs no container
-        has come first; the others may have lost their GPUs to a pod of another scheduler, until the owner is known. Plans of
-        gangs count only if the kubelet can call Allocate for them.
+        Returns the containers that wait for this number of GPUs and co-allocated devices. Those come last whose GPUs a
+        container has: another scheduler's pod may have taken them.
         """
         reserved = self.view.reserved
         now = self.view.now
@@ -292,10 +268,9 @@ class JointClaim(Claim):
         self, resource: ResourceName, allocation: Allocation, others: Mapping[ResourceName, Sequence[DeviceID]]
     ) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
-        Returns resource -> all devices that the container of this allocation has or will have of it, under the ids that the
-        container sees, in the hardware's order. This covers co-allocated devices and `others`, the devices of other
-        resources of the same kind (`VisibleGpus.devices_of_container`). Every plugin's answer names all of them, because
-        the kubelet passes on only one value of a variable.
+        Returns resource -> all devices that the container has or will have of it, under the ids that it sees, in the
+        hardware's order. `others`: from `VisibleGpus.devices_of_container`. The kubelet passes on one value of a
+        variable, so every answer names all.
         """
         state = self.view.state
         found = dict[ResourceName, list[DeviceID]]()
@@ -309,7 +284,6 @@ class JointClaim(Claim):
     def _co_allocated(
         self, resource: ResourceName, allocation: Allocation
     ) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
-        """Yields the known co-allocated devices that the container of an allocation has or will have, by resource."""
         own = allocation.from_kubelet.get(resource, ())
         reserved = reserved_with(self.view.reserved, self.view.now, resource, own)
         if reserved is None:  # the reservation has ended, and the kubelet repeats its call
@@ -345,12 +319,6 @@ def place_joint_devices(
         return place_among(state, container, rules, bounds, (node_mask(numa_nodes), None) if numa_nodes else (None,))
     except (BadRequest, NoFit, StopIteration):
         return None
-
-
-def without_gpus(allocation: Allocation) -> Allocation:
-    """Returns the allocation without its GPUs."""
-    devices = {name: ids for name, ids in allocation.devices.items() if name != GPU}
-    return msgspec.structs.replace(allocation, devices=devices, slots={})
 
 
 def free_functions(state: NodeState, nic: DeviceID, wanted: Sequence[str]) -> tuple[str, ...]:

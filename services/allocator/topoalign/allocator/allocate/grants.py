@@ -22,8 +22,7 @@ from topoalign.allocator.reconciliation.displacement import (
     log_ended,
     remainders,
 )
-from topoalign.allocator.reconciliation.evidence import Grant, Rest
-from topoalign.allocator.reconciliation.liveness import kubelet_places, reported_places
+from topoalign.allocator.reconciliation.liveness import Grant, Rest, kubelet_places, reported_places
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.core.model.errors import (
     StateFault,
@@ -62,12 +61,7 @@ class Preferences:
     def deviations(
         self, resource: ResourceName, granted: Sequence[Allocation]
     ) -> dict[AllocationID, tuple[DeviceID, ...]]:
-        """
-        Returns allocation -> the devices that were preferred instead; empty if the kubelet followed the preference.
-
-        Removes the last preference for the resource. It counts if it is at most `FOLLOWED_SECONDS` old, one
-        container was granted, and its devices are as many as were preferred and were all available.
-        """
+        """Returns allocation -> the devices that were preferred instead, and forgets the preference."""
         given = self._newest.pop(resource, None)
         if given is None or len(granted) != 1 or self._clock.monotonic() - given.at > FOLLOWED_SECONDS:
             return {}
@@ -154,7 +148,6 @@ class GroupCommit:
         return call.result()
 
     async def _gather(self) -> None:
-        """Waits until no further call joins."""
         quiet = 0
         count = 1
         while quiet < (1 if count == 1 else QUIET_TURNS) and count < MOST_CALLS:
@@ -163,7 +156,6 @@ class GroupCommit:
             count = len(self._queue)
 
     def _flush(self) -> None:
-        """Records all queued calls, and wakes their callers."""
         calls = self._queue
         recorded = self._recorded
         self._queue = []
@@ -218,10 +210,7 @@ class Grants:
         return asked
 
     def record(self, calls: Sequence[AllocateCall]) -> None:
-        """
-        Judges calls in order, each by the state after the calls before it, and records all with one sync. A refused call
-        does not affect the others. If the disk fails, all are refused.
-        """
+        """Judges calls in order and records all with one sync. Only a failing disk refuses more than one call."""
         grant = Grant(self._pod_resources.written(), self._view.now)
         judged: list[tuple[AllocateCall, Judgement]] = []
         try:
@@ -250,9 +239,8 @@ class Grants:
 
     def judge(self, call: AllocateCall) -> Judgement | None:
         """
-        Grants the devices of a call, or finds that the call is a repetition. Returns None if the kubelet must be polled
-        first: there was no poll, or a record that matters is newer, or the record is unconfirmed. Raises the error of a
-        refused call.
+        Judges a call. Returns None if the kubelet must be polled first: the record is unconfirmed, or a record that
+        matters is newer than the poll. Raises the error of a refused call.
         """
         resource = call.resource
         if self._ledger.version != call.checked:
@@ -291,7 +279,6 @@ class Grants:
         return Judgement(answers, granted, rests)
 
     def _make_allocation(self, asked: AskedContainer) -> Allocation:
-        """Makes the allocation of a container, completed by each claim, and adds it to the new records."""
         state = self._view.state
         stale = [each for name, each in asked.stale.items() if name not in asked.new.ended]
         allocation = Allocation(

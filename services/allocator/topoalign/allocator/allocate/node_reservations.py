@@ -1,14 +1,10 @@
 """
 Follows what the registries have reserved on this node, for answers to the kubelet's GetPreferredAllocation.
 
-The newest message on the node's subject (`ReservationsChanged`) replaces all earlier ones. While the bus is
-disconnected, the last message counts until its reservations expire. A node without a message answers as if nothing were
-reserved: reservations change preferences, and nothing is allocated because of them alone. But they decide which NICs are
-co-allocated with GPUs, so a process that has just started waits for a moment until it has read them (`until_read`).
-
-A registry reserves what the node has confirmed, and then binds the pod. On a busy node the kubelet may call before this
-process has received the reservation. So for a while after a confirmation, the newest position of the stream is read first,
-and the process waits for that message.
+The newest `ReservationsChanged` of the node replaces all earlier ones, and counts until its reservations expire.
+Reservations change preferences and decide which NICs are co-allocated with GPUs. So a process that has just started waits
+for a moment until it has read them. A registry reserves what the node has confirmed: for a while after a confirmation, the
+process waits for the newest message of the stream (`until_read`).
 """
 
 from contextlib import suppress
@@ -74,8 +70,8 @@ class NodeReservationList:
 
     async def until_read(self) -> None:
         """
-        Waits until the reservations have been read, at most until `READ_SECONDS` after the start. If one is expected, waits
-        until the newest message is received, at most for `RECEIVE_SECONDS`.
+        Waits until the reservations are read, at most `READ_SECONDS` after the start. If one is expected, waits for the
+        newest message, at most `RECEIVE_SECONDS`.
         """
         left = self._began + READ_SECONDS - self._clock.monotonic()
         if left > 0 and not self._read.is_set():
@@ -84,7 +80,6 @@ class NodeReservationList:
             await wait_for_first(self._until_newest, lambda: self._clock.sleep(RECEIVE_SECONDS))
 
     async def _until_newest(self) -> None:
-        """Waits until the newest message of the stream is received. Returns at once if the stream does not answer."""
         with suppress(Unavailable, BadRequest):
             newest = await self._bus.last_position(Stream.RESERVATIONS, wire.reservation_subject(self._ledger.node))
             while self._position < newest:

@@ -1,19 +1,16 @@
 """
 Decides whether a container may start with its vGPU slots or vcuda units.
 
-The amounts of a container with vGPU slots are those reserved with its slots. Allocate does not name the container, so a
-container may get the slots of another one that waits for the same number, for example if its pod bypassed the scheduler.
-When a container starts, its pod is known. It does not start if it has other amounts than are reserved for it, or amounts
-reserved for a container of another pod. Example with ten slots, 100 cores and 40960 MiB for each GPU:
+Allocate does not name the container, so a container may get the slots of another one that waits for the same number. When it
+starts, its pod is known. It does not start if it has other amounts than are reserved for it, or amounts reserved for a
+container of another pod. Example with ten slots, 100 cores and 40960 MiB for each GPU:
 
     reserved for a: GPU-0::3 with 60 cores and 6000 MiB; b has no reservation, and the kubelet calls Allocate for b first
     b gets GPU-0::3, and then a gets another slot with an equal part, 10 cores and 4096 MiB: neither starts
 
-A container is judged as soon as the kubelet reports it. Its reservation may end before that, for example while PodResources
-does not answer, and the agent may restart before the container starts. So the record keeps for which pods its amounts were
-reserved (`Allocation.reserved_for`). A later container of a pod may reuse slots of an init container that has more.
-
-PodResources does not report init containers, so if only these have slots, the checkpoint alone shows their pod.
+A container is judged as soon as the kubelet reports it. The record keeps for which pods its amounts were reserved
+(`Allocation.reserved_for`), because the reservation may end and the agent may restart before that. PodResources does not
+report init containers, so if only these have slots, the checkpoint alone shows their pod.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -47,28 +44,41 @@ STARTED_AGAIN = "the kubelet starts the container again; see whether its device 
 
 
 def reserved_owner(reserved: NodeReservations, pod_uid: str, container: str) -> Owner | None:
-    """
-    Returns a container with the names of its pod from a reservation, because PodResources reports none for a pod whose init
-    containers alone have devices. None: nothing is reserved for the pod, or the container is not known.
-    """
+    """Returns a container with the names of its pod by its reservation; None: nothing is reserved."""
     kept = next((each for each in reserved.reservations if each.pod_uid == pod_uid), None)
     if kept is None or not container:
         return None
     return Owner(namespace=kept.namespace, pod=kept.pod, container=ContainerName(container))
 
 
-def record_refused_start(ledger: Ledger, owner: Owner, misfit: NoFit) -> None:
-    """Records, as an event of its pod, that a container was not started, and why. Raises StateFault."""
-    refusal = Refusal(
-        reason="PreStartContainer",
-        code=misfit.code,
-        finding=misfit.finding,
-        remedy=misfit.remedy,
-        container=owner.container,
-        provider=DeviceProvider.name,
-        explanation=Explanation(),
-    )
-    ledger.refuse(PodRequest(namespace=owner.namespace, name=owner.pod, containers=()), refusal)
+MOST_LOGGED = 1_000
+"""Refusals that are remembered. The kubelet retries, and each is recorded once."""
+
+
+class ContainerStarts:
+    """Records, as an event of its pod, that a container was not started, and why: each container and reason once."""
+
+    def __init__(self, ledger: Ledger, view: NodeView) -> None:
+        self._ledger = ledger
+        self._view = view
+        self._logged: dict[tuple[object, str], None] = {}
+
+    def _record(self, name: object, owner: Owner | None, misfit: NoFit) -> None:
+        if (name, misfit.code) in self._logged or owner is None:
+            return
+        self._logged[name, misfit.code] = None
+        if len(self._logged) > MOST_LOGGED:
+            del self._logged[next(iter(self._logged))]
+        refusal = Refusal(
+            reason="PreStartContainer",
+            code=misfit.code,
+            finding=misfit.finding,
+            remedy=misfit.remedy,
+            container=owner.container,
+            provider=DeviceProvider.name,
+            explanation=Explanation(),
+        )
+        self._ledger.refuse(PodRequest(namespace=owner.namespace, name=owner.pod, containers=()), refusal)
 
 
 MIB = 2**20
@@ -94,32 +104,27 @@ class NotAsReserved(NoFit):
         )
 
 
-class SlotStarts:
+class SlotStarts(ContainerStarts):
     """Judges containers with vGPU slots that are about to start."""
 
     def __init__(self, ledger: Ledger, grants: SlotClaim) -> None:
         """`grants`: knows which slots were granted instead of reserved ones."""
-        self._ledger = ledger
-        self._view = grants.view
+        super().__init__(ledger, grants.view)
         self._grants = grants
         self._judged: dict[tuple[AllocationID, str], NotAsReserved | None] = {}
         """
         The judgement of an allocation when its pod had this UID. Empty UID: the pod is known by its names only, which a pod
         that is created again has as well.
         """
-        self._logged = set[AllocationID]()
-        """Allocations whose refusal is recorded. The kubelet retries, and each is recorded once."""
 
     def observe(self) -> None:
         """
-        Judges the containers that have become known. Records those that have what was reserved for them, if that was not
-        known at their grant: their reservations end, and they may start again later. A reservation may be received late, so
-        an allocation without a judgement is judged each time. Raises StateFault.
+        Judges containers that have become known. Records those that have what was reserved for them: their reservations
+        end, and they may start again later. Raises StateFault.
         """
         live = self._ledger.state.allocations
         for name in [each for each in self._judged if each[0] not in live]:
             del self._judged[name]
-        self._logged &= live.keys()
         for each in [*live.values()]:
             is_other_pods = each.reserved_for or each.denied
             is_open = is_other_pods or self._judged.get((each.id, each.pod_uid), UNKNOWN) is not None
@@ -130,9 +135,8 @@ class SlotStarts:
 
     def check(self, devices: Sequence[DeviceID], listing: KubeletListing | None) -> None:
         """
-        Raises NotAsReserved for a container that must not start with these slots, and records that once. Raises Unavailable
-        if the slots are reserved with other amounts than equal parts and their owner is not known. Ignores other devices.
-        `listing`: the kubelet's answer; None: the record knows the owner of the devices.
+        Raises NotAsReserved for a container that must not start with these slots. Raises Unavailable if reserved slots
+        have an unknown owner. `listing`: None if the record knows the owner. Ignores other devices.
         """
         self.observe()
         owned = self._ledger.state.ownership
@@ -146,20 +150,19 @@ class SlotStarts:
             else:
                 misfit = self._judged.get((each.id, listed.pod_uid))
             if misfit is not None:
-                self._record(listed, misfit)
+                owner = listed.owner
+                if owner is not None and not owner.pod:  # the checkpoint has UIDs, and no names
+                    owner = reserved_owner(self._view.reserved, listed.pod_uid, owner.container)
+                self._record(listed.id, owner, misfit)
                 raise misfit
 
     def _is_offered(self, record: Allocation) -> bool:
-        """Whether an allocation is of slots that are offered now. False before the hardware is known."""
         return bool(record.slots) and all(
             base_of(slot) in offers_in_slots(self._ledger.state.hardware) for slot in record.slots
         )
 
     def _judge(self, record: Allocation, *, is_read: bool = False) -> NotAsReserved | None:
-        """
-        Judges an allocation as `_misfit`. An earlier judgement stays after the end of its reservations. It is replaced if a
-        reservation received later shows that this container has what is reserved for it.
-        """
+        """Judges an allocation; the result outlives its reservation, unless a later one shows that it has its own."""
         name = (record.id, record.pod_uid)
         found = self._misfit(record, is_read=is_read)
         if (before := self._judged.get(name)) is None or (found is None and self._has_bounds(record)):
@@ -169,8 +172,8 @@ class SlotStarts:
 
     def _misfit(self, record: Allocation, *, is_read: bool = False) -> NotAsReserved | None:
         """
-        Returns why an allocation's amounts contradict the current reservations; None: they do not. `is_read`: whether the
-        kubelet's checkpoint, which has the UIDs of pods, could be read. Raises Unavailable if the owner is not known.
+        Returns why an allocation contradicts the current reservations. `is_read`: whether the checkpoint, which has the
+        UIDs of pods, could be read. Raises Unavailable if the owner is not known.
         """
         for resource, slots in record.devices.items():
             amounts = {slot: record.slots[slot] for slot in slots if slot in record.slots}
@@ -182,7 +185,12 @@ class SlotStarts:
             name = None if record.owner is None else record.owner.container
             bounds = None if own is None else bounds_for(own, name, resource)
             if bounds is not None:
-                if all(is_as_reserved(record, slot, bounds) for slot in amounts):
+                least, highest = bounds
+                # A MIG instance needs at least as much memory.
+                if all(
+                    amount.memory >= least.memory if slot in record.instances else is_within(least, amount, highest)
+                    for slot, amount in amounts.items()
+                ):
                     continue
                 return NotAsReserved(slots, most, f"{describe_amount(bounds[1])} are reserved for it")
             unequal = () if own is not None else self._unequal(record, amounts)  # every container may have equal parts
@@ -202,7 +210,7 @@ class SlotStarts:
         return None
 
     def _unequal(self, record: Allocation, slots: Iterable[DeviceID]) -> list[DeviceID]:
-        """Returns the slots with other amounts than equal parts. MIG instances are left out: their amounts prove nothing."""
+        """Returns the slots with other amounts than equal parts. Amounts of MIG instances prove nothing."""
         hardware = self._ledger.state.hardware
         instances = record.instances
         return [
@@ -233,16 +241,6 @@ class SlotStarts:
                     moved = self._grants.moved.get((each.pod_uid, container.container))
                     yield each, container, frozenset(slots) if moved is None else moved.slots
 
-    def _record(self, record: Allocation, misfit: NotAsReserved) -> None:
-        """Records that a container was not started, and why."""
-        owner = record.owner
-        if owner is not None and not owner.pod:  # the checkpoint has UIDs, and no names
-            owner = reserved_owner(self._view.reserved, record.pod_uid, owner.container)
-        if record.id in self._logged or owner is None:
-            return
-        self._logged.add(record.id)
-        record_refused_start(self._ledger, owner, misfit)
-
 
 def unknown_owner(slots: Iterable[DeviceID]) -> Unavailable:
     """Returns the refusal for slots whose owner is not known."""
@@ -250,26 +248,16 @@ def unknown_owner(slots: Iterable[DeviceID]) -> Unavailable:
     return Unavailable(finding, STARTED_AGAIN)
 
 
-def is_as_reserved(record: Allocation, slot: DeviceID, bounds: tuple[Amount, Amount]) -> bool:
-    """Whether the amount of a slot is between these two. A MIG instance needs at least as much memory."""
-    least, most = bounds
-    if slot in record.instances:
-        return record.slots[slot].memory >= least.memory
-    return is_within(least, record.slots[slot], most)
-
-
 def as_listed(record: Allocation, listing: KubeletListing | None) -> Allocation:
     """
-    Adds the container from the kubelet's checkpoint to an allocation without an owner; its pod has a UID and no name.
-    Returns the allocation unchanged if the checkpoint names no pod or several. The container's name is empty if several
-    containers of the pod have the devices.
+    Adds the container from the checkpoint to an allocation without an owner. Its pod has a UID and no name; the
+    container's name is empty if several of the pod have the devices.
     """
     if record.owner is not None or listing is None:
         return record
     places = [(resource, device) for resource, ids in record.from_kubelet.items() for device in ids]
     entries = {entry for place in places for entry in listing.parts_by_place.get(place, ())}
-    gone = listing.directories.is_gone if listing.directories is not None else lambda uid: False
-    holders = {(entry.pod_uid, entry.container) for entry in entries if not gone(entry.pod_uid)}
+    holders = {(entry.pod_uid, entry.container) for entry in entries if not listing.is_gone(entry.pod_uid)}
     uids = {uid for uid, _ in holders}
     if len(uids) != 1 or "" in uids:
         return record
@@ -307,22 +295,15 @@ def describe_amount(amount: Amount) -> str:
 
 Amounts = Mapping[DeviceID, Amount]
 """GPU -> how much of it a container has."""
-MOST_LOGGED = 1_000
-"""Refusals that are remembered. The kubelet retries, and each is recorded once."""
 
 
-class ShareStarts:
+class ShareStarts(ContainerStarts):
     """Judges containers with vcuda units that are about to start."""
-
-    def __init__(self, ledger: Ledger, view: NodeView) -> None:
-        self._ledger = ledger
-        self._view = view
-        self._logged: dict[tuple[Holder, str], None] = {}
 
     def check(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
         """
-        Raises ShareSplit, InvalidShare or WholeGpuInUse for a container that must not start with these units, and records
-        that once. Raises Unavailable while the kubelet's checkpoint does not have the container's devices.
+        Raises ShareSplit, InvalidShare or WholeGpuInUse for a container that must not start with these units. Raises
+        Unavailable while the checkpoint does not have its devices.
         """
         asked = frozenset(units)
         listing = poll.listing
@@ -339,20 +320,21 @@ class ShareStarts:
             )
         for mine in starting:
             try:
-                self._check_container(mine, parts, poll)
+                fields = UnitFields(*(next(iter(named), "limits") for named in limit_keys_by_kind(mine, parts)))
+                own = amounts_of(unit for part in entries_of_holder(mine, parts) for unit in part.devices)
+                check_units_asked(sum_amounts(own.values()), fields)
+                check_gpus(own, fields.memory, gpus=None)
+                for name, theirs in self._others(mine, parts, poll):
+                    if gpus := exclusive_conflicts(own, theirs):
+                        raise WholeGpuInUse(gpus, name, fields.cores)
             except NoFit as misfit:
-                self._record(mine, listing, misfit)
+                names = [each.owner for each in listing.holdings if mine.pod and each.pod_uid == mine.pod]
+                owner = reserved_owner(self._view.reserved, mine.pod, mine.container)
+                if names:  # PodResources reports a container of the pod
+                    name = ContainerName(mine.container)
+                    owner = Owner(namespace=names[0].namespace, pod=names[0].pod, container=name)
+                self._record(mine, owner, misfit)
                 raise
-
-    def _check_container(self, mine: Holder, parts: Sequence[ResourceEntry], poll: Poll) -> None:
-        """Raises ShareSplit, InvalidShare and WholeGpuInUse for a container with the devices of these entries."""
-        fields = UnitFields(*(next(iter(named), "limits") for named in limit_keys_by_kind(mine, parts)))
-        own = amounts_of(unit for part in entries_of_holder(mine, parts) for unit in part.devices)
-        check_units_asked(sum_amounts(own.values()), fields)
-        check_gpus(own, fields.memory, gpus=None)
-        for name, theirs in self._others(mine, parts, poll):
-            if gpus := exclusive_conflicts(own, theirs):
-                raise WholeGpuInUse(gpus, name, fields.cores)
 
     def _others(self, mine: Holder, parts: Sequence[ResourceEntry], poll: Poll) -> Iterator[tuple[str, Amounts]]:
         """Yields each other container that counts, with its amounts."""
@@ -366,44 +348,20 @@ class ShareStarts:
         for each, units in held.items():
             if each == mine or not each.pod or (each.pod == mine.pod and not {each, mine} <= shown.keys()):
                 continue
-            if can_start(each, parts):
-                owner = shown.get(each)
-                named = (
-                    " ".join(each) if owner is None else f"{owner.namespace}/{owner.pod}, container {owner.container},"
+            try:
+                check_gpus(
+                    amounts_of(unit for part in entries_of_holder(each, parts) for unit in part.devices), gpus=None
                 )
-                yield named, amounts_of(units)
-
-    def _record(self, mine: Holder, listing: KubeletListing, misfit: NoFit) -> None:
-        """Records that a container was not started, and why: once for each container and reason."""
-        if (mine, misfit.code) in self._logged:
-            return
-        owner = owner_of_holder(mine, listing) or reserved_owner(self._view.reserved, mine.pod, mine.container)
-        if owner is None:
-            return
-        self._logged[mine, misfit.code] = None
-        if len(self._logged) > MOST_LOGGED:
-            del self._logged[next(iter(self._logged))]
-        record_refused_start(self._ledger, owner, misfit)
+            except NoFit:
+                continue  # its halves are of different GPUs, so it cannot have started
+            owner = shown.get(each)
+            named = " ".join(each) if owner is None else f"{owner.namespace}/{owner.pod}, container {owner.container},"
+            yield named, amounts_of(units)
 
 
 def live_unit_entries(listing: KubeletListing) -> tuple[ResourceEntry, ...]:
     """Returns the entries of the checkpoint with vcuda units, without those of deleted pods."""
-    directories = listing.directories
-    return tuple(
-        part
-        for part in listing.parts
-        if amounts_of(part.devices) and (directories is None or not directories.is_gone(part.pod_uid))
-    )
-
-
-def can_start(holder: Holder, parts: Collection[ResourceEntry]) -> bool:
-    """Whether a container with these entries can have started: not if its halves are of different GPUs."""
-    own = amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)
-    try:
-        check_gpus(own, gpus=None)
-    except NoFit:
-        return False
-    return True
+    return tuple(part for part in listing.parts if amounts_of(part.devices) and not listing.is_gone(part.pod_uid))
 
 
 def entries_of_holder(holder: Holder, parts: Collection[ResourceEntry]) -> Iterator[ResourceEntry]:
@@ -418,12 +376,3 @@ def limit_keys_by_kind(holder: Holder, parts: Collection[ResourceEntry]) -> tupl
         (amount, *_) = amounts_of(part.devices).values()
         named[0 if amount.cores else 1].append(f"limits[{part.resource}]")
     return named
-
-
-def owner_of_holder(holder: Holder, listing: KubeletListing) -> Owner | None:
-    """Returns a container with the names of its pod, if PodResources reports a container of the pod; else None."""
-    for holding in listing.holdings:
-        if holder.pod and holding.pod_uid == holder.pod:
-            owner = holding.owner
-            return Owner(namespace=owner.namespace, pod=owner.pod, container=ContainerName(holder.container))
-    return None

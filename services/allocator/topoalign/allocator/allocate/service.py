@@ -2,21 +2,15 @@
 Answers the kubelet's calls for devices, and keeps the record of what the kubelet allocates.
 
 Allocate does not name the container. So an allocation is identified by its set of devices, and its owner is read afterwards
-from the kubelet's PodResources. PodResources also shows which containers have ended, because no call to a device plugin
-does.
-
-If a live record has devices of an Allocate, PodResources decides:
+from PodResources, which also shows which containers have ended. If a live record has devices of an Allocate, it decides:
 
 - If no container has the devices any more, the record is stale and is released.
 - If exactly this set is reported with a container, the kubelet repeats its call and gets the same answer.
-- Anything else is refused, because two containers would get one device. The same holds for a part of a device that a record
-  holds as a whole, and for a whole device of which a record holds a part.
+- Anything else is refused, because two containers would get one device.
 
-A kubelet that has lost its checkpoint reports containers without their devices, and allocates these to other containers.
-Preferences avoid what the record holds. If the kubelet allocates such devices all the same, the call is granted, because the
-next kubelet reads the allocation from its checkpoint. The new allocation names the displaced one until one of the two ends.
-
-While the record is unconfirmed after a damaged journal, every Allocate first waits for the kubelet's own record.
+A kubelet that has lost its checkpoint may allocate devices of running containers to others. Preferences avoid these. If it
+allocates them all the same, the call is granted, because the next kubelet reads it from its checkpoint; the new allocation
+names the displaced one. While the record is unconfirmed, every Allocate first waits for the kubelet's own record.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -47,7 +41,7 @@ from topoalign.allocator.ports import (
 )
 from topoalign.allocator.reconciliation.adoption import without_allocations
 from topoalign.allocator.reconciliation.displacement import devices_displaced_by
-from topoalign.allocator.reconciliation.evidence import Grant
+from topoalign.allocator.reconciliation.liveness import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.allocator.settings import DEFAULT_SETTINGS, AllocationSettings
@@ -62,17 +56,6 @@ from topoalign.core.ports import Clock
 from topoalign.core.sharing.reserved_shares import ShareQuestion
 from topoalign.core.state.fold import NodeState
 
-
-def confirm_record(ledger: Ledger, reconciliation: Reconciliation, poll: Poll) -> None:
-    """Confirms the record of a damaged journal by the kubelet's. Raises StateFault if the kubelet's may be incomplete."""
-    reconciliation.compare(poll)
-    if ledger.unconfirmed is not None:
-        raise StateFault(
-            f"the record is unconfirmed ({ledger.unconfirmed}), and the kubelet does not report yet what is held",
-            "this passes once its checkpoint can be read, or it has listed its pods for a while; see /readyz",
-        )
-
-
 GRANT_SECONDS = 4.0
 """How long after its arrival a call waits for a slow kubelet: well within the time to drain."""
 AGAIN_SECONDS = 0.5
@@ -81,13 +64,12 @@ AGAIN_SECONDS = 0.5
 
 async def poll_for_grant(poll: Callable[[float | None], Awaitable[Poll]], clock: Clock, arrived: float) -> Poll:
     """
-    Polls a slow kubelet until it answers, for at most `GRANT_SECONDS`. Raises Unavailable.
-
-    The kubelet sets no time limit for Allocate and one of 30 s for PreStartContainer, and a pod that is refused here stays
-    refused. The first attempt is short, because the connection may be broken. Each later one has all the time that is left:
-    a kubelet that needs two seconds would answer none of four attempts of one second. `poll` takes a time limit in seconds,
-    None for the usual one. `arrived`: monotonic seconds of the call.
+    Polls a slow kubelet until it answers, for at most `GRANT_SECONDS` after the call `arrived`. Raises Unavailable.
+    `poll` takes a time limit in seconds, None for the usual one.
     """
+    # The kubelet sets no time limit for Allocate and one of 30 s for PreStartContainer, and a pod that is refused here stays
+    # refused. The first attempt is short, because the connection may be broken. Each later one has all the time that is
+    # left: a kubelet that needs two seconds would answer none of four attempts of one second.
     until = arrived + GRANT_SECONDS
     seconds: float | None = None
     while True:
@@ -99,6 +81,36 @@ async def poll_for_grant(poll: Callable[[float | None], Awaitable[Poll]], clock:
                 raise
         await clock.sleep(again_at - clock.monotonic())
         seconds = until - clock.monotonic()
+
+
+class SharedPoll:
+    """A poll of the kubelet that serves all callers who asked before it began, because many containers may start at once."""
+
+    def __init__(self, poll: Callable[[float | None], Awaitable[Poll]]) -> None:
+        """`poll` takes a time limit in seconds, None for the usual one; raises Unavailable."""
+        self._poll = poll
+        self._turn = anyio.Lock()
+        self._begun = 0
+        """How many polls began."""
+        self._ended = 0
+        """The number of the last poll that ended; one that is cancelled does not."""
+        self._result: Poll | Unavailable | None = None
+
+    async def __call__(self, seconds: float | None = None) -> Poll:
+        """Polls, or waits for the poll of another caller. Raises Unavailable."""
+        begun = self._begun
+        async with self._turn:
+            if self._ended <= begun:
+                self._begun += 1
+                try:
+                    self._result = await self._poll(seconds)
+                except Unavailable as failure:
+                    self._result = failure
+                self._ended = self._begun
+            if isinstance(self._result, Poll):
+                return self._result
+            assert self._result is not None, "a poll has an answer or fails"
+            raise Unavailable(self._result.finding, self._result.remedy)
 
 
 FRESH_SECONDS = 5.0
@@ -163,14 +175,10 @@ class DeviceAllocations:
         self._slot_starts = SlotStarts(ledger, self._slots)
         self._instance_calls = InstanceCalls(ledger, clock, instances, reservations.current, self._is_displaced)
         self._commits = GroupCommit(self._grants.record)
-        self._polling = anyio.Lock()
-        self._begun = self._ended = 0
-        """Polls of PodResources: how many began, and the number of the last one that ended."""
-        self._compared: Poll | Unavailable | None = None  # its result
-        self._sharing = anyio.Lock()
-        self._shared_polls = 0
-        self._shared: Poll | None = None
-        """The newest poll for preferences; None while it is in progress, and if it failed."""
+        self._poll_and_compare = SharedPoll(self._compare)
+        self._poll_to_prefer = SharedPoll(self._poll)
+        self.polled: Poll | None = None
+        """The kubelet's answer at the last comparison of the record; None: none yet, or the poll failed."""
 
     @property
     def state(self) -> NodeState:
@@ -187,11 +195,6 @@ class DeviceAllocations:
         """As `AllocatorPort.faults`."""
         return self._instance_calls.faults
 
-    @property
-    def polled(self) -> Poll | None:
-        """The kubelet's answer at the last comparison of the record; None: none yet, or the poll failed."""
-        return self._compared if isinstance(self._compared, Poll) else None
-
     def lists(self, target: str) -> bool | None:
         """Whether the kubelet lists a pod of this name, as of the last poll (`Reconciliation.lists`)."""
         return self._reconciliation.lists(target)
@@ -203,13 +206,17 @@ class DeviceAllocations:
     async def prefer(
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
-        """
-        As `AllocatorPort.prefer`. Devices of containers that have ended, as the kubelet reports, count as free. If a
-        reservation keeps devices for such a request, these are the answer; else reserved devices are avoided.
-        """
+        """As `AllocatorPort.prefer`. Devices of containers that have ended, as the kubelet reports, are free."""
         await self._reservations.until_read()
         at = self._clock.monotonic()
-        poll = await self._poll_to_prefer(resource)
+        if self.state.allocations and self.state.hardware.kind_of(resource) in ("unit", "slot"):
+            # They wait for the poll as long as Allocate does: a preference of GPUs without enough left would make the
+            # kubelet take what Allocate has to refuse.
+            poll = None
+            with suppress(Unavailable):
+                poll = await poll_for_grant(self._poll_to_prefer, self._clock, at)
+        else:
+            poll = await self._poll_quickly(self._poll_to_prefer)
         ended = self._ended_by(poll)
         ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
         hardware = self.state.hardware
@@ -256,71 +263,47 @@ class DeviceAllocations:
         has_ended = self._reconciliation.liveness.has_ended
         return [each for each in live if has_ended(each, poll.listing, poll.at)]
 
-    async def _poll_to_prefer(self, resource: ResourceName) -> Poll | None:
-        """
-        Polls the kubelet for a preference. None: no allocation is live, or the kubelet does not answer. Vcuda units and vGPU
-        slots wait for the poll as long as Allocate does, because a preference of GPUs without enough left would make the
-        kubelet take what Allocate has to refuse.
-        """
-        if not self.state.allocations or self.state.hardware.kind_of(resource) not in ("unit", "slot"):
-            return await self._poll_quickly(self._shared_poll)
-        with suppress(Unavailable):
-            return await poll_for_grant(self._shared_poll, self._clock, self._clock.monotonic())
-        return None
-
     async def _poll_quickly(self, poll: Callable[[], Awaitable[Poll]]) -> Poll | None:
-        """Polls the kubelet. None: no allocation is live, or it fails or takes longer than `PREFER_SECONDS`."""
+        """Polls the kubelet; None: no allocation is live, or it fails or takes longer than `PREFER_SECONDS`."""
         if self.state.allocations:
             with anyio.move_on_after(PREFER_SECONDS), suppress(Unavailable):
                 return await poll()
         return None
 
-    async def _shared_poll(self, seconds: float | None = None) -> Poll:
-        """Polls as `_poll`; one poll serves all callers that asked before it began."""
-        asked = self._shared_polls
-        async with self._sharing:
-            if self._shared_polls == asked:
-                self._shared_polls = asked + 1
-                self._shared = None
-                self._shared = await self._poll(seconds)
-            if self._shared is None:
-                raise Unavailable("the kubelet did not answer the poll of another call", "ask again")
-            return self._shared
-
     async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         """
-        As `AllocatorPort.allocate`. A repeated call, while PodResources reports the devices, returns the same allocation.
-
-        Raises also HardwareUnknown, DeviceUnusable, and Unavailable if the kubelet must be asked and does not answer.
+        As `AllocatorPort.allocate`. A repeated call returns the same allocation. Raises also HardwareUnknown,
+        DeviceUnusable, and Unavailable if the kubelet must be asked and does not answer.
         """
         arrived = self._clock.monotonic()
         await self._reservations.until_read()
         await self._ensure_fresh()
         asked = self._grants.check(resource, containers)
         async with self._instance_calls.instances_for(containers, partial(self._slots.amounts, resource)) as made:
-            return await self._judge_and_record(AllocateCall(resource, asked, self._ledger.version, made), arrived)
+            call = AllocateCall(resource, asked, self._ledger.version, made)
+            answers = await self._commits.join(call)
+            while answers is None:  # only PodResources shows whether a record that matters is stale
+                async with self._turn:
+                    grant = Grant(self._pod_resources.written(), self._clock.monotonic())
+                    poll = await poll_for_grant(self._poll, self._clock, arrived)
+                    if self._ledger.unconfirmed is not None:
+                        self._confirm_record(poll)
+                    call.poll = poll
+                    call.grant = grant
+                    self._grants.record([call])
+                    answers = call.result()
+            return answers
 
-    async def _judge_and_record(self, call: AllocateCall, arrived: float) -> tuple[Allocation, ...]:
-        """Judges and records a call that arrived at this monotonic second. Raises as `allocate`."""
-        answers = await self._commits.join(call)
-        while answers is None:  # only PodResources shows whether a record that matters is stale
-            async with self._turn:
-                await self._ask_for(call, arrived)
-                self._grants.record([call])
-                answers = call.result()
-        return answers
-
-    async def _ask_for(self, call: AllocateCall, arrived: float) -> None:
-        """Polls the kubelet for a call that arrived at this monotonic second. Raises Unavailable, StateFault."""
-        grant = Grant(self._pod_resources.written(), self._clock.monotonic())
-        poll = await poll_for_grant(self._poll, self._clock, arrived)
+    def _confirm_record(self, poll: Poll) -> None:
+        """Confirms the record of a damaged journal by the kubelet's. Raises StateFault if that may be incomplete."""
+        self._reconciliation.compare(poll)
         if self._ledger.unconfirmed is not None:
-            confirm_record(self._ledger, self._reconciliation, poll)
-        call.poll = poll
-        call.grant = grant
+            raise StateFault(
+                f"the record is unconfirmed ({self._ledger.unconfirmed}), and the kubelet does not report yet what is held",
+                "this passes once its checkpoint can be read, or it has listed its pods for a while; see /readyz",
+            )
 
     async def _is_displaced(self, record: Allocation) -> bool:
-        """As `LivenessCheck.is_displaced`, by a new poll of the kubelet. Raises Unavailable."""
         poll = await poll_for_grant(self._poll, self._clock, self._clock.monotonic())
         return self._reconciliation.liveness.is_displaced(record, poll.listing)
 
@@ -339,9 +322,14 @@ class DeviceAllocations:
         live = self.state.allocations
         in_units = first_unit_kind(devices) is not None
         holders = [live[name] for name in owned.overlapping(map(owned.holding, devices))]
-        is_known = bool(devices) and all(map(owned.is_held, devices)) and all(map(is_known_holder, holders))
+        # For slots with a reservation, the UID of the pod must be known, too.
+        is_known = all(
+            each.owner is not None and not each.reserved_for and (not each.denied or each.pod_uid != "")
+            for each in holders
+        )
+        is_known = is_known and bool(devices) and all(map(owned.is_held, devices))
         is_needed = in_units or not is_known
-        poll = await poll_for_grant(self._reconcile_with_poll, self._clock, arrived) if is_needed else None
+        poll = await poll_for_grant(self._poll_and_compare, self._clock, arrived) if is_needed else None
         if in_units and poll is not None:
             self._share_starts.check(resource, devices, poll)
             await self._starting(resource, devices, poll)
@@ -350,34 +338,20 @@ class DeviceAllocations:
 
     async def reconcile(self) -> None:
         """Compares the record with PodResources: binds owners, releases what has ended. Raises Unavailable."""
-        await self._reconcile_with_poll()
+        await self._poll_and_compare()
 
-    async def _reconcile_with_poll(self, seconds: float | None = None) -> Poll:
-        """
-        Reconciles as `reconcile`, and returns the poll. One poll serves all callers that asked before it began, because many
-        containers may start at once. `seconds` as in `PodResources.listing`.
-        """
-        begun = self._begun
-        async with self._polling:
-            if self._ended <= begun:
-                self._begun += 1
-                try:
-                    self._compared = poll = await self._poll(seconds)
-                    self._reconciliation.compare(poll)
-                    self._slot_starts.observe()
-                except Unavailable as failure:
-                    self._compared = failure
-                self._ended = self._begun
-            if isinstance(self._compared, Poll):
-                return self._compared
-            assert self._compared is not None, "a poll has an answer or fails"
-            raise Unavailable(self._compared.finding, self._compared.remedy)
+    async def _compare(self, seconds: float | None = None) -> Poll:
+        try:
+            poll = self.polled = await self._poll(seconds)
+            self._reconciliation.compare(poll)
+            self._slot_starts.observe()
+        except Unavailable:
+            self.polled = None
+            raise
+        return poll
 
     async def _poll(self, seconds: float | None = None) -> Poll:
-        """
-        Polls PodResources, as `listing`. If this process was stopped meanwhile, the answer is old, and it polls again.
-        Raises Unavailable.
-        """
+        """Polls PodResources again if this process was stopped meanwhile. Raises Unavailable."""
         for _ in range(POLL_ATTEMPTS):
             live = frozenset(self.state.allocations)
             at = self._clock.monotonic()
@@ -389,8 +363,3 @@ class DeviceAllocations:
         raise Unavailable(
             "PodResources answers so late that its answer is out of date", "see what keeps this node so busy"
         )
-
-
-def is_known_holder(record: Allocation) -> bool:
-    """Whether the owner of an allocation is known and, for slots, its pod's UID, so that the reservation can be checked."""
-    return record.owner is not None and not record.reserved_for and (not record.denied or record.pod_uid != "")

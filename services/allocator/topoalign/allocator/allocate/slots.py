@@ -1,18 +1,14 @@
 """
-Prefers and checks vGPU slots in the kubelet's calls.
+Prefers and checks vGPU slots in the kubelet's calls, which name a number of slots and never amounts.
 
-A kubelet asks for a number of slots, and never for amounts of cores and memory. A container that gets exactly the slots of a
-reservation has the amounts that are reserved with them. All other slots count as equal parts.
+A container that gets exactly the slots of a reservation has the amounts that are reserved with them. All other slots count
+as equal parts.
 
-- GetPreferredAllocation prefers the slots that are reserved for a request of this size. The kubelet may not offer them,
-  because it aligns the container to other NUMA nodes, or another container may have one. Then slots of other GPUs with as
-  much left are preferred, and stand for the reservation; none, if the container must have its own slots or no GPUs have as
-  much left. Without a reservation, slots of GPUs with an equal part left are preferred. Reserved amounts are avoided if
-  possible, and held amounts always.
-- Allocate refuses two slots of one GPU (`InvalidShare`), amounts that a GPU has no longer left by the record, and other
-slots
-  than a container must have (`ShareSplit`). A container whose reservation may move has the reserved amounts with any slots.
-  Records of ended containers are released.
+- GetPreferredAllocation prefers the slots that are reserved for a request of this size. If the kubelet does not offer them,
+  slots of other GPUs with as much left stand for the reservation, unless the container must have its own. Without a
+  reservation, slots of GPUs with an equal part left are preferred, if possible without reserved amounts.
+- Allocate refuses two slots of one GPU (`InvalidShare`), amounts that a GPU no longer has left by the record, and other
+  slots than a container must have (`ShareSplit`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,7 +32,6 @@ from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.placement.sparing import held_among, overlapping_devices
 from topoalign.core.sharing.choosers import choose_gpus_for_share, several_of_one_gpu, slot_of
 from topoalign.core.sharing.reserved_shares import (
-    OpenPart,
     PartName,
     ShareQuestion,
     amounts_reserved,
@@ -90,8 +85,8 @@ class SlotClaim(Claim):
 
     def prefer(self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID]) -> tuple[DeviceID, ...]:
         """
-        Returns the slots that a container should get; () if too few GPUs have enough left. `live`: the state without ended
-        allocations; `displaced`: further devices that count as held.
+        Returns the slots that a container should get; () if too few GPUs have enough left. `live`: the state without
+        ended allocations; `displaced`: further devices that count as held.
         """
         resource, available, must_include, size = question
         if resource not in resources_in_slots(live.hardware) or not max(1, len(must_include)) <= size <= len(available):
@@ -102,8 +97,13 @@ class SlotClaim(Claim):
         instead = {name: each.slots for name, each in self.moved.items()}
         parts = [*iterate_open_parts(live, reserved, now, question, instead)]
         own = answering_part(question, parts)
-        if own is not None and not are_used(live, own.slots.difference(must_include)):
-            self._swap(parts[0], own, reserved)
+        # A known container may have one of them: a kubelet that has lost its checkpoint offers its slots again.
+        holders = live.ownership.holders
+        used = own.slots.difference(must_include) & holders.keys() if own is not None else ()
+        if own is not None and all(live.allocations[holders[slot]].owner is None for slot in used):
+            if parts[0] is not own:  # the other container will get the slots of this one
+                self._move(parts[0].name, MovedSlots(own.slots, parts[0].amount), reserved)
+                self._move(own.name, MovedSlots(parts[0].slots, parts[0].amount), reserved)
             return tuple(slot for slot in live.hardware.devices[resource] if slot in own.slots)
         if parts and not parts[0].may_move:
             return ()
@@ -133,18 +133,11 @@ class SlotClaim(Claim):
             return chosen
         return ()
 
-    def _swap(self, asking: OpenPart, other: OpenPart, reserved: NodeReservations) -> None:
-        """Records that the kubelet got the slots of another container, which will get those of this one."""
-        if asking is not other:
-            self._move(asking.name, MovedSlots(other.slots, asking.amount), reserved)
-            self._move(other.name, MovedSlots(asking.slots, asking.amount), reserved)
-
     def _move(self, name: PartName, moved: MovedSlots, reserved: NodeReservations) -> None:
-        """Records that a container gets these slots instead of those reserved for it."""
         self.moved = {key: each for key, each in self.moved.items() if key[0] in reserved.until} | {name: moved}
 
     def _amounts_moved(self, slots: Collection[DeviceID]) -> Mapping[DeviceID, Amount]:
-        """Returns the amounts of a container that gets exactly the slots recorded instead of reserved ones; else empty."""
+        """Returns the amounts of a container that gets exactly slots recorded instead of reserved ones."""
         until = self.view.reserved.until
         now = self.view.now
         wanted = frozenset(slots)
@@ -154,10 +147,7 @@ class SlotClaim(Claim):
         return {}
 
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
-        """
-        Raises InvalidShare for several slots of one GPU, which give no more of it than one, and ShareSplit for slots
-        that the container which waits for this number must not have.
-        """
+        """Raises InvalidShare for several slots of one GPU, and ShareSplit as `check_reserved`."""
         if resource not in resources_in_slots(self.view.state.hardware):
             return
         gpus = [base_of(slot) for slot in devices]
@@ -174,8 +164,8 @@ class SlotClaim(Claim):
 
     def check_reserved(self, resource: ResourceName, slots: Collection[DeviceID]) -> None:
         """
-        Raises ShareSplit for slots that are not those of the container which waits for this number, if it must have its own.
-        If its reservation may move, records these slots instead: a kubelet that has no choice asks for no preference.
+        Raises ShareSplit for slots that the container which waits for this number must not have. If its reservation may
+        move, records these slots instead: a kubelet without a choice asks for no preference.
         """
         if resource not in resources_in_slots(self.view.state.hardware):
             return
@@ -218,26 +208,8 @@ class SlotClaim(Claim):
         reserved = self._amounts_moved(slots) or amounts_reserved(kept, now, resource, slots)
         return {slot: reserved.get(slot) or equal_part(hardware, base_of(slot)) for slot in slots}
 
-    def reserved_for(self, resource: ResourceName, amounts: Mapping[DeviceID, Amount]) -> tuple[str, ...]:
-        """
-        Returns the UIDs of the pods for which the amounts of these slots are reserved; () for equal parts and for other
-        devices.
-        """
-        hardware = self.view.state.hardware
-        if all(amount == equal_part(hardware, base_of(slot)) for slot, amount in amounts.items()):
-            return ()
-        return pods_reserved_for(self.view.reserved, self.view.now, resource, amounts)
-
-    def displaced_pod_of(self, resource: ResourceName, slots: Collection[DeviceID]) -> str:
-        """Returns the UID of a pod that must not start with these slots, because others got its reservation; else empty."""
-        is_moved = bool(self._amounts_moved(slots))
-        return "" if is_moved else displaced_pod(self.view.state, self.view.reserved, self.view.now, resource, slots)
-
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """
-        As `Claim.conflicts`: the records of these GPUs if they do not leave enough for the slots. Raises as
-        `check_reserved`, which decides the amounts.
-        """
+        """Returns the records of these GPUs if they do not leave enough for the slots. Raises as `check_reserved`."""
         self.check_reserved(asked.resource, asked.ids)
         amounts = self.amounts(asked.resource, asked.ids)
         if not amounts:
@@ -247,10 +219,7 @@ class SlotClaim(Claim):
         return sharing if self._lacking(amounts, (*sharing, *asked.new.granted)) is not None else ()
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """
-        As `Claim.evict`; nothing remains of these records. What the kubelet has still allocated of records that are
-        released already counts. Raises NotEnoughShareCores and NotEnoughShareMemory if too little becomes free.
-        """
+        """Releases ended records if the GPUs lack something. Raises ShareDoesNotFit."""
         if not conflicts:
             return
         poll = asked.known_poll
@@ -272,26 +241,32 @@ class SlotClaim(Claim):
         asked.new.ended.update(ended)
 
     def complete(self, asked: AskedContainer, allocation: Allocation) -> Allocation:
-        """As `Claim.complete`: the amounts and instances of the slots, and whose reservation they were."""
+        """Adds the amounts and instances of the slots, and whose reservation they were."""
         resource = asked.resource
-        if resource not in resources_in_slots(self.view.state.hardware):
+        hardware = self.view.state.hardware
+        if resource not in resources_in_slots(hardware):
             return allocation
+        reserved = self.view.reserved
+        now = self.view.now
         slots = allocation.devices[resource]
         amounts = self.amounts(resource, slots)
+        is_equal = all(amount == equal_part(hardware, base_of(slot)) for slot, amount in amounts.items())
+        displaced = displaced_pod_name(asked.new.gone.values(), resource, slots, asked.listing)
+        if not displaced and not self._amounts_moved(slots):
+            displaced = displaced_pod(self.view.state, reserved, now, resource, slots)
         made = {slot: asked.made[slot] for slot in slots if slot in asked.made}
         return msgspec.structs.replace(
             allocation,
             slots={**amounts, **{slot: each.amount for slot, each in made.items()}},
             instances={slot: each.uuid for slot, each in made.items()},
-            reserved_for=self.reserved_for(resource, amounts),
-            denied=displaced_pod_name(asked.new.gone.values(), resource, slots, asked.listing)
-            or self.displaced_pod_of(resource, slots),
+            reserved_for=() if is_equal else pods_reserved_for(reserved, now, resource, amounts),
+            denied=displaced,
         )
 
     def _refusal(
         self, resource: ResourceName, slots: Collection[DeviceID], lacking: ShareDoesNotFit
     ) -> ShareDoesNotFit:
-        """Returns the refusal of slots whose GPUs lack something. If they stood for reserved slots, they no longer do."""
+        """Returns the refusal of slots whose GPUs lack something; they no longer stand for reserved slots."""
         moved = [name for name, each in self.moved.items() if each.slots == frozenset(slots)]
         if not moved:
             return lacking
@@ -304,7 +279,7 @@ class SlotClaim(Claim):
         )
 
     def _lacking(self, amounts: Mapping[DeviceID, Amount], held: Sequence[Allocation]) -> ShareDoesNotFit | None:
-        """Returns what a GPU lacks, after the amounts of these allocations on other slots; None: it lacks nothing."""
+        """Returns what a GPU lacks beside the amounts of these allocations on other slots; None: nothing."""
         hardware = self.view.state.hardware
         by_gpu = held_by_slot(hardware, held)
         for slot, asked in amounts.items():
@@ -321,9 +296,3 @@ class SlotClaim(Claim):
             if memory < asked.memory:
                 return NotEnoughShareMemory(FIELDS, asked.memory, 1, [max(0, memory)])
         return None
-
-
-def are_used(live: NodeState, slots: Collection[DeviceID]) -> bool:
-    """Whether a known container has one of these slots. A kubelet that has lost its checkpoint offers them again."""
-    holders = live.ownership.holders
-    return any(slot in holders and live.allocations[holders[slot]].owner is not None for slot in slots)

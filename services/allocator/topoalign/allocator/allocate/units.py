@@ -2,20 +2,12 @@
 Prefers and checks vcuda units in the kubelet's calls.
 
 A kubelet allocates a container's computing time and its memory one after the other, in any order, and does not name the
-container. Both halves have to be of one GPU. If one container has all computing time of a GPU, no other container may have
-anything of it.
+container. Both halves have to be of one GPU. If one container has all computing time of a GPU, no other may have anything.
 
-- GetPreferredAllocation prefers, in this order: the units that are reserved for a request of this size, if the other half is
-  on their GPU; units of the GPU of the newest grant, if that may lack its other half; units of the GPU that `gpus_for`
-  chooses, for the share of a container that waits for this number, or for these units and an equal part of the other kind.
-  Only a reservation connects a whole GPU with a second half.
-- Allocate refuses units of several GPUs, except whole GPUs with memory that is reserved with them, and equal parts of
-several
-  GPUs as they are reserved. It also refuses memory of another GPU than the computing time granted just before, and units
-  other than the reserved ones of a container that waits for this number of units of several GPUs.
-- Allocate, by the record (`UnitClaim.evict`), refuses a whole GPU while a container has units of it, and units while a
-  container has the GPU as a whole. Records of ended containers are released. Records reserved for one pod do not count
-  against each other.
+- GetPreferredAllocation prefers the units that are reserved for a request of this size, if the other half is on their GPU;
+  then units of the GPU of the newest grant, if that may lack its other half; then those of the GPU that `gpus_for` chooses.
+- Allocate refuses units of several GPUs unless they are reserved, memory of another GPU than the computing time granted just
+  before, a whole GPU while a container has units of it, and units while a container has the GPU as a whole.
 - PreStartContainer (`pre_start`) checks again, because the kubelet's checkpoint then shows the devices of each container.
 
 The record does not contain which grant may lack its other half, so an agent that has just started knows none.
@@ -104,8 +96,8 @@ def share_asked(kind: UnitKind, size: int) -> Share:
 
 def shares_asked(kind: UnitKind, question: ShareQuestion, reserved: NodeReservations, now: float) -> tuple[Share, ...]:
     """
-    Returns the shares that a request may be for: first that of a container which waits for this number of units at monotonic
-    second `now`, so that one GPU must have both halves left.
+    Returns the shares that a request may be for. First comes that of a container which waits for this number of units,
+    so that one GPU must have both halves left.
     """
     for _, container, units in open_reservations(reserved, now, question.resource):
         if len(units) == question.size:
@@ -131,8 +123,8 @@ def gpu_of_other_half(
     is_reserved: bool,
 ) -> tuple[DeviceID, ...]:
     """
-    Returns the GPU of the newest grant if these units should be its other half, else (). For whole GPUs they should be only
-    if a reservation has memory with them (`is_reserved`). `fitting`: GPU -> available units.
+    Returns the GPU of the newest grant if these units should be its other half, else (). `is_reserved`: a reservation
+    has memory with a whole GPU. `fitting`: GPU -> available units.
     """
     if half is None or share.whole or must_include:
         return ()
@@ -152,9 +144,8 @@ def gpus_for(
     was_split: bool,
 ) -> tuple[DeviceID, ...]:
     """
-    Returns the GPUs whose units of this kind a container should get; () if none have enough. If the container reuses
-    units of an init container, these are their GPUs and, for whole GPUs, further ones. `compat`: as in the rules of the
-    node. `was_split`: whether an equal part of the other half was too little for such a share before.
+    Returns the GPUs whose units a container should get; () if none have enough. `was_split`: an equal part of the other
+    half was too little for such a share before.
     """
     left = {
         gpu: limit_units_left(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()
@@ -175,10 +166,7 @@ def gpus_for(
 def with_other_half(
     topology: Topology, left: SharesLeft, share: Share, kind: UnitKind, *, was_split: bool
 ) -> list[DeviceID]:
-    """
-    Returns, among the GPUs with enough left, those with most left of the other kind. GPUs in use with an equal part of both
-    left take precedence. `was_split` as for `gpus_for`.
-    """
+    """Returns the GPUs with enough left that have most of the other kind, those in use first."""
     room = gpus_with_enough(topology, left, share)
     in_use = [
         gpu for gpu in room if not left[gpu].unused and enough(left[gpu], with_equal_part(share, left[gpu].offered))
@@ -250,16 +238,14 @@ class UnitClaim(Claim):
             if (kind := first_unit_kind(units)) is None:
                 return
             before = self.open_half(kind, poll)
-            pods = self._possible_owners(resource, units, poll, before).pods
+            pods = self.possible_owners(resource, units, poll, before).pods
             is_second = before is not None and before.allocation.amounts.keys() == answer.amounts.keys()
             self._newest = NewestUnitGrant(answer.id, self.view.now, is_second, pods)
 
     def open_half(self, kind: UnitKind, poll: Poll | None) -> OpenHalf | None:
         """
-        Returns the newest grant, if units of this kind may be its other half: a kubelet admits one container after the
-        other. None if it has such units; if it is in the kubelet's checkpoint (as of `poll`), which is written when a
-        container has all its devices; if it is older than `OPEN_SECONDS`; or if its container has all that is reserved
-        for it.
+        Returns the newest grant, if units of this kind may be its other half. It is not if its container is in the
+        checkpoint, which is written when it has all its devices, or has all that is reserved for it.
         """
         if self._newest is None or self.view.now - self._newest.at > OPEN_SECONDS:
             return None
@@ -283,10 +269,7 @@ class UnitClaim(Claim):
         return OpenHalf(newest, not self._newest.is_second and needs_memory(newest))
 
     def _recent_half(self, kind: UnitKind) -> OpenHalf | None:
-        """
-        Returns the newest grant, if it may be a first half, without regard to the checkpoint, which may be written between
-        two halves. For preferences only.
-        """
+        """Returns the newest grant, if it may be a first half, without regard to the checkpoint."""
         if self._newest is None or self._newest.is_second or self.view.now - self._newest.at > OPEN_SECONDS:
             return None
         newest = self.view.state.allocations.get(self._newest.id)
@@ -304,19 +287,13 @@ class UnitClaim(Claim):
             for each in amounts_of(unit for part in entered for unit in part.devices).values()
         )
 
-    def possible_owners(self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None) -> PossibleOwners:
-        """
-        Returns the containers that a call for these units may be for: of a pod that has some of them by the checkpoint, of a
-        pod for which exactly these are reserved, and of the newest grant, if it lacks them.
-        """
-        kind = first_unit_kind(units)
-        half = self.open_half(kind, poll) if kind is not None else None
-        return self._possible_owners(resource, units, poll, half)
-
-    def _possible_owners(
+    def possible_owners(
         self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None, half: OpenHalf | None
     ) -> PossibleOwners:
-        """As `possible_owners`. `half`: the grant whose other half these units may be."""
+        """
+        Returns the containers that a call for these units may be for: of a pod that has some by the checkpoint, of a pod for
+        which exactly these are reserved, and of the newest grant, if these may be its other `half`.
+        """
         asked = frozenset(units)
         parts = poll.listing.parts if poll is not None else ()
         pods = {part.pod_uid for part in parts if part.resource == resource and not asked.isdisjoint(part.devices)}
@@ -340,10 +317,9 @@ class UnitClaim(Claim):
         self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID], poll: Poll | None
     ) -> tuple[DeviceID, ...]:
         """
-        Returns the units that a container should get; () if no GPU has enough of them. `live`: the state without ended
-        allocations; `displaced`: further devices that count as held; `poll`: the kubelet's answer, if there is one. Reserved
-        units of both kinds are avoided as long as enough others are left. On a GPU without enough others, the unreserved
-        units are taken first.
+        Returns the units that a container should get; () if no GPU has enough. `live`: the state without ended
+        allocations; `displaced`: further devices that count as held. Reserved units are avoided as long as enough
+        others are left.
         """
         resource, available, must_include, size = question
         kind = unit_of(live.hardware, resource)
@@ -392,9 +368,8 @@ class UnitClaim(Claim):
 
     def check_half(self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None) -> None:
         """
-        Checks as `check_spread`. Also raises ShareSplit for memory of another GPU than the computing time granted just
-        before, if the memory is not reserved. It does so once, because the pod of that grant may have been refused
-        meanwhile, and then this call is for another container.
+        Checks as `check_spread`. Also raises ShareSplit, once, for unreserved memory of another GPU than the computing
+        time granted just before; the pod of that grant may have been refused meanwhile.
         """
         self.check_spread(resource, units)
         if first_unit_kind(units) != "memory":
@@ -412,10 +387,7 @@ class UnitClaim(Claim):
         )
 
     def check_spread(self, resource: ResourceName, units: Collection[DeviceID]) -> None:
-        """
-        Raises ShareSplit if a container waits for this number of units of several GPUs and these are not its units. Its
-        other half is not known here, and a share of other GPUs, or of one GPU, is not what it requested.
-        """
+        """Raises ShareSplit if a container that waits for this number of units of several GPUs has others."""
         own = spread_for(self.view.reserved, self.view.now, resource, len(units), units)
         if own is None:
             return
@@ -439,9 +411,7 @@ class UnitClaim(Claim):
     # is wrong, the container does not start (`pre_start`).
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """
-        As `Claim.conflicts`: the records of these GPUs if a container may have one of the GPUs as a whole, or would get it.
-        """
+        """Returns the records of these GPUs if a container may have one of the GPUs as a whole, or would get it."""
         state = self.view.state
         amounts = amounts_of(asked.devices) if unit_of(state.hardware, asked.resource) is not None else {}
         if not amounts:
@@ -455,8 +425,8 @@ class UnitClaim(Claim):
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
         """
-        As `Claim.evict`. A container has also ended if another record of it is stale. Raises as `check_half`, and
-        WholeGpuInUse if another container has one of the GPUs as a whole, or has units of a GPU that is requested whole.
+        Releases ended records of these GPUs. Raises as `check_half`, and WholeGpuInUse if another container has one of
+        the GPUs as a whole, or has units of a GPU that is requested whole.
         """
         resource = asked.resource
         if unit_of(self.view.state.hardware, resource) is None:
@@ -481,7 +451,9 @@ class UnitClaim(Claim):
             is_over = (record.owner, record.pod_uid) in over and not runs_on
             is_dropped = liveness.dropped(gone, (), (), poll.at) or (gone and self._is_unowned(record, listing))
             (ended if is_over or is_dropped else counted).append(record)
-        owners = self.possible_owners(resource, asked.ids, poll)
+        kind = first_unit_kind(asked.ids)
+        half = self.open_half(kind, poll) if kind is not None else None
+        owners = self.possible_owners(resource, asked.ids, poll, half)
         for holder, held in units_held(counted, conflicts, listing, liveness).items():
             gpus = exclusive_conflicts(amounts, amounts_of(held))
             if gpus and holder.pod not in owners.pods and holder.container not in owners.records:
@@ -490,10 +462,8 @@ class UnitClaim(Claim):
 
     def _is_unowned(self, record: Allocation, listing: KubeletListing) -> bool:
         """
-        Whether a checkpoint written since a grant has nothing of it. The kubelet writes the devices of a container before it
-        calls Allocate for the next one. It also writes at other times, perhaps just before it notes a grant. Such a
-        grant may be the first half of the container of this call; then it is the newest one, so the newest grant never
-        counts.
+        Whether a checkpoint written since a grant has nothing of it. The newest grant never counts: it may be the first
+        half of this call's container, and the checkpoint may be older than the note of it.
         """
         return (
             (self._newest is None or record.id != self._newest.id)
@@ -517,9 +487,8 @@ def units_held(
     records: Iterable[Allocation], every: Iterable[Allocation], listing: KubeletListing, liveness: LivenessCheck
 ) -> Mapping[Holder, Set[DeviceID]]:
     """
-    Returns container -> its units in these records. A record without an owner gets the owner of the checkpoint's entry,
-    unless the entry is older: the kubelet writes dropped devices later than it allocates them again. `every`: these
-    records and those of ended containers; containers that the latter displaced may still run.
+    Returns container -> its units in these records. A record without an owner gets that of the checkpoint's entry,
+    unless the entry is older. `every`: also ended records; containers that they displaced may still run.
     """
     found = defaultdict[Holder, set[DeviceID]](set)
     entered_later = [each for each in records if each.owner is not None or liveness.is_written_since(each, listing)]

@@ -1,19 +1,15 @@
 """
 Refuses GPUs that their container would not see, if it requests GPUs of several resources (`core.demand.device_lists`).
 
-A reservation lists the devices of all resources of a container, so each answer to Allocate names all GPUs of the container.
-Without a reservation, an answer names the GPUs of its own resource only. If NVIDIA_VISIBLE_DEVICES is the only list
-(`deviceListStrategy: envvar`), the container would not see the others. So the next Allocate is refused, and the pod fails at
-its admission, with the reason, before it holds a GPU that it cannot use.
-
-An Allocate is for the container of the newest grant of GPUs as long as the kubelet's checkpoint does not have that
-grant, for at most OPEN_SECONDS. The kubelet writes the checkpoint when a container has all its devices, and admits one
-container after the other (kubelet v1.36.3, devicemanager allocateContainerResources).
-
-Example, of a container with one GPU and one MIG instance:
+A reservation lists the devices of all resources of a container, so each answer names all its GPUs. Without one, an answer
+names the GPUs of its own resource only. If NVIDIA_VISIBLE_DEVICES is the only list (`deviceListStrategy: envvar`), the
+container would not see the others, so the next Allocate is refused. Example of one GPU and one MIG instance:
 
     reserved GPU-0, MIG-1-0    Allocate of GPU-0 names GPU-0,MIG-1-0    Allocate of MIG-1-0 names GPU-0,MIG-1-0
     nothing reserved           Allocate of GPU-0 names GPU-0            Allocate of MIG-1-0 is refused
+
+An Allocate is for the container of the newest grant of GPUs as long as the checkpoint, which is written when a container has
+all its devices, does not have that grant, for at most OPEN_SECONDS (kubelet v1.36.3, allocateContainerResources).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,7 +23,6 @@ from topoalign.core.model.errors import NoFit, quoted
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import gpus_by_instances
 
 Devices = Mapping[ResourceName, tuple[DeviceID, ...]]
@@ -86,9 +81,9 @@ class VisibleGpus(Claim):
         self, resource: ResourceName, allocation: Allocation
     ) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
-        Returns the devices that the container of an allocation has, or will have, of all resources of the same kind (GPUs or
-        NICs): those reserved for it, and later those in the record for its owner. Containers of a pod that use the same
-        devices one after the other have one list. Empty for vcuda units, with which no container has other GPUs.
+        Returns the devices that the container has, or will have, of all resources of the same kind (GPUs or NICs):
+        those reserved for it, and later those of its owner. Empty for vcuda units, with which no container has other
+        GPUs.
         """
         state = self.view.state
         reserved = self.view.reserved
@@ -110,22 +105,23 @@ class VisibleGpus(Claim):
         if all(devices.keys() <= {resource} for devices in parts):
             return {}
         instances = {slot: uuid for each in state.allocations.values() for slot, uuid in each.instances.items()}
+        by_instances = gpus_by_instances(state.hardware)
         found: dict[ResourceName, tuple[DeviceID, ...]] = {}
         for name, ids in ((name, ids) for devices in parts for name, ids in devices.items()):
-            known = (instances.get(each, each) for each in ids if has_final_id(state, each, instances))
+            # A slot that becomes a MIG instance has its final id once the instance is created.
+            known = [
+                instances.get(each, each) for each in ids if each in instances or base_of(each) not in by_instances
+            ]
             found[name] = tuple(dict.fromkeys((*found.get(name, ()), *known)))
         return found
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """As `Claim.conflicts`: the newest grant, if a poll must show whether these GPUs are for its container."""
+        """Returns the newest grant, if a poll must show whether these GPUs are for its container."""
         newest = self._hiding(asked.resource, asked.ids)
         return () if newest is None else [self.view.state.allocations[newest.id]]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """
-        Raises NotVisible for GPUs that the answer to the newest grant does not name, if both are for one container. It does
-        so once, because the pod of that grant may have been refused meanwhile.
-        """
+        """Raises NotVisible, once, for GPUs that the answer to the newest grant, of this container, does not name."""
         newest = self._newest
         if not conflicts or newest is None or self._is_entered(newest, asked.known_poll):
             return
@@ -134,10 +130,7 @@ class VisibleGpus(Claim):
         raise NotVisible(asked.resource, {*map(base_of, asked.ids)}, newest.resource, named)
 
     def _hiding(self, resource: ResourceName, devices: Collection[DeviceID]) -> NewestGpuGrant | None:
-        """
-        Returns the newest grant, if it is of another resource, these GPUs may follow it, and its answer lacks some of
-        them.
-        """
+        """Returns the newest grant, if it is of another resource and its answer lacks some GPUs that may follow it."""
         newest = self._newest
         if newest is None or newest.resource == resource or not self._by_variable_alone():
             return None
@@ -149,14 +142,13 @@ class VisibleGpus(Claim):
         return newest
 
     def _named(self, newest: NewestGpuGrant) -> frozenset[DeviceID]:
-        """The GPUs and MIG instances that the answer to a grant names."""
+        """Returns the GPUs and MIG instances that the answer to a grant names."""
         grant = self.view.state.allocations[newest.id]
         own = (grant.instances.get(each, each) for each in grant.from_kubelet.get(newest.resource, ()))
         others = (each for ids in self.devices_of_container(newest.resource, grant).values() for each in ids)
         return frozenset(map(base_of, (*own, *others)))
 
     def _is_entered(self, newest: NewestGpuGrant, poll: Poll) -> bool:
-        """Whether the checkpoint has a grant, or cannot be read."""
         if poll.listing.checkpoint is None:
             return True
         grant = self.view.state.allocations[newest.id]
@@ -173,8 +165,8 @@ def of_kind(devices: Devices, topology: Topology, kind: Callable[[Topology, Reso
 
 def with_same_devices(containers: Iterable[Devices], part: Part) -> list[Devices]:
     """
-    Returns those of a pod's containers that have exactly these devices of a resource, and those that share a resource's
-    devices with one of them, such as an app container that reuses the GPU of an init container. An Allocate may be for each.
+    Returns the containers of a pod that have exactly these devices of a resource, and those that share devices with
+    them, such as an app container that reuses the GPU of an init container.
     """
     found: list[Devices] = []
     known = {part}
@@ -189,8 +181,3 @@ def with_same_devices(containers: Iterable[Devices], part: Part) -> list[Devices
 def resource_sets(devices: Devices) -> set[Part]:
     """Returns each resource with its devices."""
     return {(name, frozenset(ids)) for name, ids in devices.items()}
-
-
-def has_final_id(state: NodeState, device: DeviceID, instances: Mapping[DeviceID, DeviceID]) -> bool:
-    """Whether a device has its final id: a slot that becomes a MIG instance has it once the instance is created."""
-    return device in instances or base_of(device) not in gpus_by_instances(state.hardware)

@@ -1,16 +1,13 @@
 """
-Writes the CDI specifications of the node's devices for the container runtime, and the annotation that names them.
+Writes the CDI specifications of the node's devices for the container runtime: device nodes, the driver's libraries, and the
+hooks that make the loader find these (decision record 0008).
 
-Vendor, classes and names of devices are those of NVIDIA's device plugin. They are known to users, and our file replaces the
-plugin's, because two specifications of one kind contradict each other. Each device has its uuid and its index as names.
-Every GPU and MIG instance is included, offered or not, because a running container may be started again under an old
-name.
+Vendor, classes and names are those of NVIDIA's device plugin, so that our file replaces its file: two specifications of one
+kind would contradict each other. Each device has its uuid and its index as names. Every GPU and MIG instance is included,
+offered or not, because a running container may be started again under an old name.
 
-A specification contains everything that a container needs: device nodes, the libraries of the driver, and the hooks that
-make the loader find these (decision record 0008).
-
-Sources: Container Device Interface specification 1.1.0 (of which this needs no more than version 0.5.0: host paths, names
-that begin with a digit); k8s-device-plugin v0.20.0, internal/cdi; nvidia-container-toolkit v1.17, pkg/nvcdi.
+Sources: Container Device Interface specification 1.1.0 (of which this needs no more than version 0.5.0); k8s-device-plugin
+v0.20.0, internal/cdi; nvidia-container-toolkit v1.17, pkg/nvcdi.
 """
 
 import hashlib
@@ -19,14 +16,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from glob import glob
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from topoalign.allocator.containers import host_files
 from topoalign.allocator.containers.host_files import (
     ContainerUnready,
-    DriverFiles,
     HostRoot,
     dev_root,
     driver_root,
@@ -52,62 +48,8 @@ HOOKS = ("/usr/bin/nvidia-ctk", "/usr/bin/nvidia-cdi-hook")
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 
 
-class SpecSection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """Base of every mapping in a CDI specification: JSON keys in camelCase, and no key for a field at its default."""
-
-
-class DeviceNode(SpecSection, frozen=True, kw_only=True):
-    """A device node that a container gets: `deviceNodes` of the CDI specification."""
-
-    path: str
-    host_path: str = ""
-    """Empty: `path`."""
-    permissions: str = ""
-
-
-class Mount(SpecSection, frozen=True, kw_only=True):
-    """A bind mount of a file of the host into a container: `mounts` of the CDI specification."""
-
-    host_path: str
-    container_path: str
-    options: tuple[str, ...] = ()
-
-
-class Hook(SpecSection, frozen=True, kw_only=True):
-    """A program that the runtime starts while it creates a container: `hooks` of the CDI specification."""
-
-    hook_name: str
-    path: str
-    args: tuple[str, ...] = ()
-
-
-class Edits(SpecSection, frozen=True, kw_only=True):
-    """What the runtime changes in a container: `containerEdits` of the CDI specification."""
-
-    env: tuple[str, ...] = ()
-    device_nodes: tuple[DeviceNode, ...] = ()
-    mounts: tuple[Mount, ...] = ()
-    hooks: tuple[Hook, ...] = ()
-
-
-NOTHING = Edits()
-
-
-class SpecDevice(SpecSection, frozen=True, kw_only=True):
-    """One device that a container can name, and what the container gets with it: `devices` of the CDI specification."""
-
-    name: str
-    container_edits: Edits
-
-
-class Specification(SpecSection, frozen=True, kw_only=True):
-    """One CDI specification file: all devices of one kind (`vendor/class`)."""
-
-    cdi_version: str
-    kind: str
-    devices: tuple[SpecDevice, ...]
-    container_edits: Edits = NOTHING
-    """Made once, for any number of the devices in a container."""
+Json = dict[str, Any]
+"""A part of a CDI specification, with the keys of that; a key whose value would be empty is left out."""
 
 
 class Extra(NamedTuple):
@@ -126,16 +68,14 @@ EXTRAS = {
 
 
 def qualified_cdi_name(kind: str, name: str) -> str:
-    """The qualified name of a device: `k8s.device-plugin.nvidia.com/gpu=GPU-1` for kind `gpu` and name `GPU-1`."""
+    """Returns the qualified name of a device: `k8s.device-plugin.nvidia.com/gpu=GPU-1`."""
     return f"{VENDOR}/{kind}={name}"
 
 
 def cdi_annotation(prefix: str, devices: Sequence[str]) -> dict[str, str]:
     """
-    Returns the annotation by which a container names its CDI devices (qualified names) to the runtime.
-
-    The kubelet keeps one value per key over all resources of a container. So different devices have different keys, and the
-    same devices always have the same key.
+    Returns the annotation that names a container's CDI devices. Its key is a digest of them, because the kubelet keeps
+    one value per key over all resources of a container.
     """
     value = ",".join(devices)
     digest = hashlib.sha256(value.encode()).hexdigest()[:32]
@@ -147,46 +87,51 @@ def specifications(
     topology: Topology,
     channels: Sequence[int],
     minors: Mapping[host_files.Instance, int],
-) -> dict[str, Specification]:
+) -> dict[str, Json]:
     """
-    Builds the CDI specifications of a node, by class; none for a node without GPUs.
-
-    `channels` are the numbers of the IMEX channels, `minors` those of the capabilities of MIG instances. Raises
-    ContainerUnready if containers would start with less than they need.
-
-    Extras that are not on this node are left out, as NVIDIA's device plugin does: one configuration is for many nodes.
+    Builds the CDI specifications of a node by class; none without GPUs. Raises ContainerUnready if containers would start
+    with less than they need. Extras that are not on this node are left out, as in NVIDIA's device plugin.
     """
     dev = dev_root(configuration.flags)
-    devices = gpu_devices(topology, dev, minors)
-    if not devices:
+    root = driver_root(configuration.flags)
+    gpus = gpu_nodes(topology, minors)
+    if not gpus:
         return {}
-    found = {GPUS: specification(GPUS, devices, driver_edits(configuration, dev))}
+    devices = {name: edits_of(nodes, dev) for name, nodes in gpus.items()}
+    found = {GPUS: specification(GPUS, devices, driver_edits(configuration, dev, root))}
     if channels:
-        nodes = {str(channel): (host_files.of_channel(channel),) for channel in channels}
-        found[CHANNELS] = specification(CHANNELS, cdi_devices(nodes, dev))
+        nodes = {str(channel): edits_of([host_files.of_channel(channel)], dev) for channel in channels}
+        found[CHANNELS] = specification(CHANNELS, nodes)
     for name in extras(configuration):
-        edits = edits_of_extra(EXTRAS[name], dev, driver_root(configuration.flags))
-        if edits.device_nodes:
-            found[name] = specification(name, [SpecDevice(name=ALL, container_edits=edits)])
+        paths = list[str]()
+        for pattern in EXTRAS[name].nodes:
+            directory, _, last = pattern.rpartition("/")
+            paths += sorted(f"{directory}/{each}" for each in glob(last, root_dir=dev.below(directory)))
+        if paths:
+            mounted = host_files.present(root, EXTRAS[name].paths)
+            edits = edits_of(paths, dev) | ({"mounts": mounts(mounted, root)} if mounted else {})
+            found[name] = specification(name, {ALL: edits})
     return found
 
 
 def extras(configuration: Configuration) -> list[str]:
-    """The extra classes that the configuration enables: some of `gdrcopy`, `gds`, `mofed`."""
+    """Returns the extra classes that the configuration enables: some of `gdrcopy`, `gds`, `mofed`."""
     flags = configuration.flags
     asked = {"gdrcopy": flags.gdrcopy_enabled, "gds": flags.gds_enabled, "mofed": flags.mofed_enabled}
     return [name for name, wanted in asked.items() if wanted]
 
 
-def specification(kind: str, devices: Sequence[SpecDevice], edits: Edits = NOTHING) -> Specification:
-    """The specification of one class of devices; `edits` are made once in each container that has any of them."""
-    return Specification(cdi_version=VERSION, kind=f"{VENDOR}/{kind}", devices=tuple(devices), container_edits=edits)
+def specification(kind: str, devices: Mapping[str, Json], edits: Json | None = None) -> Json:
+    """Returns the specification of a class; `edits` are made once in each container that has any of its devices."""
+    listed = [{"name": name, "containerEdits": each} for name, each in devices.items()]
+    common = {"containerEdits": edits} if edits else {}
+    return {"cdiVersion": VERSION, "kind": f"{VENDOR}/{kind}", "devices": listed, **common}
 
 
-def gpu_devices(topology: Topology, dev: HostRoot, minors: Mapping[host_files.Instance, int]) -> list[SpecDevice]:
+def gpu_nodes(topology: Topology, minors: Mapping[host_files.Instance, int]) -> dict[str, tuple[str, ...]]:
     """
-    Returns the CDI devices of all GPUs and MIG instances, first by uuid and then by index. A device without known nodes, or
-    with an invalid name, is left out, because it would make the whole specification invalid.
+    Returns name -> device nodes of all GPUs and MIG instances, first by uuid and then by index. A device without known nodes
+    or with an invalid name is left out, because it would make the specification invalid.
     """
     by_uuid: dict[str, tuple[str, ...]] = {}
     by_index: dict[str, tuple[str, ...]] = {}
@@ -199,7 +144,7 @@ def gpu_devices(topology: Topology, dev: HostRoot, minors: Mapping[host_files.In
             by_uuid[gpu.id if instance is None else instance.uuid] = nodes
             if (index := index_of(gpu, instance)) is not None:
                 by_index[index] = nodes
-    return cdi_devices({name: nodes for name, nodes in (by_uuid | by_index).items() if NAME.fullmatch(name)}, dev)
+    return {name: nodes for name, nodes in (by_uuid | by_index).items() if NAME.fullmatch(name)}
 
 
 def index_of(gpu: Gpu, instance: MigDevice | None) -> str | None:
@@ -209,48 +154,39 @@ def index_of(gpu: Gpu, instance: MigDevice | None) -> str | None:
     return None if instance.index is None else f"{gpu.index}:{instance.index}"
 
 
-def cdi_devices(nodes: Mapping[str, Iterable[str]], dev: HostRoot) -> list[SpecDevice]:
-    """One CDI device per name, with the device nodes at these paths; `dev` is the root that they have on the host."""
-    return [
-        SpecDevice(name=name, container_edits=Edits(device_nodes=edits_of(paths, dev))) for name, paths in nodes.items()
-    ]
+def edits_of(paths: Iterable[str], dev: HostRoot) -> Json:
+    """Returns the edits with the device nodes at these paths, each with its path on the host if that differs."""
+    nodes = []
+    for path in paths:
+        host = dev.on_host(path)
+        nodes.append({"path": path, **({} if host == path else {"hostPath": host}), "permissions": "rw"})
+    return {"deviceNodes": nodes} if nodes else {}
 
 
-def edits_of(paths: Iterable[str], dev: HostRoot) -> tuple[DeviceNode, ...]:
-    """The device nodes at these paths, readable and writable, each with its path on the host if that differs."""
-    hosts = ((path, dev.on_host(path)) for path in paths)
-    return tuple(
-        DeviceNode(path=path, host_path="" if host == path else host, permissions="rw") for path, host in hosts
-    )
-
-
-def driver_edits(configuration: Configuration, dev: HostRoot) -> Edits:
-    """
-    What every container with a GPU gets: shared device nodes, driver libraries and hooks. Raises ContainerUnready.
-
-    NVIDIA_VISIBLE_DEVICES is set to `void`, because images set it to `all`, and NVIDIA's runtime would add all GPUs.
-    """
-    root = driver_root(configuration.flags)
+def driver_edits(configuration: Configuration, dev: HostRoot, root: HostRoot) -> Json:
+    """Returns what every container with a GPU gets. Raises ContainerUnready."""
     driver = find_driver_files(root)
-    return Edits(
-        env=("NVIDIA_VISIBLE_DEVICES=void",),
-        device_nodes=edits_of(host_files.present(dev, host_files.SHARED), dev),
-        mounts=mounts((*driver.libraries, *driver.programs), root),
-        hooks=hooks(hook_path(configuration, root), driver),
-    )
+    path = hook_path(configuration, root)
+    program = os.path.basename(path)
+    start = [program, "hook"] if program == "nvidia-ctk" else [program]
+    # The loader searches for libcuda.so.1, and some programs for libcuda.so.
+    link = ["create-symlinks", "--link", f"libcuda.so.1::{driver.directory}/libcuda.so"]
+    cache = ["update-ldcache", "--folder", driver.directory]
+    return {
+        # Images set it to `all`, and NVIDIA's runtime would add all GPUs.
+        "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+        **edits_of(host_files.present(dev, host_files.SHARED), dev),
+        "mounts": mounts((*driver.libraries, *driver.programs), root),
+        "hooks": [{"hookName": "createContainer", "path": path, "args": [*start, *args]} for args in (link, cache)],
+    }
 
 
 def hook_path(configuration: Configuration, root: HostRoot) -> str:
-    """
-    The path on the host of the program that NVIDIA's hooks run.
-
-    Raises ContainerUnready if the program does not exist, because no container would start. This is not checked for the root
-    of a driver container, in which the host's programs are not visible.
-    """
+    """Returns the host's path of the program that the hooks run. Raises ContainerUnready if it does not exist."""
     named = configuration.flags.plugin.nvidia_cdi_hook_path
     candidates = (named,) if named else HOOKS
     if root.host != "/":
-        return candidates[0]
+        return candidates[0]  # in the root of a driver container the host's programs are not visible
     found = next((path for path in candidates if os.path.lexists(root.below(path))), None)
     if found is None:
         raise ContainerUnready(
@@ -260,41 +196,9 @@ def hook_path(configuration: Configuration, root: HostRoot) -> str:
     return found
 
 
-def hooks(path: str, driver: DriverFiles) -> tuple[Hook, ...]:
-    """
-    The hooks that make the loader find the driver in a container: they add a link and update the loader's cache.
-
-    The loader searches for libcuda.so.1, and some programs for libcuda.so.
-    """
-    program = os.path.basename(path)
-    start = (program, "hook") if program == "nvidia-ctk" else (program,)
-    return tuple(
-        Hook(hook_name="createContainer", path=path, args=(*start, *args))
-        for args in (
-            ("create-symlinks", "--link", f"libcuda.so.1::{driver.directory}/libcuda.so"),
-            ("update-ldcache", "--folder", driver.directory),
-        )
-    )
-
-
-def edits_of_extra(extra: Extra, dev: HostRoot, root: HostRoot) -> Edits:
-    """The device nodes and mounts of an extra that are on this node; no device nodes if the extra is not on this node."""
-    nodes = [path for pattern in extra.nodes for path in matching(dev, pattern)]
-    return Edits(
-        device_nodes=edits_of(nodes, dev),
-        mounts=mounts(host_files.present(root, extra.paths), root),
-    )
-
-
-def matching(dev: HostRoot, pattern: str) -> list[str]:
-    """The device nodes that match a pattern (`*` in its last part), sorted, by their paths in a container."""
-    directory, _, last = pattern.rpartition("/")
-    return sorted(f"{directory}/{name}" for name in glob(last, root_dir=dev.below(directory)))
-
-
-def mounts(paths: Iterable[str], root: HostRoot) -> tuple[Mount, ...]:
-    """A read-only bind mount for each path below the driver's root, at the same path in the container."""
-    return tuple(Mount(host_path=root.on_host(path), container_path=path, options=READ_ONLY) for path in paths)
+def mounts(paths: Iterable[str], root: HostRoot) -> list[Json]:
+    """Returns a read-only bind mount for each path below the driver's root, at the same path in the container."""
+    return [{"hostPath": root.on_host(path), "containerPath": path, "options": READ_ONLY} for path in paths]
 
 
 # A specification file is replaced in one step, so that a runtime never reads an incomplete one. It is not synced, because it
@@ -318,11 +222,8 @@ class SpecificationFiles:
         self.directory = directory
         self._written: dict[Path, Stamp] = {}
 
-    def put(self, specifications: Mapping[str, Specification]) -> bool:
-        """
-        Writes the specifications (by class) that are missing or differ; returns whether it wrote any. Raises
-        StateFault.
-        """
+    def put(self, specifications: Mapping[str, Json]) -> bool:
+        """Writes the specifications that are missing or differ; returns whether it wrote any. Raises StateFault."""
         self._written = {}
         changed = False
         for kind, specification in specifications.items():
@@ -334,9 +235,13 @@ class SpecificationFiles:
                     changed = True
                 self._written[path] = stamp(path)
             except OSError as error:
-                raise StateFault(
-                    f"cannot write the CDI specification {clean(str(path), 200)}: {error.strerror}", write_remedy(error)
-                ) from error
+                remedy = (
+                    "see whether it is writable and its disk not full, or set TOPOALIGN_CDI_DIR to another directory"
+                )
+                if isinstance(error, FileNotFoundError):
+                    remedy = "create the directory on the node; in a container, mount the host's at the same path"
+                finding = f"cannot write the CDI specification {clean(str(path), 200)}: {error.strerror}"
+                raise StateFault(finding, remedy) from error
         return changed
 
     def in_place(self) -> bool:
@@ -358,10 +263,7 @@ def has_content(path: Path, content: bytes) -> bool:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """
-    Replaces a file in one step. What an earlier process left unfinished is removed first. It has the ending `.new`, which
-    no runtime reads.
-    """
+    """Replaces a file in one step; no runtime reads the ending `.new` of an unfinished one. Raises OSError."""
     unfinished = path.with_name(f".{path.name}.new")
     unfinished.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -372,13 +274,6 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def stamp(path: Path) -> Stamp:
-    """What changes when a file is written or replaced. Raises OSError."""
+    """Returns what changes when a file is written or replaced. Raises OSError."""
     found = path.lstat()
     return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size
-
-
-def write_remedy(error: OSError) -> str:
-    """What an operator can do about a specification that cannot be written."""
-    if isinstance(error, FileNotFoundError):
-        return "create the directory on the node; in a container, mount the host's at the same path"
-    return "see whether the directory is writable and its disk not full, or set TOPOALIGN_CDI_DIR to another one"

@@ -1,9 +1,9 @@
 """
 Prepares the host for passing devices to containers, when the configuration or the hardware changes.
 
-Most device list strategies need no preparation. With the CDI strategies a container gets only names, and the specification
-that they refer to must exist before. An Allocate is refused as long as it cannot be written. This is also checked every few
-seconds, so that an error is known before a pod fails.
+With the CDI strategies a container gets only names, and the specification that they refer to must exist before. An Allocate
+is refused as long as it cannot be written. This is also checked every few seconds, so that an error is known before a pod
+fails.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -29,7 +29,6 @@ from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import ResourceName
-from topoalign.core.model.topology.device_offers import Limiter
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.plugin_config.configuration import Configuration
@@ -63,10 +62,7 @@ class Containers:
         proc: Path = PROC,
         cgroups: Path = CGROUPS,
     ) -> None:
-        """
-        `configuration` gives the newest one; `cdi_dir` is where the runtime reads CDI specifications; `proc`, `cgroups`:
-        where the host's are mounted.
-        """
+        """`cdi_dir` is where the runtime reads CDI specifications; `proc` and `cgroups` are the host's."""
         self._configuration = configuration
         self._proc = proc
         self._cgroups = cgroups
@@ -79,9 +75,8 @@ class Containers:
 
     def now(self, topology: Topology, resource: ResourceName) -> ResponseWriter:
         """
-        Returns the writer for one Allocate call, so that all its containers use the same configuration and hardware.
-
-        Raises ContainerUnready or StateFault if containers could not use their devices. Then nothing may be allocated.
+        Returns the writer for one Allocate call, by one configuration and one state of the hardware. Raises
+        ContainerUnready or StateFault if containers could not use their devices.
         """
         if not has_gpus(topology, resource):
             return ResponseWriter()
@@ -93,16 +88,17 @@ class Containers:
             found = tuple(kind for kind in cdi.extras(lists.configuration) if kind in specified)
             providers.append(CdiNames(lists, found))
         # Most nodes share nothing by MPS and have no limiter, and do not import these modules.
-        limiter = limiter_of(topology, resource)
-        if limiter == "hami-core":
+        offers = topology.offers_of.get(resource, ())
+        limiters = {offer.limiter for offer in offers}
+        if "hami-core" in limiters:
             from topoalign.allocator.containers.hami_core.slot_edits import hami_core_edits
 
             providers.append(hami_core_edits(flags))
-        elif limiter == "vcuda":
+        elif "vcuda" in limiters:
             from topoalign.allocator.containers.vcuda.unit_edits import vcuda_edits
 
             providers.append(vcuda_edits(flags, self._proc, self._cgroups))
-        elif any(offer.sharing == "mps" for offer in topology.offers_of.get(resource, ())):
+        elif any(offer.sharing == "mps" for offer in offers):
             from topoalign.allocator.containers.mps import mps_edits
 
             providers.append(mps_edits(flags.mps_root, topology, resource))
@@ -158,7 +154,6 @@ class Containers:
         )
 
     def _specify(self, configuration: Configuration, topology: Topology, channels: tuple[int, ...]) -> Collection[str]:
-        """Writes the specifications if they have changed, and returns their classes."""
         specified = self._specified
         if (
             specified is None
@@ -178,9 +173,3 @@ async def wait_for_hardware(allocator: AllocatorPort, topology: Topology) -> Non
     """Waits until the allocator's hardware is another one than `topology`."""
     while allocator.state.hardware is topology:
         await allocator.wait_past(allocator.version)
-
-
-def limiter_of(topology: Topology, resource: ResourceName) -> Limiter:
-    """What limits containers to what they hold of a resource: a library for its units or slots, or nothing."""
-    named = (each.limiter for each in topology.offers_of.get(resource, ()))
-    return next((limiter for limiter in named if limiter not in (None, "none")), "none")

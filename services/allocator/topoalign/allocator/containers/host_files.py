@@ -1,15 +1,15 @@
 """
 Finds files of the host: the driver's libraries, and device nodes.
 
-The driver may be installed on the host or by a container of its own, and this process may run in a container, too. So a path
-has two roots. The kubelet gets the host's path of a file. Whether the file exists is checked at the path where this process
-sees it.
+The driver may be installed on the host or by a container, and this process may run in a container, too. So a path has two
+roots: the kubelet gets the host's path of a file, and whether it exists is checked where this process sees it.
 """
 
 import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,11 +37,11 @@ class HostRoot(NamedTuple):
     here: Path
 
     def on_host(self, path: str) -> str:
-        """What the host calls this absolute path below the root."""
+        """Returns the host's path of this absolute path below the root."""
         return os.path.join(self.host, path.lstrip("/"))
 
     def below(self, path: str) -> Path:
-        """Where this process sees this absolute path below the root."""
+        """Returns the path at which this process sees it."""
         return self.here / path.lstrip("/")
 
     def has(self, path: str) -> bool:
@@ -57,10 +57,8 @@ def driver_root(flags: Flags) -> HostRoot:
 
 def dev_root(flags: Flags) -> HostRoot:
     """
-    The root of /dev/nvidia*: `nvidiaDevRoot`, else the driver's.
-
-    Where none of these is mounted for us with a /dev in it our own
-    /dev is searched, which is the host's in a privileged container (k8s-device-plugin v0.20.0, root.getDevRoot).
+    Returns the root of /dev/nvidia*: `nvidiaDevRoot`, else the driver's; without a /dev in these, our own /, which is
+    the host's in a privileged container (k8s-device-plugin v0.20.0, root.getDevRoot).
     """
     host = flags.nvidia_dev_root or flags.nvidia_driver_root
     places = [Path(host), Path("/")]
@@ -114,7 +112,10 @@ def find_driver_files(root: HostRoot) -> DriverFiles:
     """Finds the files of the one driver below the root. Raises ContainerUnready if there is none, or more than one."""
     for directory in LIBRARIES:
         here = root.below(directory)
-        names = library_names(here)
+        # A host has thousands of files there: only those of the driver are checked one by one.
+        names = list[str]()
+        with suppress(OSError):
+            names = sorted(os.listdir(here))
         versions = [named[1] for name in names if (named := _CUDA.fullmatch(name)) and is_regular(here / name)]
         if len(versions) > 1:
             raise ContainerUnready(
@@ -133,17 +134,6 @@ def find_driver_files(root: HostRoot) -> DriverFiles:
         f"no libcuda.so.<version> is found below {root.here}, so that a CDI specification would give containers no driver",
         "mount the driver's root into this container at containerDriverRoot, or use deviceListStrategy envvar",
     )
-
-
-def library_names(directory: Path) -> list[str]:
-    """
-    The names in a directory, sorted; none where it cannot be read. A host has thousands there: only those of the driver
-    are checked one by one.
-    """
-    try:
-        return sorted(os.listdir(directory))
-    except OSError:
-        return []
 
 
 def is_regular(path: Path) -> bool:
@@ -181,9 +171,7 @@ def present(root: HostRoot, paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def gpu_and_instance(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice | None] | None:
-    """
-    The GPU, or GPU and MIG instance, that a device id without its share (`base`) names; None for any other device.
-    """
+    """Returns the GPU, or GPU and MIG instance, of a device id without its share; None for other devices."""
     gpu = topology.gpu_by_id.get(topology.card_of(base))
     if gpu is None or gpu.id == base:
         return None if gpu is None else (gpu, None)
@@ -192,9 +180,8 @@ def gpu_and_instance(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice
 
 def device_node_paths(gpu: Gpu, instance: MigDevice | None, minors: Mapping[Instance, int]) -> tuple[str, ...]:
     """
-    The paths of the device nodes of a GPU, or of one MIG instance: the GPU's, and those of two capabilities.
-
-    `minors` numbers the capabilities. Raises ContainerUnready if the driver does not report a number.
+    Returns the device nodes of a GPU, or of a MIG instance: the GPU's and its two capabilities. Raises ContainerUnready
+    if the driver does not report their numbers.
     """
     if gpu.minor is None:
         raise ContainerUnready(
@@ -216,10 +203,7 @@ def device_node_paths(gpu: Gpu, instance: MigDevice | None, minors: Mapping[Inst
 
 
 def mig_minors(proc: Path) -> dict[Instance, int]:
-    """
-    Reads the minor numbers of the capabilities of all MIG instances from /proc; empty where the driver has no such
-    file.
-    """
+    """Reads the minor numbers of the capabilities of all MIG instances; empty where the driver has no such file."""
     try:
         with (proc / MINORS).open(encoding="ascii", errors="replace") as lines:
             text = lines.read(MOST_MINORS)

@@ -1,9 +1,9 @@
 """
 Manages the files and directories of limiters, below a root that only this process' user can access.
 
-Directories are named after the allocated devices. Files are replaced as a whole. A container may write in its directory. So
-only regular files and directories are opened there, and no link is followed. A directory is removed in two steps: it is
-renamed at once, and its content is removed in small batches.
+A container may write in its directory. So only regular files and directories are opened there, and no link is followed. A
+directory is removed in two steps: it is renamed at once, and its content is removed in small batches, so that a deep tree or
+a million files neither keep the agent busy nor block the devices for the next container.
 """
 
 import errno
@@ -12,24 +12,48 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from secrets import token_hex
+from typing import Protocol
 
 from topoalign.allocator.containers.host_files import ContainerUnready
+from topoalign.allocator.ports import Poll
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import equal_part, offered_in_slots
 
 
+class RecordView(Protocol):
+    """The state of the allocator that a cleanup of directories needs."""
+
+    @property
+    def state(self) -> NodeState:
+        """What is known of the node now."""
+
+    @property
+    def polled(self) -> Poll | None:
+        """The kubelet's last answer; None: none yet, or the poll failed."""
+
+
+def with_checkpoint(poll: Poll | None) -> Poll | None:
+    """Returns a poll that may show that directories are unused; None: its checkpoint could not be read."""
+    return poll if poll is not None and poll.listing.checkpoint is not None else None
+
+
+def is_pod_present(pod_uid: str, poll: Poll) -> bool:
+    """Whether the pod of a directory's owner still exists; False for an unknown owner."""
+    pods = poll.listing.directories
+    return bool(pod_uid) and pods is not None and not pods.is_gone(pod_uid)
+
+
 def amount_of_slot(slot: DeviceID, gpu: DeviceID, amounts: Mapping[DeviceID, Amount], hardware: Topology) -> Amount:
-    """
-    Returns the recorded amount of a slot, else an equal part of its `gpu`. Raises ContainerUnready for a GPU that is no
-    longer in slots. `amounts`: slot -> recorded amount.
-    """
+    """Returns the amount of a slot, an equal part without one. Raises ContainerUnready if the GPU is not in slots."""
     if gpu not in offered_in_slots(hardware):
         raise ContainerUnready(f"{gpu} is not in slots any more", "let the pod be created again")
     return amounts.get(slot) or equal_part(hardware, gpu)
@@ -50,7 +74,8 @@ LARGEST = 1 << 16
 """Bytes of a file that are read: a whole one has 8,240 at most."""
 
 
-def digest_of(resource: ResourceName, devices: Collection[DeviceID]) -> str:
+@lru_cache(maxsize=4_096)
+def digest_of(resource: ResourceName, devices: frozenset[DeviceID]) -> str:
     """Returns 32 hexadecimal digits for these devices of a resource, in any order."""
     text = "\0".join((resource, *sorted(devices)))
     return hashlib.blake2s(text.encode(), digest_size=16).hexdigest()
@@ -68,7 +93,7 @@ def list_own_directories(root: Path, name: re.Pattern[str]) -> list[str]:
     """Lists the own directories below the root with such a name; empty without a root. Raises OSError."""
     try:
         with open_directory(root) as at:
-            return [each for each in list_entries(at) if name.fullmatch(each) and is_own_entry(at, each)]
+            return [each for each in list_entries(at) if name.fullmatch(each) and is_own_directory(at, each)]
     except FileNotFoundError:
         return []
 
@@ -80,10 +105,7 @@ def remove_own_directory(root: Path, name: str) -> None:
 
 
 def remove_leftovers(root: Path) -> None:
-    """
-    Removes the content of renamed directories, also those of a former process: `MOST_REMOVED` entries in all, divided
-    equally among the directories. Raises OSError at the end if some could not be removed.
-    """
+    """Removes `MOST_REMOVED` entries of renamed directories, divided equally. Raises OSError if some remain."""
     failure: OSError | None = None
     with suppress(FileNotFoundError), open_directory(root) as at:
         names = [each for each in list_entries(at) if GONE.fullmatch(each)]
@@ -104,24 +126,18 @@ def remove_leftovers(root: Path) -> None:
 
 
 def discard(at: int, name: str) -> str:
-    """
-    Renames an own directory below this one, and returns its new name; empty if there is none. Raises OSError for a directory
-    of another user.
-    """
+    """Renames an own directory, and returns its new name; empty if there is none. Raises OSError for another user's."""
     try:
-        found = os.stat(name, dir_fd=at, follow_symlinks=False)
+        os.stat(name, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:
         return ""
-    if not is_own_directory(found):
+    if not is_own_directory(at, name):
         raise FileExistsError(17, "a file or a directory of another user has this name", name)
     return put_aside(at, name, at)
 
 
 def put_aside(directory: int, name: str, at: int) -> str:
-    """
-    Moves a directory to `at` and returns its name there. A container decides how long the removal takes, so nobody waits for
-    it. Raises OSError.
-    """
+    """Moves a directory to `at`, to be removed later, and returns its name there. Raises OSError."""
     gone = f".gone-{token_hex(8)}"
     os.rename(name, gone, src_dir_fd=directory, dst_dir_fd=at)
     return gone
@@ -129,8 +145,8 @@ def put_aside(directory: int, name: str, at: int) -> str:
 
 def remove_tree(at: int, name: str, most: int = MOST_REMOVED) -> int:
     """
-    Removes a directory with at most `most` entries, and returns their number. Directories on the second level are moved up,
-    so that only two are open for any depth. Raises OSError if the directory is not empty afterwards.
+    Removes at most `most` entries of a directory; returns their number. Directories on the second level are moved up,
+    so that two are open for any depth. Raises OSError if the directory is not empty then.
     """
     left = most
     names = (f"{token_hex(8)}-{number}" for number in range(most))
@@ -149,8 +165,8 @@ def remove_tree(at: int, name: str, most: int = MOST_REMOVED) -> int:
 
 def remove_level(top: int, name: str, names: Iterator[str], most: int) -> int:
     """
-    Removes at most `most` entries of a directory, and the directory if these are all. Directories in it are moved up, under
-    the next of the names. Returns the number of entries. Raises OSError.
+    Removes at most `most` entries of a directory, and itself if these are all; moves directories in it up, under the
+    next of `names`. Returns the number of entries. Raises OSError.
     """
     unlock(top, name)
     with open_directory(name, top) as directory:
@@ -167,10 +183,7 @@ def remove_level(top: int, name: str, names: Iterator[str], most: int) -> int:
 
 
 def unlock(at: int, name: str) -> None:
-    """
-    Gives this process' user all rights to an own directory. Root in a container has the same user id and may have closed the
-    directory, and an agent without capabilities could not enter it. Raises OSError.
-    """
+    """Gives this process' user all rights to an own directory, which root in a container may have closed. Raises OSError."""
     directory = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     try:
         found = os.fstat(directory)
@@ -180,27 +193,18 @@ def unlock(at: int, name: str) -> None:
         os.close(directory)
 
 
-def is_own_entry(at: int, name: str) -> bool:
-    """Whether this is a directory of this process' user."""
+def is_own_directory(at: int, name: str) -> bool:
+    """Whether this is a directory, and no link to one, of this process' user."""
     try:
-        return is_own_directory(os.stat(name, dir_fd=at, follow_symlinks=False))
+        found = os.stat(name, dir_fd=at, follow_symlinks=False)
     except OSError:
         return False
-
-
-def is_own_directory(found: os.stat_result) -> bool:
-    """Whether this is a directory, and no link to one, of this process' user."""
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def is_real_directory(directory: int, name: str) -> bool:
-    """Whether this is a directory, and no link to one. Raises OSError."""
+    """Whether this is a directory of any user, and no link to one. Raises OSError."""
     return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
-
-
-def is_socket(directory: int, name: str) -> bool:
-    """Whether this is a socket. Raises OSError."""
-    return stat.S_ISSOCK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
 
 
 @contextmanager
@@ -221,10 +225,8 @@ def list_entries(directory: int, most: int = MOST_LISTED) -> list[str]:
 
 
 def open_regular(directory: int, name: str, flags: int = os.O_RDONLY) -> int:
-    """
-    Opens a regular file and returns its descriptor. Raises OSError, also for anything else with the name: opening a device
-    could have effects, and opening a pipe could block. Does not wait for a lease.
-    """
+    """Opens a regular file and returns its descriptor. Raises OSError, also for anything else with the name."""
+    # Opening a device could have effects, and opening a pipe could block. O_NONBLOCK does not wait for a lease.
     found = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
     try:
         if not stat.S_ISREG(os.fstat(found).st_mode):
@@ -247,11 +249,7 @@ def read_file(directory: int, name: str) -> bytes:
 
 
 def write_file(directory: int, name: str, content: bytes, *, durable: bool = False) -> None:
-    """
-    Replaces a file as a whole: a reader sees the former content or this one. The new file is locked until it has its name,
-    because readers lock it as well. Locks of readers are not waited for, because a container could hold one for ever.
-    `durable`: the file is synced to disk. Raises OSError, and then leaves the former file.
-    """
+    """Replaces a file as a whole, so that readers see one content. `durable`: synced to disk. Raises OSError."""
     temporary = f".{name}.new"
     with suppress(FileNotFoundError):
         os.unlink(temporary, dir_fd=directory)

@@ -2,25 +2,19 @@
 Adds to Allocate's answers what a container needs for GPUs shared by MPS: pipes of the control daemon, and its shared memory.
 
 Nothing is allocated while the daemon does not serve, because a CUDA program that finds no daemon runs without limits.
-
-- Shares (`sharing.mps`) have the daemon's default limits. A variable in the container could only lower them, and the pod
-  could remove it.
-- A container with vcuda units or vGPU slots (`sharing.limiter: mps`) has limits of its own, in variables that a pod can
-  change. For units each of the two answers sets its half: computing time limits the threads, memory limits the memory. The
-  kubelet passes on both. Pipes and mounts are the same in both, because one daemon serves both resources. Example: 20 cores
-  and 16 blocks are 20 per cent of the threads and `0=4096M`.
-- Threads are not limited for a container without cores, or with all cores of a GPU.
+Shares (`sharing.mps`) have the daemon's limits. A container with vcuda units or vGPU slots (`sharing.limiter: mps`) has
+limits of its own, in variables that a pod can change. For units each of the two answers sets its half. Example: 20 cores and
+16 blocks are 20 per cent of the threads and `0=4096M`. Threads are not limited without cores, or with all cores of a GPU.
 
 Sources: k8s-device-plugin v0.20.0, internal/plugin/mps.go; NVIDIA's Multi-Process Service, "Environment Variables".
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import amount_of_slot
-from topoalign.allocator.containers.responses import ContainerDevices, VisibleDevice
+from topoalign.allocator.containers.responses import ContainerDevices, EditProvider, VisibleDevice
 from topoalign.core.model.holdings import Amount, base_of, unit_kind
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
@@ -34,7 +28,7 @@ MEMORY_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 MIB = 1024 * 1024
 
 
-class MpsEdits(NamedTuple):
+class MpsEdits(EditProvider, frozen=True):
     """Adds what one resource needs of MPS to answers to Allocate."""
 
     daemon: ResourceName
@@ -56,10 +50,7 @@ class MpsEdits(NamedTuple):
             raise ContainerUnready(finding, remedy)
 
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
-        """
-        Adds pipes, shared memory and limits if a device of the container is shared by MPS. Raises ContainerUnready, also for
-        a GPU that is not in slots any more.
-        """
+        """Adds pipes, shared memory and limits if a device is shared by MPS. Raises ContainerUnready."""
         if not shared_devices(devices.hardware, devices.gpus):
             return
         self.check(devices.hardware, devices.gpus)
@@ -69,10 +60,8 @@ class MpsEdits(NamedTuple):
             v1beta1.Mount(container_path=str(pipe), host_path=f"{self.host_root}/{self.daemon}/{PIPE}"),
             v1beta1.Mount(container_path=CONTAINER_SHM, host_path=f"{self.host_root}/{SHM}"),
         ]
-        allocation = devices.allocation
-        response.envs.update(
-            client_limits(allocation.from_kubelet[devices.resource], allocation.slots, devices.hardware)
-        )
+        held = devices.allocation.from_kubelet[devices.resource]
+        response.envs.update(client_limits(held, devices.allocation.slots, devices.hardware))
 
 
 def shared_devices(hardware: Topology, gpus: Iterable[VisibleDevice]) -> dict[DeviceID, int]:
@@ -89,8 +78,8 @@ def client_limits(
     devices: Sequence[DeviceID], amounts: Mapping[DeviceID, Amount], hardware: Topology
 ) -> Mapping[str, str]:
     """
-    Returns the variables that limit a container with these units of one kind, or these slots, some of which have recorded
-    amounts; empty for shares. GPUs are numbered in the order that the container sees.
+    Returns the variables that limit a container with these units of one kind, or with these slots; empty for shares.
+    `amounts`: slot -> recorded amount, an equal part without one. GPUs are numbered in the order that the container sees.
     """
     units = Counter(map(base_of, devices))
     match unit_kind(devices[0]) if devices else None:
@@ -120,12 +109,8 @@ def memory_limit(memory: Iterable[int]) -> Mapping[str, str]:
 
 def mps_edits(root: str, topology: Topology, resource: ResourceName) -> MpsEdits:
     """Returns the current edits of a resource. `root`: `flags.mpsRoot`."""
-    daemon = daemon_of(topology, resource)
-    return MpsEdits(daemon, root.rstrip("/"), read_served(root_here(root), daemon))
-
-
-def daemon_of(topology: Topology, resource: ResourceName) -> ResourceName:
-    """Returns the resource after which the daemon of a resource is named: for memory units, that of computing time."""
+    # The daemon of both kinds of units is named after that of computing time.
     in_blocks = (offer.devices[0] for offer in topology.offers_of.get(resource, ()) if offer.unit == "memory")
     same_gpu = (each for base in in_blocks for each in topology.offers_by_base[base])
-    return next((each.resource for each in same_gpu if each.unit == "cores"), resource)
+    daemon = next((each.resource for each in same_gpu if each.unit == "cores"), resource)
+    return MpsEdits(daemon, root.rstrip("/"), read_served(root_here(root), daemon))

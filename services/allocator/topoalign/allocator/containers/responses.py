@@ -1,13 +1,9 @@
 """
-Builds the answer to Allocate: how a container gets its devices.
+Builds the answer to Allocate: a list of edits of the container, each made by an `EditProvider`.
 
-The device list strategies are those of NVIDIA's device plugin, and several may be configured at once. Each names exactly the
-allocated devices, each once and by its base: for a share, the GPU that is shared. NICs and their virtual functions are
-always passed as device nodes, and so are GPUs whose driver names their device nodes (`Gpu.device_nodes`). Each
-`EditProvider` makes some of the edits of a container; the modules of MPS and the limiters have more of them.
-
-The same devices get the same answer, byte for byte, as long as configuration and hardware are the same, because the kubelet
-may repeat a call. Only the name of HAMi-core's file differs, because it must not be predictable.
+The device list strategies are those of NVIDIA's device plugin, and several may be configured at once. NICs and their virtual
+functions are always passed as device nodes, and so are GPUs whose driver names its nodes (`Gpu.device_nodes`). The kubelet
+may repeat a call: the same devices get the same answer, except for the unpredictable name of HAMi-core's file.
 
 Sources: k8s-device-plugin v0.20.0, internal/plugin/server.go; sriov-network-device-plugin v3.7, which names the variable of
 PCI addresses; kubelet v1.36.3, devicemanager, for what is merged over the resources of a container.
@@ -15,10 +11,11 @@ PCI addresses; kubelet v1.36.3, devicemanager, for what is merged over the resou
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+import msgspec
 
 from topoalign.allocator.allocate.claims import reported_co_allocated
 from topoalign.allocator.containers import cdi, host_files
@@ -78,7 +75,7 @@ class ContainerDevices(NamedTuple):
     """Resource -> all devices of the container, also those of other answers (`AllocatorPort.named`)."""
 
 
-class EditProvider(Protocol):
+class EditProvider(msgspec.Struct, frozen=True):
     """Makes some of the edits of a container: its environment, mounts, device nodes or CDI names."""
 
     def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
@@ -86,13 +83,11 @@ class EditProvider(Protocol):
 
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
         """Adds the edits to the answer for a container. Raises ContainerUnready and StateFault."""
+        raise NotImplementedError
 
 
-class DeviceLists(NamedTuple):
-    """
-    Lists GPUs and MIG instances in a variable or by mounts, and adds their device nodes, by `deviceListStrategy`. If both
-    `envvar` and `volume-mounts` are in it, the variable points to the mounts.
-    """
+class DeviceLists(EditProvider, frozen=True):
+    """Lists GPUs by `deviceListStrategy`. With both `envvar` and `volume-mounts` the variable points to the mounts."""
 
     configuration: Configuration = Configuration()
     dev: HostRoot = HostRoot("/", Path("/"))
@@ -109,12 +104,12 @@ class DeviceLists(NamedTuple):
         return frozenset(self.configuration.flags.plugin.device_list_strategy) - CDI
 
     def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
-        """As `EditProvider.check`: raises for unknown device nodes."""
+        """Raises ContainerUnready for unknown device nodes."""
         if self.strategies and self.configuration.flags.plugin.pass_device_specs:
             self.node_paths(gpus)
 
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
-        """As `EditProvider.edit`."""
+        """Adds variables, mounts and device nodes. Raises ContainerUnready."""
         strategies = self.strategies
         if devices.gpus and strategies:
             self._add_gpus(response, devices.gpus, strategies)
@@ -158,7 +153,7 @@ class DeviceLists(NamedTuple):
         return index
 
 
-class CdiNames(NamedTuple):
+class CdiNames(EditProvider, frozen=True):
     """Names GPUs, IMEX channels and extras to the runtime, as annotations or in the CDI field."""
 
     lists: DeviceLists
@@ -166,11 +161,11 @@ class CdiNames(NamedTuple):
     """CDI classes of which every container gets the one device."""
 
     def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
-        """As `EditProvider.check`: the specification lacks a device whose device nodes are not known."""
+        """Raises ContainerUnready for unknown device nodes: the specification lacks such a device."""
         self.lists.node_paths(gpus)
 
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
-        """As `EditProvider.edit`."""
+        """Adds the qualified names. Raises ContainerUnready."""
         if not devices.gpus:
             return
         self.lists.node_paths(devices.gpus)
@@ -186,27 +181,19 @@ class CdiNames(NamedTuple):
             response.cdi_devices = [v1beta1.CdiDevice(name=name) for name in names]
 
 
-class OwnNodes(NamedTuple):
+class OwnNodes(EditProvider, frozen=True):
     """Adds the device nodes of GPUs whose driver names them. No strategy of NVIDIA's applies to these GPUs."""
 
-    def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
-        """As `EditProvider.check`: such GPUs need nothing else."""
-
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
-        """As `EditProvider.edit`."""
+        """Adds each node at the path that it has on the host."""
         response.devices += [device_node(path, path) for path in devices.nodes]
 
 
-class NicEdits(NamedTuple):
-    """
-    Adds NICs and virtual functions, requested or co-allocated, with the variables that name all NICs of the container.
-    """
-
-    def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
-        """As `EditProvider.check`: NICs need nothing."""
+class NicEdits(EditProvider, frozen=True):
+    """Adds NICs and virtual functions, requested or co-allocated, with the variables that name all of them."""
 
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
-        """As `EditProvider.edit`: co-allocated devices as an Allocate of their own resource would add them."""
+        """Adds co-allocated devices as an Allocate of their own resource would add them."""
         hardware = devices.hardware
         if devices.functions:
             add_functions(response, devices.resource, devices.functions)
@@ -229,10 +216,7 @@ class ResponseWriter(NamedTuple):
     """In the order in which their edits are in an answer."""
 
     def check(self, topology: Topology, containers: Iterable[Iterable[DeviceID]]) -> None:
-        """
-        Checks that each container could use its devices, before anything is recorded. Raises ContainerUnready. Ignores ids
-        that are not offered.
-        """
+        """Checks that each container could use its devices; ignores unknown ids. Raises ContainerUnready."""
         by_base = topology.offers_by_base
         for devices in containers:
             gpus, _, _ = self._read_devices(topology, [base for base in bases_of(devices) if base in by_base])
@@ -247,10 +231,8 @@ class ResponseWriter(NamedTuple):
         named: Mapping[ResourceName, Sequence[DeviceID]] = MappingProxyType({}),
     ) -> v1beta1.ContainerAllocateResponse:
         """
-        Builds the answer for a container with this allocation, with its devices in their order. All shares of a device name
-        it once.
-
-        Raises ContainerUnready for a device that the node no longer has, or that the configured strategy cannot pass.
+        Builds the answer for a container with this allocation. Raises ContainerUnready for a device that the node no
+        longer has, or that the configured strategy cannot pass.
         """
         # A slot that became a MIG instance is passed as the instance.
         ids = [allocation.instances.get(each, each) for each in allocation.from_kubelet[resource]]
@@ -270,7 +252,11 @@ class ResponseWriter(NamedTuple):
         nodes: dict[str, None] = {}
         functions: list[NicFunction] = []
         for base in bases:
-            check_device_name(base)
+            if not cdi.NAME.fullmatch(base):  # it could be read as two ids, a path, or another line of an environment
+                raise ContainerUnready(
+                    f"the device id {quoted([base])} cannot be passed to a container",
+                    "device ids are letters, digits and `_ . : -`; see what discovery reads it from",
+                )
             if (gpu := visible_device(topology, base, self.lists)) is not None:
                 if gpu.gpu.device_nodes:
                     nodes.update(dict.fromkeys(gpu.gpu.device_nodes))
@@ -290,9 +276,13 @@ def visible_device(topology: Topology, base: DeviceID, lists: DeviceLists) -> Vi
 
 
 def named_bases(devices: ContainerDevices) -> list[DeviceID]:
-    """Returns the devices of all answers to the container, without the numbers of shares, in the hardware's order."""
+    """Returns the bases of a container's devices; GPUs come before their instances, NICs before their functions."""
     bases = {base_of(each) for ids in devices.named.values() for each in ids}
-    return sorted(bases, key=partial(hardware_position, devices.hardware))
+    hardware = devices.hardware
+    gpus = [(gpu.id, *(instance.uuid for instance in gpu.mig or ())) for gpu in hardware.gpus]
+    nics = [(nic.id, *(DeviceID(function.pci) for function in nic.virtual_functions)) for nic in hardware.nics]
+    groups: list[tuple[DeviceID, ...]] = [*gpus, *nics]
+    return [each for group in groups for each in group if each in bases]
 
 
 def bases_of(devices: Iterable[DeviceID]) -> Iterable[DeviceID]:
@@ -303,10 +293,7 @@ def bases_of(devices: Iterable[DeviceID]) -> Iterable[DeviceID]:
 def add_functions(
     response: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[NicFunction]
 ) -> None:
-    """
-    Adds NICs and virtual functions to an answer: their names and PCI addresses as variables, their verbs devices and the
-    connection manager as device nodes. NICs of a described machine have no device nodes.
-    """
+    """Adds the names of NICs, their verbs devices and the connection manager. NICs of a described machine have no nodes."""
     add_names(response, resource, functions)
     paths = [f"/dev/infiniband/{function.verbs}" for function in functions if function.verbs is not None]
     response.devices += [device_node(path, path) for path in (*paths, *([RDMA_CM] if paths else []))]
@@ -319,15 +306,8 @@ def add_names(
     if names := [function.name for function in functions if function.name]:
         response.envs[NICS_VARIABLE] = ",".join(names)
     if addresses := [function.pci for function in functions if function.pci is not None]:
-        response.envs[address_variable(resource)] = ",".join(addresses)
-
-
-def hardware_position(topology: Topology, base: DeviceID) -> tuple[int, int]:
-    """Returns a sort key in the hardware's order: each GPU before its MIG instances, each NIC before its functions."""
-    gpus = [(gpu.id, *(instance.uuid for instance in gpu.mig or ())) for gpu in topology.gpus]
-    nics = [(nic.id, *(DeviceID(function.pci) for function in nic.virtual_functions)) for nic in topology.nics]
-    groups: list[tuple[DeviceID, ...]] = [*gpus, *nics]
-    return next(((place, group.index(base)) for place, group in enumerate(groups) if base in group), (len(groups), 0))
+        # As sriov-network-device-plugin names it: PCIDEVICE_TOPOALIGN_IO_NIC for topoalign.io/nic.
+        response.envs[f"PCIDEVICE_{re.sub('[^A-Z0-9]', '_', resource.upper())}"] = ",".join(addresses)
 
 
 def function_of(topology: Topology, base: DeviceID) -> NicFunction | None:
@@ -341,20 +321,6 @@ def function_of(topology: Topology, base: DeviceID) -> NicFunction | None:
     return NicFunction(virtual.name, virtual.pci, virtual.verbs)
 
 
-def address_variable(resource: ResourceName) -> str:
-    """The variable of a resource's PCI addresses: `PCIDEVICE_TOPOALIGN_IO_NIC` for topoalign.io/nic."""
-    return f"PCIDEVICE_{re.sub('[^A-Z0-9]', '_', resource.upper())}"
-
-
 def device_node(container_path: str, host_path: str) -> v1beta1.DeviceSpec:
-    """A device node of the host that the container may read and write at this path."""
+    """A device node that the container may read and write."""
     return v1beta1.DeviceSpec(container_path=container_path, host_path=host_path, permissions="rw")
-
-
-def check_device_name(base: DeviceID) -> None:
-    """Raises ContainerUnready for an id that could be read as two, as a path, or as another line of an environment."""
-    if not cdi.NAME.fullmatch(base):
-        raise ContainerUnready(
-            f"the device id {quoted([base])} cannot be passed to a container",
-            "device ids are letters, digits and `_ . : -`; see what discovery reads it from",
-        )

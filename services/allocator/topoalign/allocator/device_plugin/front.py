@@ -13,13 +13,11 @@ Source: kubelet v1.36.3, devicemanager `callPreStartContainerIfNeeded`, `GetCapa
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import anyio
 import structlog
 from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
-from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
@@ -32,21 +30,11 @@ from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.kept_channel import KeptChannel
-from topoalign.kubelet.grpc.kubelet_client import KubeletAway, describe_call_error
-from topoalign.kubelet.grpc.pod_resources_codec import Encoded, allocatable_devices
+from topoalign.kubelet.grpc.kubelet_client import KeptChannel, KubeletAway, describe_call_error
+from topoalign.kubelet.grpc.pod_resources_codec import allocatable_devices
 from topoalign.kubelet.grpc.transport import Load
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
-
-# Asks the kubelet whether it has the devices that were listed to it.
-#
-# A plugin that runs and has its stream open, but whose devices the kubelet does not know, is the failure that is noticed
-# last: pods wait, and every component reports to be healthy. The kubelet's own list of allocatable devices shows it. A
-# kubelet that does not serve that list is not asked again; one that does not answer now proves nothing about the plugin.
-#
-# Source: PodResources v1 `GetAllocatableResources` of kubelet v1.36.3: the healthy devices of all plugins, held or not.
-
 
 log = structlog.get_logger()
 
@@ -59,8 +47,17 @@ SLICE = 250
 """Messages of the answer that are read before others get their turn: a millisecond or two of work."""
 
 
+ALLOCATABLE = v1.AllocatableResourcesRequest()
+
+
 class Guard:
-    """Asks the kubelet regularly what it can allocate, and passes it to each plugin, which compares it with its devices."""
+    """
+    Asks the kubelet regularly what it can allocate, and passes it to each plugin, which compares it with its devices.
+
+    A plugin that runs and has its stream open, but whose devices the kubelet does not know, is the failure that is noticed
+    last: pods wait, and every component reports to be healthy. Source: PodResources v1 `GetAllocatableResources` of kubelet
+    v1.36.3: the healthy devices of all plugins, held or not.
+    """
 
     def __init__(self, channel: KeptChannel, clock: Clock, plugins: Callable[[], Iterable[Plugin]]) -> None:
         """`channel`: to the kubelet's PodResources. `plugins`: those that are served now."""
@@ -79,22 +76,24 @@ class Guard:
     async def poll(self) -> None:
         """
         Asks the kubelet once, and has every plugin compare. A kubelet that is not running, or does not answer within
-        `ANSWER_SECONDS`, changes nothing; one that does not serve the list is not asked again.
+        `ANSWER_SECONDS`, proves nothing about a plugin; one that does not serve the list is not asked again.
         """
         kubelet = unix_sockets.identity(self._channel.path)
         if kubelet is None or kubelet == self._unserved:
             return
         try:
-            answer = await self._channel.ask(allocatable, ANSWER_SECONDS, Encoded())
-        except KubeletAway as away:
-            log.debug("the kubelet does not say what can be allocated", reason=away.finding)
-            return
-        if answer is None:
-            self._unserved = kubelet
-            log.info("the kubelet does not serve what can be allocated: a loss of our devices will not be noticed")
-            return
-        try:
+            answer = await self._channel.ask(
+                lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(ALLOCATABLE),
+                ANSWER_SECONDS,
+                bytes,  # it stays encoded, because it is read to its end only where devices are missing
+            )
             await self._compare(answer)
+        except KubeletAway as away:
+            if away.status is Status.UNIMPLEMENTED:
+                self._unserved = kubelet
+                log.info("the kubelet does not serve what can be allocated: a loss of our devices will not be noticed")
+            else:
+                log.debug("the kubelet does not say what can be allocated", reason=away.finding)
         except GRPCError as error:
             log.debug("the kubelet does not say what can be allocated", reason=describe_call_error(error))
 
@@ -116,23 +115,6 @@ class Guard:
             plugin.compare(())
 
 
-async def allocatable(channel: Channel) -> bytes | None:
-    """
-    Asks GetAllocatableResources over a channel that leaves the answer encoded. None if the kubelet does not serve it.
-
-    Raises GRPCError for any other failure.
-    """
-    try:
-        answer: Any = await v1.PodResourcesListerStub(channel).get_allocatable_resources(
-            v1.AllocatableResourcesRequest()
-        )
-    except GRPCError as error:
-        if error.status is Status.UNIMPLEMENTED:
-            return None
-        raise
-    return bytes(answer)
-
-
 class KubeletFront:
     """Runs one device plugin for each resource of the node, as resources come and go."""
 
@@ -149,10 +131,10 @@ class KubeletFront:
         changes: DirectoryChanges | None = None,
     ) -> None:
         """
-        `kubelet_dir`: the kubelet's device plugin directory. `containers` knows what containers get; None: by the
-        defaults of the configuration. `pod_resources`: to the kubelet's PodResources, where it is asked whether it has
-        our devices; None: it is not asked. `drain_seconds`: how long calls that have begun may go on when this is stopped.
-        `jitter` spreads the retries of many nodes. `changes` tells of changes in the directory; None: nobody does.
+        `kubelet_dir`: the kubelet's device plugin directory. `containers` knows what containers get; None: by the defaults
+        of the configuration. `pod_resources`: where the kubelet is asked whether it has our devices; None: it is not asked.
+        `drain_seconds`: how long calls that have begun may go on when this is stopped. `jitter` spreads the retries of many
+        nodes. `changes` reports changes in the directory; None: no reports.
         """
         self._allocator = allocator
         self._directory = kubelet_dir
@@ -174,10 +156,8 @@ class KubeletFront:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """
-        Serves every resource that the node has devices of, from when it has them, until cancelled.
-
-        Started at once: the topology and the kubelet may come later, in any order, and `reason` says what is missing.
-        Raises InvalidField if the directory's path is too long for a socket.
+        Serves every resource that the node has devices of, until cancelled. Started at once: the topology and the kubelet
+        may come later, in any order. Raises InvalidField if the directory's path is too long for a socket.
         """
         unix_sockets.check_path_length(self._directory / digest_name(""), FIELD)
         async with anyio.create_task_group() as tasks:
@@ -210,9 +190,8 @@ class KubeletFront:
 
 def resources_to_serve(state: NodeState) -> set[ResourceName]:
     """
-    The resources to serve: those that are offered, and those that containers hold although they are offered no more.
-
-    Empty before the hardware is known: until then it is not known what is offered apart from what is held.
+    The resources to serve: those that are offered, and those that containers hold although they are offered no more. Empty
+    before the hardware is known.
     """
     if state.topology is None:
         return set()

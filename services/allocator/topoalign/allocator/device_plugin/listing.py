@@ -1,16 +1,15 @@
 """
 The ListAndWatch response of one resource: all its devices, each with its health and its NUMA nodes, as bytes.
 
-A GPU with a few thousand shares is a few thousand devices to the kubelet, and a codec needs half a second for 17,500 of
-them, in which no other task of this process runs. But all shares of a device have its NUMA nodes and its health, so they
-differ by a number only, and their bytes are created together from one template. They are kept, 70 bytes per share, until the
-topology or the health of the device changes; a grant does not change them. They are joined only when they are sent.
+A GPU with a few thousand shares is a few thousand devices to the kubelet, and the generated code needs half a second for
+17,500 of them, in which no other task of this process runs. But all shares of a device have its NUMA nodes and its health,
+so they are encoded here together. They are kept, 70 bytes per share, until the topology or the health of the device changes;
+a grant does not change them. They are joined only when they are sent.
 
 Sources: the device plugin API v1beta1 (messages Device, TopologyInfo, NUMANode) and protobuf's wire format.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
 
 from anyio.lowlevel import checkpoint
 
@@ -61,8 +60,11 @@ class DeviceListing:
                 health = UNHEALTHY if base in faults else api_health(state, base)
                 had = known.get(base)
                 done += 1
-                if base in differing and base not in faults:
-                    parts += shares_one_by_one(state, offer, base)
+                if base in differing and base not in faults:  # the health of single shares is known and may differ
+                    parts += [
+                        encode_device(share, api_health(state, share), listed[share])
+                        for share in offer.handed_out(base)
+                    ]
                 elif had is not None and had[0] == health:
                     parts.append(had[1])
                 else:
@@ -73,7 +75,9 @@ class DeviceListing:
                 if done >= SLICE:
                     await checkpoint()
                     done = 0
-        parts += [encode_device(device, UNHEALTHY, None) for device in withdrawn_devices(state, self.resource)]
+        # What containers hold although it is no longer offered is listed as unhealthy until it is released, so that the
+        # kubelet counts it and allocates it to no other container.
+        parts += [encode_device(device, UNHEALTHY, None) for device in state.ownership.unlisted(self.resource)]
         if parts != self.response.parts:
             self.response = EncodedDevices(parts)
         self.response.parts = parts
@@ -108,20 +112,6 @@ def api_health(state: NodeState, device: DeviceID) -> str:
     return HEALTHY if state.ownership.handed_out.listed_health_of(device).usable else UNHEALTHY
 
 
-def shares_one_by_one(state: NodeState, offer: Offer, base: DeviceID) -> list[bytes]:
-    """The encoded shares of a device, where the health of single shares is known and may differ."""
-    listed = state.hardware.devices[offer.resource]
-    return [encode_device(share, api_health(state, share), listed[share]) for share in offer.handed_out(base)]
-
-
-def withdrawn_devices(state: NodeState, resource: ResourceName) -> list[DeviceID]:
-    """
-    The ids of a resource that containers hold although they are no longer offered: listed as unhealthy until they are
-    released, so that the kubelet counts them and allocates them to no other container.
-    """
-    return state.ownership.unlisted(resource)
-
-
 def encode_device(device: DeviceID, health: str, nodes: tuple[int, ...] | None) -> bytes:
     """
     Encodes a device. One whose NUMA node is unknown (None) is listed without a topology, because unknown is not node 0.
@@ -131,21 +121,11 @@ def encode_device(device: DeviceID, health: str, nodes: tuple[int, ...] | None) 
 
 def encoded_by(offer: Offer, base: DeviceID, health: str, nodes: tuple[int, ...] | None) -> bytes:
     """Encodes a device of an offer, whole or as all its shares; otherwise as `encode_device`."""
-    if not offer.shared:
-        return encode_device(base, health, nodes)
     after = health_and_nodes(health, nodes)
-    shares = []
-    for length, names in groupby((share.encode() for share in offer.handed_out(base)), key=len):
-        before = field(1, field(1, bytes(length)) + after)[: -len(after) - length]  # tells lengths, and so is the same
-        shares += [before, (after + before).join(names), after]
-    return b"".join(shares)
+    return b"".join([field(1, field(1, share.encode()) + after) for share in offer.handed_out(base)])
 
 
 def health_and_nodes(health: str, nodes: tuple[int, ...] | None) -> bytes:
     """Encodes the fields of a device after its id."""
-    return field(2, health.encode()) + (b"" if nodes is None else field(3, topology_info(nodes)))
-
-
-def topology_info(nodes: Iterable[int]) -> bytes:
-    """Encodes a TopologyInfo message with these NUMA nodes."""
-    return b"".join(field(1, number_field(1, node)) for node in nodes)
+    topology = b"" if nodes is None else field(3, b"".join(field(1, number_field(1, node)) for node in nodes))
+    return field(2, health.encode()) + topology

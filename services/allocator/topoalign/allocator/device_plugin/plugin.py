@@ -3,10 +3,10 @@ Serves one resource to the kubelet: its socket, its registration, and its ListAn
 
 The kubelet forgets its plugins when it restarts, without a notification. It may start long after the allocator, may clear
 its directory together with the plugin's socket, or may accept a registration and never open a stream. So nothing here waits
-for an event that might not come: twice a second a plugin polls the actual state and repairs what is missing. It also polls
-after each change in the directory that the kernel reports (`runtime.directory_changes`); with such reports, a plugin with
-an open stream otherwise polls every `QUIET_SECONDS` only. Nothing that the kubelet does ends this process. Its treatment of
-the registration is an event of `registration_states`, whose tables define what follows.
+for an event that might not come: twice a second a plugin polls the actual state and repairs what is missing. If the kernel
+reports changes in the directory (`runtime.directory_changes`), it polls after each of them, and with an open stream
+otherwise every `QUIET_SECONDS` only. What the kubelet does is an event of `registration_states`, whose table defines what
+follows.
 
 The order matters in one place: a stream to the kubelet is ended before a new registration, because the kubelet drops its
 newest client when an old stream ends late (kubelet v1.36.3, devicemanager runClient).
@@ -29,7 +29,6 @@ from topoalign.allocator.device_plugin.registration_states import (
     Registration,
     RegistrationEvent,
     RegistrationState,
-    Sign,
     register,
     socket_path,
 )
@@ -64,10 +63,10 @@ class Plugin:
         clock: Clock,
         drain_seconds: float,
         jitter: Jitter,
-        load: Load | None = None,
-        changes: DirectoryChanges | None = None,
+        load: Load,
+        changes: DirectoryChanges,
     ) -> None:
-        """`changes` reports changes in `directory`; None: no reports."""
+        """`changes` reports changes in `directory`."""
         self.resource = resource
         self.path = socket_path(directory, resource)
         self.service = DevicePlugin(resource, allocator, containers)
@@ -78,8 +77,8 @@ class Plugin:
         self._kubelet = directory / KUBELET_SOCKET
         self._clock = clock
         self._drain_seconds = drain_seconds
-        self._load = load or Load()
-        self._changes = changes or DirectoryChanges()
+        self._load = load
+        self._changes = changes
         self.service.watches.when_ended = self._changes.wake
         self._server: GrpcServer | None = None
         self._registration = Registration(jitter)
@@ -189,29 +188,26 @@ class Plugin:
 
     def compare(self, shown: Collection[DeviceID]) -> None:
         """
-        Checks the devices of this resource that the kubelet shows as allocatable. A kubelet that has the stream open,
-        was sent healthy devices and shows none of them has lost them: only a new registration helps, and not at once if
-        the last one did not.
+        Checks the devices of this resource that the kubelet shows as allocatable. A kubelet that has the stream open, was
+        sent healthy devices and shows none of them has lost them: only a new registration helps.
         """
         visibility = self._registration.visibility
-        now = self._clock.monotonic()
         if not self.service.watch.open or not self._registration.is_registered:
-            visibility.apply(Sign.NOT_LISTENING, now)
+            visibility.stop_listening()
             return
         state = self._allocator.state
         listed = () if self.lists(shown) else state.hardware.devices.get(self.resource, ())
-        told = [device for device in listed if api_health(state, device) == HEALTHY]
-        if not told:
+        healthy = sum(api_health(state, device) == HEALTHY for device in listed)
+        if not healthy:
             if visibility.is_lost:
                 log.info("the kubelet shows our devices again", resource=self.resource)
-            visibility.apply(Sign.SHOWN, now)
+            visibility.show()
             return
-        if visibility.is_unseen:
-            self._hidden = len(told)
-        sign = visibility.hidden(now)
-        visibility.apply(sign, now)
-        if sign is Sign.HIDDEN_AGAIN:
-            log.error("the kubelet has lost the devices: registering again", resource=self.resource, devices=len(told))
+        if visibility.was_hidden:
+            self._hidden = healthy
+        now = self._clock.monotonic()
+        if visibility.hide(now):
+            log.error("the kubelet has lost the devices: registering again", resource=self.resource, devices=healthy)
             self._registration.apply(RegistrationEvent.LOST, now)
             self._changes.wake()
 

@@ -4,8 +4,7 @@ The device plugin of one resource, as the kubelet calls it.
 The kubelet decides which NUMA nodes and which devices a container gets; from the plugin it knows which devices there are,
 their health and the NUMA nodes of each (ListAndWatch), it asks which ones belong together (GetPreferredAllocation), and it
 reports what it has allocated (Allocate), which is recorded before it gets its answer. It never reports for which container:
-that is read from PodResources afterwards, and no container waits for it. A kubelet that calls PreStartContainer although the
-plugin did not ask for it, because an older version has registered the plugin, is answered.
+that is read from PodResources afterwards, and no container waits for it.
 
 Each method only translates: the allocator's `AllocatorPort` decides, and `transport` turns its errors into statuses.
 
@@ -57,12 +56,9 @@ class ListAndWatchStream:
     """The state of one ListAndWatch stream, for those who wait for it or end it."""
 
     def __init__(self, connection: GrpcConnection | None = None, likeness: tuple[bool, bool] = (False, False)) -> None:
+        """`likeness`: whether its peer is the kubelet's process, and whether it connected during a registration."""
         self.connection = connection
         self.likeness = likeness
-        """
-        Which properties of the kubelet its peer has: whether it is that process, and whether it connected during a
-        registration.
-        """
         self.open = False
         self.ending = anyio.Event()
         self.ended = anyio.Event()
@@ -85,7 +81,7 @@ class Watches:
 
     def __init__(self) -> None:
         self.kubelet = ListAndWatchStream()
-        """The kubelet's: open, or ended, or none yet. It drops its newest client when an old stream ends: there is one."""
+        """The kubelet's: open, or ended, or none yet."""
         self.when_ended: Callable[[], None] | None = None
         """Is called when a stream has ended."""
         self._others: set[ListAndWatchStream] = set()
@@ -106,10 +102,8 @@ class Watches:
     @contextmanager
     def opened(self, connection: GrpcConnection | None) -> Iterator[ListAndWatchStream]:
         """Registers a stream for as long as the context is open. Raises GRPCError (RESOURCE_EXHAUSTED) for one too many."""
-        process = connection is not None and connection.peer.pid == self._pid != 0
-        watch = ListAndWatchStream(
-            connection, (process, connection in self._dialled if connection is not None else False)
-        )
+        is_kubelet = connection is not None and connection.peer.pid == self._pid != 0
+        watch = ListAndWatchStream(connection, (is_kubelet, connection is not None and connection in self._dialled))
         if self._vacant or (self.kubelet.open and watch.likeness > self.kubelet.likeness):
             if self.kubelet.open:
                 self._others.add(self.kubelet)
@@ -118,9 +112,8 @@ class Watches:
         elif len(self._others) < MOST_OTHERS:
             self._others.add(watch)
         else:
-            raise GRPCError(
-                Status.RESOURCE_EXHAUSTED, f"at most {MOST_OTHERS} clients listen in addition to the kubelet"
-            )
+            refusal = f"at most {MOST_OTHERS} clients listen in addition to the kubelet"
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, refusal)
         watch.open = True
         try:
             yield watch
@@ -200,8 +193,8 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     async def list_and_watch(self, message: v1beta1.Empty) -> AsyncIterator[v1beta1.ListAndWatchResponse]:
         """Answers ListAndWatch: all devices of the resource at once, and again whenever one of them has changed."""
         with self.watches.opened(caller()) as watch:
-            kubelet = watch is self.watch
-            if kubelet:
+            is_kubelets = watch is self.watch
+            if is_kubelets:
                 log.info("the kubelet listens", resource=self.resource)
             sent = None
             try:
@@ -213,7 +206,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
                         yield response
                     await watch.wait(partial(self.allocator.wait_past, version))
             finally:
-                if kubelet:
+                if is_kubelets:
                     log.info("the kubelet does not listen any more", resource=self.resource)
 
     async def get_preferred_allocation(

@@ -6,9 +6,8 @@ each state. An event that is not in the table of a state cannot happen there. Wh
 deadlines depends on the event alone (`Registration.apply`).
 
 A kubelet with an open stream may still have lost the devices. This is checked independently of the registration, by what
-the kubelet shows as allocatable (`DeviceVisibility`): no device at one poll may mean that it has not read a list yet, none
-at two polls in a row is a loss. Each loss leads to a new registration, at once, then at least 10, 20, 40 ... 640 s after
-the previous one.
+the kubelet shows as allocatable (`DeviceVisibility`). Each loss leads to a new registration, at once, then at least
+10, 20, 40 ... 640 s after the previous one.
 """
 
 import os
@@ -25,24 +24,14 @@ from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
 from topoalign.kubelet.grpc.unix_sockets import LONGEST_PATH, Identity
 from topoalign.runtime.clock import backoff_seconds
 
-# Registers a resource with the kubelet.
-#
-# Within Register the kubelet connects to the plugin and asks for its options, so the plugin must be serving already, and
-# nothing may block the event loop.
-#
-# Source: the device plugin handshake of kubelet v1.36.3 (cm/devicemanager/plugin/v1beta1).
-
-
 REGISTER_SECONDS = 12.0
 """The kubelet allows ten seconds for its connection to the plugin."""
 
 
 def socket_path(directory: Path, resource: ResourceName) -> Path:
     """
-    The socket of a resource: `topoalign-nvidia.com_gpu.sock` in the kubelet's directory.
-
-    No two resources share a name: the part before the slash is a domain and has no `_`. Where the name would make the path
-    too long for a socket, a digest replaces it.
+    The socket of a resource: `topoalign-nvidia.com_gpu.sock` in the kubelet's directory. Where that path is too long for a
+    socket, a digest replaces the name. No two resources share a socket, because the domain before the slash has no `_`.
     """
     plain = directory / f"topoalign-{resource.replace('/', '_')}.sock"
     return plain if len(os.fsencode(plain)) <= LONGEST_PATH else directory / digest_name(resource)
@@ -65,9 +54,10 @@ def plugin_options(*, by_amounts: bool) -> v1beta1.DevicePluginOptions:
 async def register(path: Path, resource: ResourceName, clock: Clock, *, by_amounts: bool = False) -> None:
     """
     Registers the plugin that serves at `path`, in the directory of the kubelet's own socket. `by_amounts`: whether the
-    resource is of units or slots.
+    resource is of units or slots. Raises KubeletAway, after `REGISTER_SECONDS` at most.
 
-    Raises KubeletAway, after `REGISTER_SECONDS` at most.
+    Within Register the kubelet connects to the plugin and asks for its options, so the plugin must be serving already, and
+    nothing may block the event loop. Source: kubelet v1.36.3, cm/devicemanager/plugin/v1beta1.
     """
     request = v1beta1.RegisterRequest(
         version=API_VERSION, endpoint=path.name, resource_name=resource, options=plugin_options(by_amounts=by_amounts)
@@ -142,6 +132,15 @@ class RegistrationEvent(Enum):
 
 S = RegistrationState
 E = RegistrationEvent
+WHILE_REGISTERED = {
+    E.KUBELET_AWAY: S.UNREGISTERED,
+    E.KUBELET_CHANGED: S.UNREGISTERED,
+    E.WATCHED: S.LISTENING,
+    E.STILL_WATCHED: S.LISTENING,
+    E.UNWATCHED: S.UNREGISTERED,
+    E.LOST: S.UNREGISTERED,
+    E.STOPPED: S.UNREGISTERED,
+}
 TRANSITIONS: Mapping[RegistrationState, Mapping[RegistrationEvent, RegistrationState]] = {
     S.UNREGISTERED: {
         E.KUBELET_AWAY: S.UNREGISTERED,
@@ -151,126 +150,46 @@ TRANSITIONS: Mapping[RegistrationState, Mapping[RegistrationEvent, RegistrationS
         E.SOCKET_LOST: S.UNREGISTERED,
         E.STOPPED: S.UNREGISTERED,
     },
-    S.REGISTERED: {
-        E.KUBELET_AWAY: S.UNREGISTERED,
-        E.KUBELET_CHANGED: S.UNREGISTERED,
-        E.WATCHED: S.LISTENING,
-        E.STILL_WATCHED: S.LISTENING,
-        E.UNWATCHED: S.UNREGISTERED,
-        E.LOST: S.UNREGISTERED,
-        E.STOPPED: S.UNREGISTERED,
-    },
-    S.LISTENING: {
-        E.KUBELET_AWAY: S.UNREGISTERED,
-        E.KUBELET_CHANGED: S.UNREGISTERED,
-        E.WATCHED: S.LISTENING,
-        E.STILL_WATCHED: S.LISTENING,
-        E.UNWATCHED: S.UNREGISTERED,
-        E.LOST: S.UNREGISTERED,
-        E.STOPPED: S.UNREGISTERED,
-    },
-}
-
-
-class Visibility(Enum):
-    """Whether a kubelet with an open stream has the devices, according to what it shows as allocatable."""
-
-    VISIBLE = auto()
-    """It has them, as far as is known."""
-    UNSEEN = auto()
-    """It showed none of them at the last poll, which is not yet a loss."""
-    LOST = auto()
-    """It has lost them, and the plugin has registered again since."""
-    LOST_UNSEEN = auto()
-    """It has lost them, and showed none of them at the last poll either."""
-
-
-class Sign(Enum):
-    """The result of one poll of the kubelet's allocatable devices."""
-
-    SHOWN = auto()
-    """It shows some of them, or none of them is healthy."""
-    HIDDEN = auto()
-    """It shows none, which does not prove a loss yet."""
-    HIDDEN_AGAIN = auto()
-    """It shows none for the second time in a row, and the plugin may register again."""
-    NOT_LISTENING = auto()
-    """Its stream is not open: what it shows proves nothing."""
-    CHANGED = auto()
-    """It is another kubelet."""
-
-
-V = Visibility
-G = Sign
-VISIBILITY_TRANSITIONS: Mapping[Visibility, Mapping[Sign, Visibility]] = {
-    V.VISIBLE: {
-        G.SHOWN: V.VISIBLE,
-        G.HIDDEN: V.UNSEEN,
-        G.NOT_LISTENING: V.VISIBLE,
-        G.CHANGED: V.VISIBLE,
-    },
-    V.UNSEEN: {
-        G.SHOWN: V.VISIBLE,
-        G.HIDDEN: V.LOST_UNSEEN,
-        G.HIDDEN_AGAIN: V.LOST,
-        G.NOT_LISTENING: V.VISIBLE,
-        G.CHANGED: V.VISIBLE,
-    },
-    V.LOST: {
-        G.SHOWN: V.VISIBLE,
-        G.HIDDEN: V.LOST_UNSEEN,
-        G.NOT_LISTENING: V.LOST,
-        G.CHANGED: V.VISIBLE,
-    },
-    V.LOST_UNSEEN: {
-        G.SHOWN: V.VISIBLE,
-        G.HIDDEN: V.LOST_UNSEEN,
-        G.HIDDEN_AGAIN: V.LOST,
-        G.NOT_LISTENING: V.LOST,
-        G.CHANGED: V.VISIBLE,
-    },
+    S.REGISTERED: WHILE_REGISTERED,
+    S.LISTENING: WHILE_REGISTERED,
 }
 
 
 class DeviceVisibility:
-    """Decides from what the kubelet shows as allocatable whether it still has the devices of the resource."""
+    """
+    Decides from what the kubelet shows as allocatable whether it still has the devices of the resource.
+
+    No device at one poll may mean that the kubelet has not read a list yet; none at two polls in a row is a loss.
+    """
 
     def __init__(self) -> None:
-        self.current = Visibility.VISIBLE
+        self.is_lost = False
+        """Whether the kubelet is assumed to have lost the devices. The plugin may have registered again since."""
+        self.was_hidden = False
+        """Whether the kubelet showed none of them at the last poll. False after a registration for that reason."""
         self.losses = 0
         """In a row, since the kubelet last showed a device."""
         self.again_at = 0.0
         """Monotonic seconds before which a loss is no reason to register again."""
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether the kubelet is assumed to have lost the devices."""
-        return self.current in (Visibility.LOST, Visibility.LOST_UNSEEN)
+    def show(self) -> None:
+        """The kubelet shows some of the devices, or none of them is healthy."""
+        self.is_lost = self.was_hidden = False
+        self.losses = 0
 
-    @property
-    def is_unseen(self) -> bool:
-        """Whether the kubelet showed no device at the last poll."""
-        return self.current in (Visibility.UNSEEN, Visibility.LOST_UNSEEN)
+    def hide(self, now: float) -> bool:
+        """The kubelet shows none of them at monotonic second `now`. Returns whether the plugin registers again."""
+        again = self.was_hidden and now >= self.again_at
+        self.is_lost = self.is_lost or self.was_hidden
+        self.was_hidden = not again
+        if again:
+            self.losses += 1
+            self.again_at = now + backoff_seconds(self.losses, FIRST_LOSS_SECONDS, LAST_LOSS_SECONDS)
+        return again
 
-    def hidden(self, now: float) -> Sign:
-        """The sign that it is if the kubelet shows none of the devices at monotonic second `now`."""
-        return Sign.HIDDEN_AGAIN if self.is_unseen and now >= self.again_at else Sign.HIDDEN
-
-    def apply(self, sign: Sign, now: float) -> None:
-        """
-        Moves to the state that follows from a sign at monotonic second `now`. Raises KeyError for one that cannot
-        follow.
-        """
-        self.current = VISIBILITY_TRANSITIONS[self.current][sign]
-        match sign:
-            case Sign.SHOWN:
-                self.losses = 0
-            case Sign.HIDDEN_AGAIN:
-                self.losses += 1
-                self.again_at = now + backoff_seconds(self.losses, FIRST_LOSS_SECONDS, LAST_LOSS_SECONDS)
-            case Sign.CHANGED:
-                self.losses = 0
-                self.again_at = 0.0
+    def stop_listening(self) -> None:
+        """The kubelet's stream is not open: what it shows, and showed at the last poll, proves nothing."""
+        self.was_hidden = False
 
 
 class Registration:
@@ -316,15 +235,14 @@ class Registration:
 
     def apply(self, event: RegistrationEvent, now: float) -> None:
         """
-        Moves to the state that follows from an event at monotonic second `now`, and sets counters and deadlines.
-
-        Raises KeyError for an event that cannot happen in this state: a defect of the caller.
+        Moves to the state that follows from an event at monotonic second `now`, and sets counters and deadlines. Raises
+        KeyError for an event that cannot happen in this state: a defect of the caller.
         """
         self.state = TRANSITIONS[self.state][event]
         match event:
             case RegistrationEvent.KUBELET_CHANGED:
                 self.failures = 0
-                self.visibility.apply(Sign.CHANGED, now)
+                self.visibility = DeviceVisibility()
             case RegistrationEvent.ACCEPTED:
                 self._success_at = self.listen_by = now + LISTEN_SECONDS
             case RegistrationEvent.REFUSED | RegistrationEvent.UNWATCHED:

@@ -1,11 +1,10 @@
 """
 Keeps the record of a node's allocations on disk.
 
-The state directory holds `lock`, held by the one process that may write; `journal`, written as `record` says; `published`,
-the newest fact that the bus has; and damaged journals. A damaged journal does not stop the node: it is set aside as
-`journal.corrupt-N`, for inspection, and a new one starts with what can be trusted of it. If something may be
-missing, the header of the new one has the reason (`JournalHeader.unconfirmed`), and the record is unconfirmed until it is
-confirmed. Journals set aside are never written again; the newest few are kept.
+The state directory holds `lock`, held by the one process that may write; `journal` (`journal_format`); `published`, the
+newest fact that the bus has; and damaged journals. A damaged journal does not stop the node: it is set aside as
+`journal.corrupt-N`, and a new one starts with what can be trusted of it. If something may be missing, the new header has the
+reason, and the record is unconfirmed until it is confirmed.
 """
 
 import errno
@@ -25,6 +24,7 @@ from topoalign.allocator.ledger.state_dir import (
     no_link,
     sync_directory,
     usable,
+    write_synced,
     write_whole,
 )
 from topoalign.core.model.errors import StateFault
@@ -88,7 +88,7 @@ class FileJournal:
         return [line.entry for line in found.lines]
 
     def read(self) -> tuple[bytes | None, journal_format.JournalContent]:
-        """The bytes of the file, None if there is none, and the record in them. Raises StateFault if it may not be read."""
+        """Returns the bytes of the file, None if there is none, and the record in them. Raises StateFault."""
         published = self.published()
         try:
             with open(self.path, "rb", opener=no_link) as file:
@@ -106,7 +106,7 @@ class FileJournal:
         return content, journal_format.read_journal(content, self.node, published)
 
     def recover(self, found: journal_format.JournalContent, there: bool) -> None:
-        """Sets a damaged file aside (`there`: there is one), begins a new one with what can be trusted, and logs that."""
+        """Sets a damaged file aside (`there`: there is one), and begins a new one with what can be trusted."""
         with faults(self.path, "set the damaged journal aside"):
             kept = self.put_aside() if there else None
             self.replace(self._lines)
@@ -132,7 +132,7 @@ class FileJournal:
         return name
 
     def trust(self) -> None:
-        """Confirms the record, and takes the reason out of the header. Raises StateFault, and then it stays unconfirmed."""
+        """Confirms the record, and takes the reason out of the header. Raises StateFault; then it stays unconfirmed."""
         unconfirmed = self._unconfirmed
         self._unconfirmed = None
         try:
@@ -153,7 +153,9 @@ class FileJournal:
                 os.fsync(self.file)
                 self.syncs += 1
             except OSError:
-                self.undo()
+                self._suspect = True  # the disk may not follow the cut, so the next append rewrites the file
+                with suppress(OSError):
+                    self.cut(self._size)
                 raise
         self._lines.append(line)
         self._size += len(line)
@@ -174,10 +176,7 @@ class FileJournal:
             return None
 
     def mark_published(self, epoch: int, seq: int) -> None:
-        """
-        Marks this fact as published; never raises. The mark is written in place and has a fixed length: a sector of the disk
-        has all of it or none.
-        """
+        """Marks this fact as published; never raises. A sector has all of the mark or none."""
         with suppress(OSError):
             mark = os.open(self.directory / "published", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -212,21 +211,14 @@ class FileJournal:
 
     def replace(self, lines: Sequence[bytes]) -> None:
         """
-        Writes a new file next to the old one and renames it over that: at any moment one of the two is complete. Raises
-        OSError. Where the new one cannot be written the old one stays in use: a disk without room for both may have some
-        for one more line. Where a later step fails, the next append repeats this, because the open file may be the
-        replaced one.
+        Writes a new file and renames it over the old one. Raises OSError; then the old one stays in use, or the next
+        append repeats this, because the open file may be the replaced one.
         """
         header = encode_line(JournalHeader(version=VERSION, node=self.node, unconfirmed=self._unconfirmed or ""))
         new_file = self.directory / "journal.new"
         try:
-            target = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                write_whole(target, b"".join([header, *lines]))
-                os.fsync(target)
-                self.syncs += 1
-            finally:
-                os.close(target)
+            write_synced(new_file, b"".join([header, *lines]))
+            self.syncs += 1
         except OSError:
             with suppress(OSError):
                 new_file.unlink(missing_ok=True)  # it takes the space that a line would need
@@ -237,12 +229,6 @@ class FileJournal:
         sync_directory(self.directory)
         self.open()
         self._suspect = False
-
-    def undo(self) -> None:
-        """Cuts the file back after a failed append; the next append rewrites it, as the disk may not have followed."""
-        self._suspect = True
-        with suppress(OSError):
-            self.cut(self._size)
 
     def cut(self, size: int) -> None:
         """Truncates the journal to so many bytes, and syncs that. Raises OSError."""
@@ -255,9 +241,8 @@ class FileJournal:
 @contextmanager
 def open_journal(directory: Path, node: NodeName) -> Iterator[FileJournal]:
     """
-    Opens the journal of a state directory, which is made if it is missing and locked while the context is open.
-    Raises StateFault if another process has it (naming its pid), InvalidField if the directory or the journal in it cannot
-    be used as they are.
+    Opens the journal of a state directory and locks the directory for the context. Raises StateFault if another process
+    has it (naming its pid), InvalidField if it cannot be used.
     """
     with locked(directory):
         journal = FileJournal(directory, node)

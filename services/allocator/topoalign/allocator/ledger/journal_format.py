@@ -1,16 +1,13 @@
 """
 Encodes and decodes journals, and finds what can be trusted in a damaged one.
 
-A header, and then one line per entry. A line is the CRC-32 of its JSON, a blank, and the JSON. A line without an end is an
-append that was cut short and never answered, so it is dropped; anything else that is not as it was written is damage.
+A header, and then one line per entry: the CRC-32 of its JSON, a blank, and the JSON. A line without an end was never
+answered, so it is dropped; anything else that is not as it was written is damage.
 
-The state follows from the newest snapshot on. So damage before it loses only facts that the bus has not received, and the
-snapshot replaces them. Damage after it, or in the header, means that allocations may be missing, and leaves the record
-unconfirmed. Of the undamaged lines, those around the newest snapshot are trusted as far as they follow one another. A
-journal of another node, or of a later version of this format, is not trusted at all.
-
-Fields may be added to the format and to events, never renamed: readers ignore unknown fields. A fact of an unknown kind may
-have changed the allocations, so it counts as damage.
+The state follows from the newest snapshot on, so damage before it loses nothing. Damage after it, or in the header, means
+that allocations may be missing, and leaves the record unconfirmed; the lines around the newest snapshot are trusted as far
+as they follow one another. A journal of another node, or of a later version of this format, is not trusted at all. A fact of
+an unknown kind may have changed the allocations, so it counts as damage; unknown fields are ignored.
 """
 
 from collections.abc import Sequence
@@ -27,7 +24,7 @@ from topoalign.core.ports import JournalEntry
 
 VERSION = 1
 
-Place = tuple[int, int]
+Position = tuple[int, int]
 """Epoch and seq of a fact."""
 
 
@@ -73,11 +70,10 @@ def encode_line(record: JournalEntry | JournalHeader) -> bytes:
     return b"%08x %s\n" % (crc32(payload), payload)
 
 
-def read_journal(content: bytes, node: NodeName, published: Place | None) -> JournalContent:
+def read_journal(content: bytes, node: NodeName, published: Position | None) -> JournalContent:
     """
-    Reads the bytes of a journal of this node: what can be trusted of it, and what is damaged. Never raises.
-
-    `published`: the newest fact that the bus has; None: not known. A journal that ends before it has lost facts.
+    Reads the bytes of a journal. `published`: the newest fact that the bus has, None: not known; a journal that ends
+    before it has lost facts. Never raises.
     """
     whole, _, unfinished = content.rpartition(b"\n")
     if not whole:
@@ -119,7 +115,9 @@ def runs_of(lines: Sequence[bytes], node: NodeName) -> tuple[list[list[JournalLi
     damages: list[str] = []
     for number, line in enumerate(lines, 2):
         try:
-            entry = decode_entry(number, line, node)
+            entry = decode_line(f"line {number}", line, _entries)
+            if others := [event.node for event in entry.events if event.node != node]:
+                raise Undecodable(f"line {number}", f"it is about node {quoted(others[:1])}")
         except Undecodable as error:
             damages.append(error.finding)
             runs.append([])
@@ -131,23 +129,14 @@ def runs_of(lines: Sequence[bytes], node: NodeName) -> tuple[list[list[JournalLi
     return runs, damages
 
 
-def missing_at_end(run: Sequence[JournalLine], published: Place | None) -> list[str]:
+def missing_at_end(run: Sequence[JournalLine], published: Position | None) -> list[str]:
     """Returns what is missing at the end of a journal whose last run is this; empty: nothing is known to be missing."""
     facts = facts_of_lines(run)
     if facts and not has_snapshot(run) and facts[0].seq != 1:
         return ["the snapshot at its end is missing"]
-    if published is not None and published > (fact_position(facts[-1]) if facts else (0, 0)):
+    if published is not None and published > ((facts[-1].epoch, facts[-1].seq) if facts else (0, 0)):
         return ["facts at its end are missing, which were published"]
     return []
-
-
-def decode_entry(number: int, line: bytes, node: NodeName) -> JournalEntry:
-    """Decodes line `number` (from 1). Raises Undecodable, also for facts of another node."""
-    entry = decode_line(f"line {number}", line, _entries)
-    for event in entry.events:
-        if event.node != node:
-            raise Undecodable(f"line {number}", f"it is about node {quoted([event.node])}")
-    return entry
 
 
 def decode_line(what: str, line: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
@@ -183,20 +172,13 @@ def follows(before: LedgerEvent, event: LedgerEvent) -> bool:
     return event.epoch > before.epoch and isinstance(event, AllocationsSnapshot)
 
 
-def fact_position(event: LedgerEvent) -> Place:
-    """Epoch and seq of a fact; greater for a later one."""
-    return event.epoch, event.seq
-
-
 def unpublished(
-    events: Sequence[tuple[LedgerEvent, float]], published: tuple[int, int] | None, newest: int
+    events: Sequence[tuple[LedgerEvent, float]], published: Position | None, newest: int
 ) -> Sequence[tuple[LedgerEvent, float]]:
     """
-    The facts, with their times, that the bus does not have: all after the newest published one; all, if the journal has
-    that one no longer. `newest` is the index of the newest snapshot.
-
-    If it is not known what the bus has received, the newest snapshot replaces everything before it: publishing old facts
-    again after newer ones would be worse than leaving some out.
+    Returns the facts after the newest published one; all, if the journal no longer has that. If it is not known what
+    the bus has, those from the newest snapshot (index `newest`) on: old facts after newer ones would be worse than
+    missing ones.
     """
     if published is None:
         return events[newest:]

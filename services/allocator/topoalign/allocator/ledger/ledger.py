@@ -2,16 +2,9 @@
 Keeps the allocations of this node. It is the only place that changes them.
 
 Every change takes the same steps without a pause: facts are created, folded into the next state, appended to the journal and
-synced. Only then do they count, and only then may a call be answered. So after a crash the ledger has the state before the
-change or after it. Changes of several callers can be joined (`transaction`). Facts that the bus has not received yet wait in
-`pending`, in order.
-
-The journal is kept short: after `compact_after` facts it is rewritten as one snapshot of the live allocations, preceded only
-by the facts that are still to be published. If these become more than `pending_limit` because the bus is disconnected for
-long, they are dropped. Then the snapshot brings every subscriber up to date.
-
-A damaged journal leaves the record unconfirmed: allocations may be missing. The ledger only reports this. The callers poll
-the kubelet first, or refuse, until the record is confirmed.
+synced. Only then do they count, and only then may a call be answered. Facts that the bus has not received yet wait in
+`pending`. After `compact_after` facts the journal is rewritten as one snapshot, preceded only by the pending facts; if these
+become more than `pending_limit`, they are dropped, and the snapshot brings subscribers up to date.
 """
 
 from collections import deque
@@ -77,14 +70,14 @@ class Observed(TypedDict, total=False):
 
 
 def unobserved(node: NodeName, epoch: int) -> UsageObserved:
-    """The `UsageObserved` from before the first reading of the kubelet: revision 0, and no container known."""
+    """Returns the `UsageObserved` before the first reading of the kubelet: revision 0, and no container known."""
     return UsageObserved(node=node, epoch=epoch, revision=0, containers=(), containers_known=False)
 
 
 def observed(had: UsageObserved, seen: Observed, live: Container[AllocationID]) -> UsageObserved:
     """
-    The next revision after this was `seen`; the same one where it is no news. A container is above its memory no longer when
-    its allocations are not `live` any more, whether anybody measures or not.
+    Returns the next revision after what was `seen`; the same one if nothing is new. A container whose allocations have ended
+    is no longer above its memory, even if nobody measures.
     """
     now = msgspec.structs.replace(had, **seen, containers_known=had.containers_known or "containers" in seen)
     exceeding = tuple(each for each in now.exceeding if any(name in live for name in each.allocations))
@@ -92,37 +85,11 @@ def observed(had: UsageObserved, seen: Observed, live: Container[AllocationID]) 
     return had if now == had else msgspec.structs.replace(now, revision=had.revision + 1)
 
 
-def deviation(allocation: Allocation, preferred: Sequence[DeviceID]) -> UnsequencedFact:
-    """Returns `AllocationDeviated`: the kubelet took the devices of this allocation instead of the `preferred` ones."""
-    allocated = tuple(device for devices in allocation.devices.values() for device in devices)
-    return partial(AllocationDeviated, allocation=allocation.id, preferred=tuple(preferred), allocated=allocated)
-
-
 def releases(
     allocations: Iterable[AllocationID], reasons: Mapping[AllocationID, str], otherwise: str
 ) -> list[UnsequencedFact]:
     """Returns `AllocationReleased` for these allocations, each for its reason or, without one, for `otherwise`."""
     return [partial(AllocationReleased, allocation=name, reason=reasons.get(name, otherwise)) for name in allocations]
-
-
-def refusal_fact(pod: PodRequest, refusal: Refusal) -> UnsequencedFact:
-    """Returns `AllocationRefused` for this pod."""
-    return partial(
-        AllocationRefused,
-        namespace=pod.namespace,
-        pod=pod.name,
-        container=refusal.container,
-        reason=refusal.reason,
-        code=refusal.code,
-        finding=refusal.finding,
-        remedy=refusal.remedy,
-    )
-
-
-def snapshot(state: NodeState) -> UnsequencedFact:
-    """Returns `AllocationsSnapshot` of all that is live in this state."""
-    live = tuple(state.allocations.values())
-    return partial(AllocationsSnapshot, allocations=live, memory=dict(state.memory), digest=state.digest)
 
 
 PUBLISHED_SECONDS = 1.0
@@ -168,12 +135,9 @@ class Ledger:
         self._begin()
 
     def _begin(self) -> None:
-        """
-        Every start is an epoch of its own, so that a record restored from an old copy repeats no number.
-
-        A lost journal does not have its last epoch, which may have begun in the same millisecond. The published mark may lag
-        by one fact, which may have begun the next epoch. So after a loss the epoch is one more than both allow.
-        """
+        # Every start is an epoch of its own, so that a record restored from an old copy repeats no number. A lost journal
+        # lacks its last epoch, which may have begun in the same millisecond, and the published mark may lag by one fact,
+        # which may have begun the next epoch. So after a loss the epoch is one more than both allow.
         published, _ = self._journal.published() or (0, 0)
         lost = self.unconfirmed is not None
         now = int(self._clock.wall() * 1000)
@@ -232,9 +196,8 @@ class Ledger:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """
-        Makes one entry of the journal, with one sync, of all that is recorded in this block, which must not pause. In the
-        block `state` has it already. Raises StateFault at its end; then, and when the block raises, nothing has changed.
-        One entry is one line with one checksum: after a crash in the middle of the write none of its facts is there.
+        Records all facts of this block, which must not pause, in one entry with one sync; in the block `state` has them
+        already. Raises StateFault at its end; then, and when the block raises, nothing has changed.
         """
         assert self._group is None, "one group at a time"
         before = self.state
@@ -250,11 +213,11 @@ class Ledger:
             self._write(events, state)
 
     def next_id(self, ahead: int = 0) -> AllocationID:
-        """An id that no allocation of this node had before: for the next grant, or for one `ahead` grants further on."""
+        """Returns an id that no allocation of this node had before, for the grant `ahead` grants after the next."""
         return AllocationID(f"{self._epoch:x}-{self.state.seq + 1 + ahead}")
 
     def named(self, allocation: Allocation, ahead: int = 0) -> Allocation:
-        """The same allocation as it can be granted now: with the next id, this boot and this machine."""
+        """Returns the allocation as it can be granted now: with the next id, this boot and this machine."""
         return msgspec.structs.replace(allocation, id=self.next_id(ahead), boot=self.boot, machine=self.machine)
 
     def grant(
@@ -266,13 +229,21 @@ class Ledger:
         preferred: Mapping[AllocationID, Sequence[DeviceID]] = {},
     ) -> None:
         """
-        Records allocations, all or none, in one entry of the journal. Raises StateFault. With them it records the
-        release of those whose place they take, as superseded unless there is another reason, and for each one that the
-        kubelet chose otherwise than was preferred, what was preferred.
+        Records allocations in one entry, and with them the release of those `instead_of` which they are, as superseded
+        without other `reasons`, and the devices that were `preferred` instead. Raises StateFault.
         """
         gone = releases(instead_of, reasons, "superseded")
         granted = [partial(AllocationGranted, allocation=allocation) for allocation in allocations]
-        deviated = [deviation(each, preferred[each.id]) for each in allocations if each.id in preferred]
+        deviated = [
+            partial(
+                AllocationDeviated,
+                allocation=each.id,
+                preferred=tuple(preferred[each.id]),
+                allocated=tuple(device for devices in each.devices.values() for device in devices),
+            )
+            for each in allocations
+            if each.id in preferred
+        ]
         self._record(*gone, *granted, *deviated)
 
     def bind(self, bindings: Sequence[Binding]) -> None:
@@ -280,10 +251,7 @@ class Ledger:
         self._record(*(partial(AllocationBound, boot=self.boot, **each._asdict()) for each in bindings))
 
     def release(self, allocations: Sequence[AllocationID], reason: str) -> None:
-        """
-        Records that these allocations have ended, `reason` as in `AllocationReleased`. Raises NotFound if one is not live;
-        then none is released.
-        """
+        """Records that these allocations have ended. Raises NotFound if one is not live; then none is released."""
         for name in allocations:
             if name not in self.state.allocations:
                 raise NotFound("live allocation", name, "it may be released already: see `topoalign watch --since 1`")
@@ -291,19 +259,30 @@ class Ledger:
 
     def refuse(self, pod: PodRequest, refusal: Refusal) -> None:
         """Records that a pod was refused, and why. Raises StateFault."""
-        self._record(refusal_fact(pod, refusal))
+        fact = partial(
+            AllocationRefused,
+            namespace=pod.namespace,
+            pod=pod.name,
+            container=refusal.container,
+            reason=refusal.reason,
+            code=refusal.code,
+            finding=refusal.finding,
+            remedy=refusal.remedy,
+        )
+        self._record(fact)
 
     def announce(self) -> tuple[int, int]:
         """
-        Records a snapshot of all live allocations, shortens the journal to it, and returns its (epoch, seq). Raises
-        StateFault. Many may ask at once, as when the bus comes back: one of `PUBLISHED_SECONDS` ago is not repeated.
+        Records a snapshot, shortens the journal to it, and returns its (epoch, seq). One of `PUBLISHED_SECONDS` ago is
+        not repeated, because many may ask when the bus comes back. Raises StateFault.
         """
         just_now = self._clock.monotonic() - PUBLISHED_SECONDS
-        if self._announced is None or self._announced[:2] != self._place or self._announced[2] <= just_now:
+        newest = self.state.epoch, self.state.seq
+        if self._announced is None or self._announced[:2] != newest or self._announced[2] <= just_now:
             self._record(self._snapshot())
-            self._announced = (*self._place, self._clock.monotonic())
+            self._announced = (self.state.epoch, self.state.seq, self._clock.monotonic())
             self._compact()
-        return self._place
+        return self.state.epoch, self.state.seq
 
     def published(self, events: Sequence[LedgerEvent]) -> None:
         """Removes these facts from `pending`, as far as they are the oldest there: the bus has them."""
@@ -316,15 +295,12 @@ class Ledger:
         while self.version <= version:
             await self._changed.wait()
 
-    @property
-    def _place(self) -> tuple[int, int]:
-        return self.state.epoch, self.state.seq
-
     def _snapshot(self) -> UnsequencedFact:
-        return snapshot(self.state)
+        live = tuple(self.state.allocations.values())
+        return partial(AllocationsSnapshot, allocations=live, memory=dict(self.state.memory), digest=self.state.digest)
 
     def _record(self, *facts: UnsequencedFact) -> None:
-        """Records facts: on disk first, then in the state. Raises StateFault, and then nothing has changed."""
+        """Records facts: on disk first, then in the state. Raises StateFault; then nothing has changed."""
         events: list[LedgerEvent] = []
         state = self.state
         for fact in facts:
@@ -338,7 +314,6 @@ class Ledger:
             self._write(events, state)
 
     def _write(self, events: Sequence[LedgerEvent], state: NodeState) -> None:
-        """Makes these facts true, which lead to this state. Raises StateFault, and then nothing has changed."""
         entry = JournalEntry(time=self._clock.wall(), events=tuple(events))
         with self.faults.noted():
             self._journal.append(entry)
@@ -350,14 +325,12 @@ class Ledger:
             self._compact_later()
 
     def _compact_later(self) -> None:
-        """Compacts if the disk allows. What was recorded stands either way, so a failure here only postpones."""
         try:
             self.announce()
         except StateFault:
             self._compact_at = self._facts + self.compact_after
 
     def _compact(self) -> None:
-        """Rewrites the journal as the facts still to be published and the last snapshot."""
         if len(self.pending) > self.pending_limit:
             self.dropped += len(self.pending) - 1
             self.pending = deque([self.pending[-1]])
@@ -367,7 +340,7 @@ class Ledger:
         self._compact_at = self._facts + self.compact_after
 
     def move(self, state: NodeState) -> None:
-        """Takes this state and wakes all waiting tasks. Also called if only data derived from the state has changed."""
+        """Takes this state and wakes all waiting tasks; also called if only data derived from the state has changed."""
         self.state = state
         self.version += 1
         self._changed.set()

@@ -1,15 +1,8 @@
 """
-Publishes the facts of the journal that the bus does not have yet, in the journal's order.
+Publishes the facts of the journal that the bus does not have yet, in the journal's order, up to `MOST_FACTS` at once.
 
-Nothing waits for this: the kubelet is answered before the first attempt. Up to `MOST_FACTS` are in flight at once. Confirmed
-facts are removed from the ledger and marked in its directory.
-
-The stream has the facts in the journal's order. If the bus stores a later fact in flight before an earlier one, subscribers
-notice the gap and wait for a snapshot. The confirmed positions then go back, and a snapshot is published.
-
-If the stream has another message under the id of a fact, the fact is published under another id, after those in flight with
-it, and a snapshot follows in the same way. If none was in flight, a snapshot is published soon afterwards (`watch`), because
-subscribers may have accepted that message.
+If the bus stores a later fact in flight before an earlier one, or has lost facts, or has another message under the id of a
+fact, a snapshot follows: subscribers notice the gap and wait for it.
 """
 
 from collections.abc import Sequence
@@ -54,10 +47,7 @@ class Outbox:
         await self.publisher.run()
 
     async def watch(self) -> None:
-        """
-        Checks every `POLL_SECONDS` whether the stream still has the published facts: an idle node would not notice
-        otherwise. Publishes a snapshot if another client published under ids of this node since the last check.
-        """
+        """Publishes a snapshot if the stream has lost facts, or if another client published under ids of this node."""
         subject = wire.allocation_subjects(self._ledger.node)
         taken = 0
         while True:
@@ -69,10 +59,7 @@ class Outbox:
                 self.notice(await self._bus.last_position(Stream.ALLOCATIONS, subject))
 
     def due(self) -> Sequence[Message]:
-        """
-        The messages of the oldest pending facts, or of the oldest if it goes out alone. A fact that is too large for the bus
-        is skipped.
-        """
+        """Returns the messages of the oldest pending facts; skips a fact that is too large for the bus."""
         self._due = []
         while self._ledger.pending:
             size = 0

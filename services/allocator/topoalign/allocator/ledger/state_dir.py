@@ -1,8 +1,8 @@
 """
 Checks and locks the directory of a node's record, and explains its failures.
 
-It belongs to the user that the allocator runs as, or to root, and to one process at a time, which holds its lock. A link in
-the place of the directory or of a file in it is refused: who could put it there could have the allocator write elsewhere.
+It belongs to the allocator's user or to root, and to one process at a time. A link in the place of the directory or of a
+file in it is refused: who could put it there could have the allocator write elsewhere.
 """
 
 import errno
@@ -49,9 +49,7 @@ class StateInUse(StateFault):
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """
-    Makes the directory if it is missing, and holds its lock.
-
-    Raises StateInUse if another process has it (naming its pid), InvalidField if the directory cannot be used.
+    Makes the directory if it is missing, and holds its lock. Raises StateInUse, and InvalidField if it is unusable.
     """
     with usable():
         with faults(directory, "use the state directory"):
@@ -144,6 +142,16 @@ def write_whole(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Writes a file that is on disk when this returns; its name is not synced. Raises OSError, also for a link."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        write_whole(file, data)
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 @contextmanager

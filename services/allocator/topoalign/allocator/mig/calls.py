@@ -2,18 +2,13 @@
 Creates the MIG instances for an Allocate of slots that become instances, before the call is recorded. Discovery must have
 read each instance, so that its device nodes, its CDI name and its health are known.
 
-- If a live record has an own instance for a slot, the slot keeps it: the kubelet repeats its call, a container reuses
-the slot
-  of an init container of its pod, or the former container has ended. The exception is a kubelet that has lost its checkpoint
-  and allocates the slot of a container that may still run: then the new container gets an instance of its own.
-- The uuid of an instance in another live record is used for no other container, also if the instance is gone, as after a
-  reboot, because its container was started with this uuid.
-- A reading of discovery may have begun before an instance was created, and may show a former instance with the same uuid,
-  because the driver derives the uuid from the placement. So the instances must be read before the call is recorded and again
-  before it is answered. An instance that a reading lacks counts as gone only if the driver confirms it.
-- Both waits have one deadline. If a recorded call fails there, its record ends like that of a pod that the kubelet
-refuses. A
-  call for the slot before that gets the instance, so that none is created twice.
+- A slot with an own instance in a live record keeps it: the kubelet repeats its call, a container reuses the slot of an init
+  container of its pod, or the former container has ended. Only a container that may still run after the kubelet lost its
+  checkpoint keeps its instance for itself.
+- The uuid of an instance in another live record is used for no other container, even after a reboot.
+- The driver derives the uuid from the placement, so a reading may show a former instance. So the instances must be read
+  before the call is recorded and again before it is answered. Both waits have one deadline; if a recorded call fails there,
+  its record ends like that of a pod that the kubelet refuses.
 - A slot has one call at a time: a kubelet that has restarted may repeat a call that is still in progress.
 """
 
@@ -22,11 +17,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import anyio
-import msgspec
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.instances import CreatedInstance, Instances
 from topoalign.allocator.ports import AskedDevices
+from topoalign.allocator.reconciliation.displacement import with_devices
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import DeviceInUse, DriverFault, Unavailable
 from topoalign.core.model.holdings import Amount, base_of
@@ -49,20 +44,6 @@ SEEN_SECONDS = 20.0
 How long discovery may take to read the instances of a call. It reads a second after an event of the driver, else every few
 seconds.
 """
-
-
-def without_slot(allocation: Allocation, slot: DeviceID) -> Allocation:
-    """Returns the allocation without a slot."""
-    if slot not in allocation.device_ids:
-        return allocation
-    return msgspec.structs.replace(
-        allocation,
-        devices={name: tuple(each for each in ids if each != slot) for name, ids in allocation.devices.items()},
-        co_allocated=(),
-        virtual_functions={},
-        slots={each: amount for each, amount in allocation.slots.items() if each != slot},
-        instances={each: uuid for each, uuid in allocation.instances.items() if each != slot},
-    )
 
 
 class InstanceCalls:
@@ -101,9 +82,9 @@ class InstanceCalls:
         amounts: Callable[[Collection[DeviceID]], Mapping[DeviceID, Amount]],
     ) -> AsyncIterator[Mapping[DeviceID, CreatedInstance]]:
         """
-        Yields slot -> its instance, for the slots of containers that become instances. They are created, and kept during the
-        block; discovery has read them when the block begins and after it ends. `amounts`: the least amounts of the slots.
-        Raises DeviceInUse, NoPlace, DriverFault, StateFault and Unavailable; then only recorded instances are kept.
+        Yields slot -> its instance for slots that become instances. Discovery has read them when the block begins and
+        after it. `amounts`: the least amounts of the slots. Raises DeviceInUse, NoPlace, DriverFault, StateFault and
+        Unavailable.
         """
         by_instances = gpus_by_instances(self._ledger.state.hardware)
         slots = [slot for each in containers for slot in each if base_of(slot) in by_instances] if by_instances else []
@@ -119,7 +100,11 @@ class InstanceCalls:
             created: dict[DeviceID, CreatedInstance] = {}
             try:
                 wanted = {slot: amount for each in containers for slot, amount in amounts(each).items()}
-                displaced = await self._displaced_from(slots)
+                live = self._ledger.state.allocations.values()
+                bound = [
+                    each for each in live if each.owner is not None and not each.instances.keys().isdisjoint(slots)
+                ]
+                displaced = [each.id for each in bound if await self._is_displaced(each)]
                 for slot in slots:
                     known = await self._find_recorded(self._instances, slot, wanted[slot], displaced)
                     if known is not None:
@@ -147,24 +132,21 @@ class InstanceCalls:
         state = self._ledger.state
         now = self._clock.monotonic()
         with_reserved = with_reserved_shares(state, self._reserved(), now)
-        kept = [without_slot(each, slot) for each in with_reserved.allocations.values()]
+        kept = [
+            with_devices(each, {name: tuple(id for id in ids if id != slot) for name, ids in each.devices.items()})
+            for each in with_reserved.allocations.values()
+        ]
         held = held_by_slot(state.hardware, kept).get(gpu, {})
         taken = taken_by(state.hardware.gpu_by_id[gpu], held, instances_of(kept))
         return taken if taken is not None else frozenset()
-
-    async def _displaced_from(self, slots: Collection[DeviceID]) -> frozenset[AllocationID]:
-        """Returns the allocations with instances for these slots whose containers may still run. Raises Unavailable."""
-        live = self._ledger.state.allocations.values()
-        bound = [each for each in live if each.owner is not None and not each.instances.keys().isdisjoint(slots)]
-        return frozenset([each.id for each in bound if await self._is_displaced(each)])
 
     async def _find_recorded(
         self, instances: Instances, slot: DeviceID, wanted: Amount, displaced: Collection[AllocationID]
     ) -> CreatedInstance | None:
         """
-        Returns the instance of a live record for this slot, without those of `displaced`, if it is ours, exists and is large
-        enough. Raises DeviceInUse if it is too small and may be that of an init container of the same pod, which starts when
-        all containers have their devices.
+        Returns the recorded instance of this slot, without those of `displaced`, if it is ours and large enough. Raises
+        DeviceInUse if it is too small and may be that of an init container of the same pod, which starts when all
+        containers have devices.
         """
         state = self._ledger.state
         for each in state.allocations.values():
@@ -184,10 +166,7 @@ class InstanceCalls:
         return instances.has(slot, uuid)
 
     async def _until_seen(self, uuids: Sequence[DeviceID], until: float) -> None:
-        """
-        Waits until discovery's newest reading has these instances, and returns in the same iteration of the event loop.
-        Raises DriverFault if one is missing at the monotonic second `until`.
-        """
+        """Waits until discovery has read these instances. Raises DriverFault at second `until`."""
         while not all(uuid in self._ledger.state.hardware.cards for uuid in uuids):
             left = until - self._clock.monotonic()
             if left <= 0:

@@ -2,19 +2,14 @@
 Records which MIG instances this allocator created, in a file that survives a crash of the node.
 
 Before an instance is created, the log gets an intent: the slot, the profile, the placement, and the ids of the existing
-instances. So a new instance at this placement is ours, also if the process ended before it got the id. Then the log gets the
-id and the uuid. An entry is removed when the instance is known to be gone.
+instances. So a new instance at this placement is ours, even before the log has its id. An entry is removed when the instance
+is known to be gone.
 
 A reboot destroys all MIG instances, so entries of another boot are dropped. The driver derives ids and uuids from the
-placement, so another user's instance at the placement of one of ours looks the same. Therefore the log has the time of its
-last write. If a process finds a log older than `AWAY_SECONDS`, its entries are unconfirmed and never destroyed. A log that
-cannot be read is set aside. Then no instance counts as ours: instances of a former process stay until an operator removes
-them.
-
-One line, as in the journal: CRC-32 of the JSON, a blank, the JSON.
+placement, so another user's instance at the placement of one of ours looks the same. Therefore entries of a log that was
+last written more than `AWAY_SECONDS` ago are unconfirmed and never destroyed. A log that cannot be read is set aside.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +18,7 @@ from zlib import crc32
 import msgspec
 
 from topoalign.allocator.ledger.journal_format import is_whole
-from topoalign.allocator.ledger.state_dir import faults, no_link, sync_directory, write_whole
+from topoalign.allocator.ledger.state_dir import faults, no_link, sync_directory, write_synced
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement
@@ -114,11 +109,6 @@ class InstanceLog:
 def put_whole(path: Path, payload: bytes) -> None:
     """Replaces the file with this JSON. If the node stops meanwhile, the old or the new file is there. Raises OSError."""
     temporary = path.with_name(f"{path.name}.new")
-    target = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        write_whole(target, b"%08x %s\n" % (crc32(payload), payload))
-        os.fsync(target)
-    finally:
-        os.close(target)
+    write_synced(temporary, b"%08x %s\n" % (crc32(payload), payload))
     temporary.replace(path)
     sync_directory(path.parent)

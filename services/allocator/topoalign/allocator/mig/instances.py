@@ -11,15 +11,9 @@ The steps, and what a start does if the process ended after one of them:
     6  the allocation has ended         as after 4
     7  the instance is destroyed        nothing exists with this id, placement and uuid: the entry is removed
 
-So every allocation has its instance, and no other own instance exists. Instances of other users are never touched. While the
-driver does not answer, an instance to destroy stays in the log, its placement counts as taken, and the call is repeated.
-
-An instance that is known to be gone does not count as ours again, whatever is created at its placement, also while the log
-cannot be written. An unconfirmed one (`OwnInstance.unconfirmed`) is removed from the log without being destroyed. An
-instance of another profile, or with several compute instances, is not ours.
-
-A placement is skipped if the driver has no room there, and if it creates an instance with a uuid of another container:
-after a reboot the kubelet starts that container again without a call.
+Instances of other users are never touched. While the driver does not answer, an instance to destroy stays in the log and its
+placement counts as taken. A placement is skipped if the driver has no room there, or if it creates an instance with the uuid
+of another container: after a reboot the kubelet starts that container again without a call.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -85,19 +79,13 @@ class PlaceTaken(NoFit):
 
 
 class InstanceMaker(Protocol):
-    """
-    Creates and destroys MIG instances. Each call has a time limit. DriverFault means that it failed, or that its result is
-    unknown because the driver does not answer; then `there` shows the result later.
-    """
+    """Creates and destroys MIG instances. After a DriverFault `there` shows the result later."""
 
     async def there(self, gpu: DeviceID) -> tuple[GpuInstance, ...]:
         """All GPU instances of a GPU. Raises DriverFault."""
 
     async def make(self, gpu: DeviceID, profile: str, placement: MigPlacement) -> MigDevice:
-        """
-        Creates a GPU instance of this profile at this placement, and one compute instance of all of it. Raises
-        DriverFault and PlaceTaken.
-        """
+        """Creates a GPU instance with one compute instance of all of it. Raises DriverFault and PlaceTaken."""
 
     async def destroy(self, gpu: DeviceID, instance: int) -> None:
         """Destroys the GPU instance with this id and all in it, if it is there. Raises DriverFault, InstanceInUse."""
@@ -206,12 +194,9 @@ class Instances:
         in_use: Collection[DeviceID] = (),
     ) -> MigDevice:
         """
-        Creates the smallest instance with this memory (bytes) for a slot of a GPU. Uses a `spared` placement only if
-        there is no other, and never a uuid that other containers have `in_use`. `destroy_unused` keeps it until
-        `release`, which the caller must call in any case. Raises NoPlace, DriverFault and StateFault; then nothing is
-        left over, or the log has it.
+        Creates the smallest instance with this memory (bytes) for a slot, on a `spared` placement only if there is no
+        other, and never with a uuid `in_use`. It is kept until `release`. Raises NoPlace, DriverFault and StateFault.
         """
-        made: MigDevice | None = None
         with anyio.CancelScope(shield=True):
             async with self._turn:
                 try:
@@ -221,8 +206,8 @@ class Instances:
                     raise
                 self._works(base_of(slot))
                 self._granting.add(made.uuid)
-        assert made is not None, "nobody leaves a shielded scope early"
-        return made
+                return made
+        raise AssertionError("a shielded scope is not left early")
 
     async def _create(
         self,
@@ -250,12 +235,12 @@ class Instances:
             passed.add(place)
 
     async def _create_as(self, intent: OwnInstance, in_use: Collection[DeviceID]) -> MigDevice | None:
-        """Creates the instance of an intent. None: it cannot be created at this placement, and does not exist."""
         self._log.replace((), (intent,))
         try:
             made = await self._maker.make(intent.gpu, intent.profile, intent.placement)
             if made.uuid not in in_use:
-                self._log.replace((intent,), (noted_as(intent, made),))
+                noted = msgspec.structs.replace(intent, id=made.gpu_instance, uuid=made.uuid)
+                self._log.replace((intent,), (noted,))
                 return made
         except PlaceTaken as refusal:
             log.warning("a MIG instance cannot be created at its placement", slot=intent.slot, finding=refusal.finding)
@@ -276,25 +261,19 @@ class Instances:
         return any(each.slot == slot and each.uuid == uuid for each in self.own if each not in self._over)
 
     def keep(self, uuid: DeviceID) -> None:
-        """Keeps an existing instance from `destroy_unused`, with or without a record, until `release`."""
+        """Keeps an existing instance from `destroy_unused` until `release`."""
         self._granting.add(uuid)
 
     def release(self, uuid: DeviceID) -> None:
-        """
-        Ends the protection of `make` or `keep`: the next `destroy_unused` destroys the instance if no allocation has
-        it.
-        """
+        """Ends the protection of `make` or `keep`: `destroy_unused` destroys the instance if no allocation has it."""
         self._granting.discard(uuid)
 
     async def destroy_unused(
         self, live: Callable[[], Collection[DeviceID]], held: Callable[[], Collection[DeviceID]] = tuple
     ) -> None:
         """
-        Destroys the own instances that neither a `live` allocation nor one about to be recorded has, also those of intents.
-        After a failure an instance stays in the log for the next call.
-
-        `held`: held slots without an instance in the record, as after a lost journal. Their instances stay. Both are called
-        before each instance, because others may be recorded while one is destroyed.
+        Destroys the own instances that no `live` allocation has, also those of intents. `held`: slots without an
+        instance in the record, as after a lost journal; their instances stay.
         """
 
         def is_wanted(own: OwnInstance) -> bool:
@@ -320,10 +299,7 @@ class Instances:
             self._log.replace(())
 
     async def forget(self, missing: Collection[OwnInstance]) -> None:
-        """
-        Forgets the `missing` instances that the driver does not have either: a user has destroyed them, or the GPU was
-        reset.
-        """
+        """Forgets the `missing` instances that the driver does not have either."""
         for own in missing:
             with anyio.CancelScope(shield=True), suppress(DriverFault, StateFault):  # they are checked again later
                 async with self._turn:
@@ -351,8 +327,17 @@ class Instances:
         try:
             if own not in self._over:
                 for each in await self._maker.there(own.gpu):
-                    if is_own(own, each):
-                        await self._clear(own, each)
+                    if not is_own(own, each):
+                        continue
+                    if own.unconfirmed:
+                        log.warning(
+                            "a MIG instance at a placement of ours is not destroyed: it may be another user's by now",
+                            gpu=own.gpu,
+                            uuids=sorted(each.uuids),
+                            remedy="destroy it with nvidia-smi mig if no user needs it",
+                        )
+                    else:
+                        await self._maker.destroy(own.gpu, each.id)
                 self._over.add(own)
             self._forget(own)
             self._works(own.gpu)
@@ -368,20 +353,7 @@ class Instances:
         except (DriverFault, StateFault) as fault:
             self._fails(own.gpu, fault)
 
-    async def _clear(self, own: OwnInstance, there: GpuInstance) -> None:
-        """Destroys an existing instance of ours, unless it may be another user's."""
-        if own.unconfirmed:
-            log.warning(
-                "a MIG instance at a placement of ours is not destroyed: it may be another user's by now",
-                gpu=own.gpu,
-                uuids=sorted(there.uuids),
-                remedy="destroy it with nvidia-smi mig if no user needs it",
-            )
-        else:
-            await self._maker.destroy(own.gpu, there.id)
-
     def _forget(self, own: OwnInstance) -> None:
-        """Removes an instance that is gone from the log. Raises StateFault."""
         self._log.replace((own,))
         self._over.discard(own)
         self._used.discard(own)
@@ -398,16 +370,8 @@ class Instances:
             self._when_changed()
 
 
-def noted_as(intent: OwnInstance, made: MigDevice) -> OwnInstance:
-    """Returns the log entry of a created instance."""
-    return msgspec.structs.replace(intent, id=made.gpu_instance, uuid=made.uuid)
-
-
 def is_own(own: OwnInstance, there: GpuInstance) -> bool:
-    """
-    Whether an existing instance is this own one. It must have its profile and placement, and at most one MIG device. If
-    our id is known, it must be the same, with our MIG device or none; else the instance must not have existed before.
-    """
+    """Whether an existing instance is this own one. Without a known id it must not have existed before."""
     if (there.profile, there.placement) != (own.profile, own.placement) or len(there.uuids) > 1:
         return False
     if own.id is None:

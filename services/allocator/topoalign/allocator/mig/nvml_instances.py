@@ -45,26 +45,23 @@ class NvmlInstances:
         self._thread = DriverThread("NVML for MIG instances", clock, deadline)
 
     async def there(self, gpu: DeviceID) -> tuple[GpuInstance, ...]:
-        """All GPU instances of a GPU. Raises DriverFault."""
+        """As `InstanceMaker.there`."""
         return await self._run(gpu, MigGpu.there)
 
     async def make(self, gpu: DeviceID, profile: str, placement: MigPlacement) -> MigDevice:
-        """
-        Creates a GPU instance of this profile at this placement, and one compute instance of all of it. Raises
-        DriverFault and PlaceTaken.
-        """
+        """As `InstanceMaker.make`."""
         return await self._run(gpu, partial(MigGpu.make, profile=profile, placement=placement))
 
     async def destroy(self, gpu: DeviceID, instance: int) -> None:
-        """Destroys the GPU instance with this id and all in it, if it exists. Raises DriverFault."""
+        """As `InstanceMaker.destroy`."""
         await self._run(gpu, partial(MigGpu.destroy, instance=instance))
 
     async def _run(self, gpu: DeviceID, work: "Callable[[MigGpu], T]") -> T:
-        def done(steps: CallProgress) -> T:
+        def run(steps: CallProgress) -> T:
             with open_mig_gpu(gpu, steps) as found:
                 return work(found)
 
-        return await self._thread.run(done)
+        return await self._thread.run(run)
 
 
 @contextmanager
@@ -129,7 +126,10 @@ class MigGpu:
         except self._pynvml.NVMLError_InsufficientResources as error:
             raise PlaceTaken(self.id, profile, placement) from error
         try:
-            self._compute(handle, int(kind.sliceCount))
+            compute = [each for each in self._compute_profiles(handle) if each.sliceCount == kind.sliceCount]
+            if not compute:
+                raise self._pynvml.NVMLError(self._pynvml.NVML_ERROR_NOT_SUPPORTED)
+            self._ask("nvmlGpuInstanceCreateComputeInstance", handle, compute[0].id)
             return self._mig_device(int(self._ask("nvmlGpuInstanceGetInfo", handle).id), profile, placement)
         except self._pynvml.NVMLError as error:
             fault = fault_of(self.id, self._steps.current[0], error)
@@ -150,21 +150,12 @@ class MigGpu:
             raise InstanceInUse(finding, "see which with nvidia-smi; it is destroyed when they have ended") from error
 
     def _clear(self, handle: Any) -> None:
-        """Destroys a GPU instance, and the compute instances in it before."""
         for profile in self._compute_profiles(handle):
             for compute in self._instances("nvmlGpuInstanceGetComputeInstances", handle, profile.id):
                 self._ask("nvmlComputeInstanceDestroy", compute)
         self._ask("nvmlGpuInstanceDestroy", handle)
 
-    def _compute(self, handle: Any, slices: int) -> None:
-        """Creates one compute instance of all slices of a GPU instance."""
-        profiles = [each for each in self._compute_profiles(handle) if int(each.sliceCount) == slices]
-        if not profiles:
-            raise self._pynvml.NVMLError(self._pynvml.NVML_ERROR_NOT_SUPPORTED)
-        self._ask("nvmlGpuInstanceCreateComputeInstance", handle, profiles[0].id)
-
     def _mig_device(self, number: int, profile: str, placement: MigPlacement) -> MigDevice:
-        """Reads the MIG device of a GPU instance."""
         for index, handle in enumerate(self._mig_handles()):
             if int(self._ask("nvmlDeviceGetGpuInstanceId", handle)) == number:
                 return MigDevice(
@@ -194,7 +185,6 @@ class MigGpu:
                 yield self._ask("nvmlGpuInstanceGetComputeInstanceProfileInfo", handle, kind, SHARED_ENGINES)
 
     def _instances(self, call: str, of: Any, profile: int) -> Iterator[Any]:
-        """The handles of the instances of one profile."""
         handles = (c_void_p * MOST)()
         count = c_uint(MOST)
         self._ask(call, of, profile, handles, byref(count))

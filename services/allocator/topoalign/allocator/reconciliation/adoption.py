@@ -18,10 +18,7 @@ from topoalign.core.state.fold import NodeState
 
 
 def in_offered_order(hardware: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
-    """
-    Sorts devices in the order in which the resource offers them, which is the order that the container sees. Devices
-    that the resource does not offer come last, by name.
-    """
+    """Sorts devices as the resource offers them and the container sees them; others come last, by name."""
     offered = hardware.devices.get(resource, NO_DEVICES)
     if isinstance(devices, DeviceSet) and devices.devices is offered:
         return tuple(devices)
@@ -36,12 +33,9 @@ def adopt_unrecorded(
     ledger: Ledger, listing: KubeletListing, contradicted: Sequence[Allocation], late: Collection[str]
 ) -> list[Allocation]:
     """
-    Creates allocations for containers that the kubelet reports with devices of ours that no record holds. They ran before
-    this allocator, or were released too early.
-
-    Init containers are not reported, so the kubelet's checkpoint counts as well: for devices of `contradicted` records (all
-    of them if it cannot be read), for the pods `late` (UIDs), and for all pods while the record is unconfirmed, once the
-    hardware is confirmed.
+    Creates allocations for containers that the kubelet reports with devices of ours that no record holds. The
+    checkpoint, which has init containers, counts for devices of `contradicted` records, for the pods `late` (UIDs), and
+    for all pods while the record is unconfirmed.
     """
     state = without_allocations(ledger.state, contradicted)
     found: list[Allocation] = []
@@ -86,9 +80,9 @@ def return_displaced(
     ledger: Ledger, ended: Sequence[Allocation], listing: KubeletListing | None, granted: Sequence[Allocation] = ()
 ) -> list[Allocation]:
     """
-    Creates allocations for containers that the `ended` ones displaced and that still run, for the devices that no other
-    container has. They replace the ended allocations, together with those that are `granted` already. If several containers
-    had a device, the last one gets it again and displaces the others, as before.
+    Creates allocations for containers that the `ended` ones displaced and that still run, for devices that no other
+    has. Beside them others are `granted` already. If several had a device, the last one gets it and displaces the
+    others.
     """
     found: list[Allocation] = []
     now = [each for each in ended if each.displaced and not is_before(each, ledger.boot)]
@@ -120,13 +114,13 @@ def return_displaced(
                 )
             )
             state = state.holding(found[-1])
-    return [msgspec.structs.replace(each, displaced=others_of(state, each, formers)) for each in found]
-
-
-def others_of(state: NodeState, returning: Allocation, displaced: Sequence[Displaced]) -> tuple[Displaced, ...]:
-    """Returns the displaced containers, each once, with devices of a returning one, without that one."""
-    found = {(each.owner, each.pod_uid): each for each in of_devices(state, displaced, returning.device_ids)}
-    return tuple(each for name, each in found.items() if name != (returning.owner, returning.pod_uid))
+    returned: list[Allocation] = []
+    for each in found:
+        own = each.owner, each.pod_uid
+        others = {(it.owner, it.pod_uid): it for it in of_devices(state, formers, each.device_ids)}
+        displaced = tuple(other for name, other in others.items() if name != own)
+        returned.append(msgspec.structs.replace(each, displaced=displaced))
+    return returned
 
 
 def without_allocations(state: NodeState, allocations: Sequence[Allocation]) -> NodeState:

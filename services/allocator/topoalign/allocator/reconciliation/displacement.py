@@ -3,7 +3,7 @@ Handles records that are released because the kubelet has allocated their device
 containers may still run. The log names each container whose devices another one may use.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -12,9 +12,9 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.release_log import container_title
 from topoalign.allocator.ports import KubeletListing, Place
 from topoalign.allocator.reconciliation.adoption import of_devices
-from topoalign.allocator.reconciliation.evidence import Rest
 from topoalign.allocator.reconciliation.liveness import (
     LivenessCheck,
+    Rest,
     has_other_devices,
     is_before,
     kubelet_places,
@@ -45,7 +45,7 @@ def displaced_by(
 ) -> tuple[Displaced, ...]:
     """
     Returns the containers that may still run although the devices `asked` are allocated to another one: those of the
-    released `records`, and those that these records had displaced.
+    released `records`, and those that these had displaced.
     """
     found: list[Displaced] = []
     for record in records:
@@ -114,11 +114,9 @@ def remainders(
     granted: Sequence[Allocation],
 ) -> list[Rest]:
     """
-    Creates an allocation of the remaining devices of each replaced record.
-
-    Usually these are the devices that the kubelet still has allocated: an app container reuses some devices of an init
-    container, and the init container keeps the others until the pod ends. A displaced record keeps all devices that were not
-    allocated again, because its container still runs. Co-allocated devices stay with the remaining devices.
+    Creates an allocation of the remaining devices of each replaced record: of those that the kubelet still has
+    allocated, such as an init container's that no app container reuses, and of all others of a container that may still
+    run.
     """
     asked = {device for devices in containers for device in devices}
     held = reported_places(listing) | ((listing.checkpoint or frozenset()) if listing is not None else frozenset())
@@ -130,21 +128,15 @@ def remainders(
         whole = unread or record.id in displaced
         given = overlapping_devices(ledger.state.ownership, record, asked)
         kept = [place for place in kubelet_places(record) if (whole or place in held) and place not in given]
-        co_allocated = [each for each in co_allocated_of(record) if each[1] not in new] if kept or whole else []
+        co_allocated = list[Place]()
+        if kept or whole:  # co-allocated devices stay with the remaining devices
+            left = {each for each in record.co_allocated if each not in new}
+            co_allocated = [(name, each) for name, ids in record.devices.items() for each in ids if each in left]
         if kept or co_allocated:
             rest = msgspec.structs.replace(
-                record,
+                with_devices(record, group_by_resource([*kept, *co_allocated])),
                 id=ledger.next_id(len(granted) + len(rests)),
-                devices=group_by_resource([*kept, *co_allocated]),
-                virtual_functions={
-                    nic: some
-                    for nic, some in record.virtual_functions.items()
-                    if any(nic == each for _, each in co_allocated)
-                },
-                co_allocated=tuple(device for _, device in co_allocated),
                 displaced=of_devices(ledger.state, record.displaced, [device for _, device in kept]),
-                slots={device: record.slots[device] for _, device in kept if device in record.slots},
-                instances={device: record.instances[device] for _, device in kept if device in record.instances},
             )
             rests.append(Rest(rest, record.id))
     return rests
@@ -152,8 +144,8 @@ def remainders(
 
 def log_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
     """
-    Marks the remainders of ended containers as ended, too, before the kubelet's files are read again. Else units and slots
-    that the kubelet counts as free would be listed as unhealthy on a GPU that seems to have nothing left.
+    Marks the remainders of ended containers as ended, before the kubelet's files are read again. Else their GPUs would
+    seem to have nothing left.
     """
     kubelet = ledger.state.usage.kubelet if ledger.state.usage is not None else None
     if kubelet is None:
@@ -161,11 +153,6 @@ def log_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
     over = tuple(rest.allocation.id for rest in rests if rest.former in kubelet.ended)
     if over:
         ledger.observe(kubelet=msgspec.structs.replace(kubelet, ended=kubelet.ended + over))
-
-
-def co_allocated_of(record: Allocation) -> list[Place]:
-    """Returns resource and device of the co-allocated devices of a record."""
-    return [(resource, each) for resource, ids in record.devices.items() for each in ids if each in record.co_allocated]
 
 
 def group_by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, ...]]:
@@ -180,8 +167,8 @@ def displaced_pod_name(
     gone: Iterable[Allocation], resource: ResourceName, slots: Collection[DeviceID], listing: KubeletListing | None
 ) -> str:
     """
-    Returns the UID of the pod whose init container, with a released record, has slots that were reserved for other pods: a
-    later container of the pod reuses some of them. Empty: there is none by the kubelet's checkpoint.
+    Returns the UID of the pod whose init container, with a released record, has slots that were reserved for other
+    pods: a later container of the pod reuses some of them. Empty: there is none by the checkpoint.
     """
     for each in gone if listing is not None else ():
         here = each.device_ids.intersection(slots) if each.reserved_for else ()
@@ -195,19 +182,23 @@ def displaced_pod_name(
 
 
 def kept_of(record: Allocation, listing: KubeletListing) -> Allocation:
-    """
-    Returns a record with the devices that remain after its release: those still in the kubelet's record (`remainders`).
-    """
+    """Returns a record with the devices that remain after its release: those still in the kubelet's record."""
     if listing.checkpoint is None:
         return record
     held = reported_places(listing) | listing.checkpoint
-    kept = {name: tuple(each for each in ids if (name, each) in held) for name, ids in record.devices.items()}
-    left = {each for ids in kept.values() for each in ids}
+    return with_devices(
+        record, {name: tuple(each for each in ids if (name, each) in held) for name, ids in record.devices.items()}
+    )
+
+
+def with_devices(record: Allocation, devices: Mapping[ResourceName, tuple[DeviceID, ...]]) -> Allocation:
+    """Returns a record with some of its devices, and with what is recorded of these."""
+    kept = {each for ids in devices.values() for each in ids}
     return msgspec.structs.replace(
         record,
-        devices=kept,
-        co_allocated=(),
-        virtual_functions={},
-        slots={slot: amount for slot, amount in record.slots.items() if slot in left},
-        instances={slot: uuid for slot, uuid in record.instances.items() if slot in left},
+        devices=dict(devices),
+        co_allocated=tuple(each for each in record.co_allocated if each in kept),
+        virtual_functions={nic: some for nic, some in record.virtual_functions.items() if nic in kept},
+        slots={slot: amount for slot, amount in record.slots.items() if slot in kept},
+        instances={slot: uuid for slot, uuid in record.instances.items() if slot in kept},
     )

@@ -1,22 +1,18 @@
 """
 Decides whether the container of an allocation has ended, from three sources of the kubelet.
 
-- PodResources reports the devices of active pods.
-- The checkpoint has init containers and the UIDs of pods. It keeps entries of deleted pods until its next write.
+- PodResources reports the devices of active pods; a kubelet that has just started reports fewer, and one that has lost its
+  checkpoint reports containers without their devices.
+- The checkpoint has init containers and the UIDs of pods. It keeps entries of deleted pods until its next write, so an entry
+  that existed before an allocation was granted does not belong to the allocation.
 - A deleted pod has no directory, or its volumes are torn down.
-
-Each source alone may be wrong: a kubelet that has just started reports fewer containers than run, and a kubelet that has
-lost its checkpoint reports containers without their devices as long as they run.
-
-An entry of the checkpoint that existed before an allocation was granted does not belong to the allocation: the kubelet drops
-ended containers from its memory before its next Allocate, and from the file only when it writes it.
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from typing import NamedTuple
 
 from topoalign.allocator.ports import KubeletListing, Place, ReportedDevices, ResourceEntry
-from topoalign.allocator.reconciliation.evidence import Evidence, Grant, Kubelet, Rest
 from topoalign.core.model.events import Allocation, Displaced, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 
@@ -24,6 +20,38 @@ NEVER: tuple[int, ...] = ()
 """The version of a missing checkpoint."""
 UNWRITTEN_SECONDS = 5.0
 """The kubelet writes its checkpoint as soon as a container has the devices of all its resources."""
+
+
+Kubelet = tuple[int, ...]
+"""Identifies a run of the kubelet (`KubeletListing.kubelet`)."""
+
+
+class Grant(NamedTuple):
+    """The moment at which an allocation was granted."""
+
+    written: tuple[int, ...]
+    """The version of the checkpoint at the kubelet's call."""
+    at: float
+    """Monotonic seconds."""
+
+
+class Rest(NamedTuple):
+    """The remainder of an allocation that was replaced by others."""
+
+    allocation: Allocation
+    former: AllocationID
+    """The replaced allocation."""
+
+
+class Evidence(NamedTuple):
+    """What runs of the kubelet have reported or written of one allocation."""
+
+    reported_by: Kubelet | None = None
+    """The kubelet that reported it last."""
+    written_by: Kubelet | None = None
+    """The kubelet that last wrote an entry of the allocation's pod with a device of it."""
+    grant: Grant | None = None
+    """None: it is older than this process."""
 
 
 class LivenessCheck:
@@ -34,41 +62,41 @@ class LivenessCheck:
 
     def granted(self, new: Iterable[Allocation], asked: Collection[Allocation], grant: Grant) -> None:
         """
-        Remembers when and at which checkpoint these allocations were granted. Allocations not in `asked` are remainders of a
-        released record. They are devices of an init container, which are in the checkpoint already and leave it with the
-        pod.
+        Remembers when and at which checkpoint these were granted. Those not in `asked` are remainders: devices of an
+        init container, which are in the checkpoint already and leave it with the pod.
         """
         names = {each.id for each in asked}
         for each in new:
-            if each.id in names:
-                self._evidence[each.id] = self._evidence[each.id].give(grant)
-            elif each.owner is None:
-                self._evidence[each.id] = self._evidence[each.id].give(grant._replace(written=NEVER))
+            if each.id in names or each.owner is None:
+                given = grant if each.id in names else grant._replace(written=NEVER)
+                self._evidence[each.id] = self._evidence[each.id]._replace(grant=given)
 
     def inherit(self, rests: Iterable[Rest]) -> None:
         """Copies what is remembered of former allocations to their remainders."""
         for rest in rests:
-            self._evidence[rest.allocation.id] = self._evidence[rest.allocation.id].inherit(self._evidence[rest.former])
+            former = self._evidence[rest.former]
+            own = self._evidence[rest.allocation.id]
+            self._evidence[rest.allocation.id] = own._replace(
+                reported_by=former.reported_by or own.reported_by, written_by=former.written_by or own.written_by
+            )
 
     def shown(self, allocation: AllocationID, kubelet: Kubelet) -> None:
         """Remembers that this run of the kubelet has reported the allocation."""
-        self._evidence[allocation] = self._evidence[allocation].show(kubelet)
+        self._evidence[allocation] = self._evidence[allocation]._replace(reported_by=kubelet)
 
     def was_reported(self, allocation: AllocationID, kubelet: Kubelet) -> bool:
         """Whether this run of the kubelet was the last to report the allocation."""
         return self._evidence[allocation].reported_by == kubelet
 
     def note_written(self, allocations: Iterable[Allocation], listing: KubeletListing) -> None:
-        """
-        Remembers for which allocations this kubelet wrote entries. If it drops them later, they have ended.
-        """
+        """Remembers for which allocations this kubelet wrote entries. If it drops them later, they have ended."""
         new = [each for each in allocations if each.pod_uid and self._evidence[each.id].written_by != listing.kubelet]
         if not listing.is_own or not new:
             return
         entries = {(part.pod_uid, part.resource, device) for part in listing.parts for device in part.devices}
         for each in new:
             if any((each.pod_uid, *place) in entries for place in kubelet_places(each)):
-                self._evidence[each.id] = self._evidence[each.id].write(listing.kubelet)
+                self._evidence[each.id] = self._evidence[each.id]._replace(written_by=listing.kubelet)
 
     def forget_all_but(self, live: Collection[AllocationID]) -> None:
         """Forgets allocations that are no longer live."""
@@ -83,31 +111,26 @@ class LivenessCheck:
         return uids.pop() if len(uids) == 1 and self.is_written_since(allocation, listing) else ""
 
     def is_kept(self, allocation: Allocation, listing: KubeletListing) -> bool:
-        """
-        Whether the checkpoint has a device of the allocation with a pod that still exists. True if it cannot be read.
-        """
+        """Whether the checkpoint has a device of the allocation with an existing pod; True if it cannot be read."""
         held = kubelet_places(allocation)
         if listing.checkpoint is None:
             return True
         if listing.checkpoint.isdisjoint(held):
             return False
         entries = checkpoint_entries_of(held, listing)
-        directories = listing.directories
-        return directories is None or not entries or not all(directories.is_gone(part.pod_uid) for part in entries)
+        return not entries or not all(listing.is_gone(part.pod_uid) for part in entries)
 
     def is_kept_in_part(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
-        Whether the checkpoint has some devices of the allocation with existing pods, and others of the same resource with
-        none: the kubelet has lost count, and then refused the pod. False if the checkpoint cannot be read.
+        Whether the checkpoint has some devices of one resource with existing pods, and others with none: the kubelet
+        has lost count, and then refused the pod.
         """
-        directories = listing.directories
         checkpoint = listing.checkpoint
         if checkpoint is None or not self.is_written_since(allocation, listing):
             return False
 
         def is_given_out(place: Place) -> bool:
-            entries = listing.parts_by_place.get(place, ())
-            gone = [directories is not None and directories.is_gone(part.pod_uid) for part in entries]
+            gone = [listing.is_gone(part.pod_uid) for part in listing.parts_by_place.get(place, ())]
             return not all(gone) if gone else place in checkpoint
 
         return any(
@@ -117,22 +140,18 @@ class LivenessCheck:
 
     def is_gone(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """Whether the allocation's pod is known, and deleted by its directory. False if the directories cannot be read."""
-        directories = listing.directories
-        if directories is None:
-            return False
         if allocation.pod_uid:
-            return directories.is_gone(allocation.pod_uid)
+            return listing.is_gone(allocation.pod_uid)
         if self._evidence[allocation.id].grant is None or not self.is_written_since(allocation, listing):
             return False
         entries = checkpoint_entries_of(kubelet_places(allocation), listing)
-        return bool(entries) and all(directories.is_gone(part.pod_uid) for part in entries)
+        return bool(entries) and all(listing.is_gone(part.pod_uid) for part in entries)
 
     def has_ended(self, allocation: Allocation, listing: KubeletListing, at: float) -> bool:
         """
-        Whether a container that this listing of monotonic second `at` does not report has certainly ended. It has if the
-        same kubelet reported it before, or if its pod is deleted. It also has if the checkpoint has its devices with no
-        pod, and was written since the grant or not for `UNWRITTEN_SECONDS`: then another resource of the container was
-        refused.
+        Whether a container that this listing of second `at` does not report has certainly ended: the same kubelet
+        reported it before, or its pod is deleted, or the checkpoint, if written since the grant or for
+        `UNWRITTEN_SECONDS` not, has its devices with no pod.
         """
         if listing.shows(allocation):
             return False
@@ -152,11 +171,9 @@ class LivenessCheck:
         at: float,
     ) -> list[Allocation]:
         """
-        Returns those of the `ended` allocations that the kubelet has dropped. It offers their devices while it admits a pod.
-
-        A pod has no directory before it is admitted, so the devices of its first containers seem to be of a deleted pod. But
-        the kubelet offers devices that it has dropped, and not those that it has just allocated. An allocation with an owner
-        was admitted before.
+        Returns those of the `ended` allocations that the kubelet has dropped. A pod has no directory before it is
+        admitted, so its first containers seem to be of a deleted pod; but the kubelet offers only devices that it has
+        dropped.
         """
         offered = {*available} - {*must_include}
         return [
@@ -170,11 +187,8 @@ class LivenessCheck:
 
     def is_forgotten(self, allocation: Allocation, listing: KubeletListing, boot: str) -> bool:
         """
-        Whether the kubelet has lost the devices of a container that has an owner and was not seen to end.
-
-        It has if this kubelet has neither reported nor written the allocation, its checkpoint has nothing of it, and the
-        directory of its pod exists. Containers from before `boot`, the node's last one, do not run. False without UIDs or
-        directories, because then a pod that was created again under the same name looks the same.
+        Whether the kubelet has lost the devices of a container of this `boot` that has an owner and was not seen to
+        end. False without UIDs or directories, because a pod created again under the same name looks the same.
         """
         if allocation.owner is None or not allocation.pod_uid or listing.directories is None:
             return False
@@ -182,11 +196,9 @@ class LivenessCheck:
 
     def has_returned(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
-        Whether a container, also one of a former boot, uses its devices in this boot, and the kubelet has lost them since.
-        Call it only for a settled kubelet, which has admitted all pods that it lists.
-
-        Such a kubelet reports a container with the devices that it allocated, and no longer lists a refused one (v1.36.3
-        lists active pods). So a container that is listed without devices was admitted with its former ones, and runs.
+        Whether a container, also of a former boot, uses its devices although the kubelet has lost them. A settled
+        kubelet (v1.36.3) lists active pods with the devices that it allocated, so one that is listed without devices
+        runs with its former ones.
         """
         names_it = any(
             used.owner == allocation.owner
@@ -197,9 +209,8 @@ class LivenessCheck:
 
     def is_waited_for(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
-        Whether this kubelet has not listed the pod yet although its checkpoint keeps the pod's devices and a volume of
-        the pod is mounted. This is so while the API server is unreachable. The kubelet allocates these devices to no
-        other pod.
+        Whether this kubelet, perhaps without an API server, has not listed the pod yet although its checkpoint has the
+        pod's devices and a volume of it is mounted. It allocates these devices to no other pod.
         """
         uid = allocation.pod_uid
         directories = listing.directories
@@ -210,11 +221,8 @@ class LivenessCheck:
 
     def is_displaced(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
-        Whether a container that has an owner and is not reported may still run although the kubelet allocates its devices to
-        another one.
-
-        As `is_forgotten`, but for any boot: a kubelet may lose its checkpoint before a poll has shown the containers
-        admitted again after a reboot. Without UIDs or directories, the kubelet must list a container of its name.
+        Whether an unreported container may still run although the kubelet allocates its devices to another one: as
+        `is_forgotten`, but of any boot, and by the listed names without UIDs or directories.
         """
         owner = allocation.owner
         if owner is None or not self._is_unknown(allocation, listing, ""):
@@ -251,11 +259,9 @@ def has_other_devices(
     owner: Owner | None, pod_uid: str, devices: Mapping[ResourceName, tuple[DeviceID, ...]], listing: KubeletListing
 ) -> bool:
     """
-    Whether the kubelet reports exactly this container with none of these devices, and with others of their resources.
-
-    A kubelet that starts allocates nothing to a container that it finds running (v1.36.3, `isContainerAlreadyRunning`). So a
-    container with other devices was not running with these: it was admitted again after a lost checkpoint. If the container
-    runtime is down, the kubelet finds no running containers; the log names each such case.
+    Whether the kubelet reports exactly this container with other devices of these resources: it was admitted again
+    after a lost checkpoint. A kubelet allocates nothing to a container that it finds running (v1.36.3,
+    `isContainerAlreadyRunning`).
     """
     return bool(pod_uid) and any(
         holding.owner == owner and holding.pod_uid == pod_uid and holding.devices.isdisjoint(devices[holding.resource])
@@ -268,8 +274,8 @@ def runs(
     owner: Owner, pod_uid: str, devices: Mapping[ResourceName, tuple[DeviceID, ...]], listing: KubeletListing
 ) -> bool:
     """
-    Whether a container may run with these devices: its pod exists by its directory or, if that is not known, by the names
-    that the kubelet lists, and it is not reported with other devices.
+    Whether a container may run with these devices: its pod exists by its directory or else by its name, and it is not
+    reported with other devices.
     """
     if has_other_devices(owner, pod_uid, devices, listing):
         return False
@@ -282,8 +288,8 @@ def still_displaced(
     displaced: Iterable[Displaced], listing: KubeletListing | None, owner: Owner | None = None, pod_uid: str = ""
 ) -> tuple[Displaced, ...]:
     """
-    Returns the displaced containers that may still run; all of them without a `listing`. A container with the name and
-    UID of the new owner, or with its name and no UID, is taken for the same container.
+    Returns the displaced containers that may still run; all without a `listing`. One with the name of the new owner and
+    the same or no UID is the same container.
     """
     if listing is None:
         return tuple(displaced)

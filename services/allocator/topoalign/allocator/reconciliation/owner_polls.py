@@ -2,21 +2,13 @@
 Polls the kubelet, in the background, for the owners of new grants and of records from a former boot.
 
 Allocate does not name the container, and PodResources reports the devices as soon as the kubelet has recorded the answer. So
-PodResources is polled soon after a grant, and again at growing intervals until every grant has its owner. One poll
-serves all grants. The interval is short again after `LONGEST_SECONDS` without a grant, so a stream of grants causes one
-poll in that time.
-
-If the kubelet repeats a call, it gets the same allocation. Then one more poll checks whether its owner is still the same.
-
-A grant without an owner after `GIVE_UP_SECONDS` is left to the regular polls: the kubelet never reports the devices of an
-init container that no later container reuses.
-
-After a reboot the kubelet admits its pods with their former devices, without a call. So the owners of records from a former
-boot are polled for, too, when the agent starts. The time while the kubelet does not answer, or while the hardware and so the
-boot is not known, does not count.
+it is polled soon after a grant, and again at growing intervals until every grant has its owner. A grant without an owner
+after `GIVE_UP_SECONDS` is left to the regular polls: it may be of an init container, which is never reported. After a reboot
+the kubelet admits its pods without a call, so the owners of records from a former boot are polled for, too.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 
 import anyio
 
@@ -79,18 +71,13 @@ class OwnerPolls:
                 if self._still_waiting():
                     self._interval = min(2 * self._interval, LONGEST_SECONDS)
                     self._is_repeated = False
-                    if not await self._is_answered():
+                    is_answered = False
+                    if self._state().topology is not None:
+                        with suppress(Unavailable):
+                            await self._poll()
+                            is_answered = True
+                    if not is_answered:
                         self._waiting = dict.fromkeys(self._waiting, self._clock.monotonic() + GIVE_UP_SECONDS)
-
-    async def _is_answered(self) -> bool:
-        """Polls. Returns False without a result: the kubelet does not answer, or the hardware is not known."""
-        if self._state().topology is None:
-            return False
-        try:
-            await self._poll()
-        except Unavailable:
-            return False
-        return True
 
     def _still_waiting(self) -> bool:
         """Whether to poll. Drops records that have ended, whose owner is known, or whose time is over."""

@@ -6,11 +6,10 @@ exclusive CPUs, and its memory if the Static memory manager allocated it. It has
 and no names of pods. An entry of the checkpoint belongs to a container with the same name and the same devices.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
-import anyio
 import msgspec
 import structlog
 
@@ -27,19 +26,17 @@ from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.decoding import field
-from topoalign.kubelet.grpc.kept_channel import KeptChannel
-from topoalign.kubelet.grpc.kubelet_client import KubeletAway
-from topoalign.kubelet.grpc.pod_resources_codec import UNCHANGED, ComparingCodec, Devices, Fields, ListedPodsCodec
+from topoalign.kubelet.grpc.kubelet_client import KeptChannel, KubeletAway
+from topoalign.kubelet.grpc.pod_resources_codec import Devices, Fields, read_changed_devices, read_listed_pods
 from topoalign.kubelet.grpc.transport import Complaints
 from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.thread_reader import ThreadReader
 
 LIST_SECONDS = 1.0
 READ_SECONDS = 1.0
 
 Listed = dict[ResourceName, tuple[ListedDevices, ...]]
 """Resource -> the devices of its plugin."""
-
-T = TypeVar("T")
 
 log = structlog.get_logger("topoalign.allocator.podresources")
 
@@ -56,10 +53,7 @@ UNREAD = CheckpointDevices()
 
 
 class PodResourcesClient:
-    """
-    Polls the kubelet's PodResources socket, over a connection that is kept until the end of an `async with`, and reads the
-    checkpoint and the pod directories.
-    """
+    """Polls the kubelet's PodResources socket, and reads the checkpoint and the pod directories."""
 
     def __init__(self, socket: Path, checkpoint_dir: Path, clock: Clock | None = None) -> None:
         """
@@ -73,8 +67,8 @@ class PodResourcesClient:
         """Shared with the other callers of this kubelet."""
         self._checkpoint: tuple[tuple[int, ...], CheckpointDevices] = ((), UNREAD)
         """The version of the file (inode, time of change, size) and its content, which is read and verified once."""
-        self._checkpoints: Reader[CheckpointDevices] = Reader()
-        self._directories: Reader[PodDirectories | None] = Reader()
+        self._checkpoints: ThreadReader[CheckpointDevices] = ThreadReader()
+        self._directories: ThreadReader[PodDirectories | None] = ThreadReader()
         self._listed: tuple[Fields | None, Listed] = (None, {})
         """The fields of the last answer about the devices of all plugins, and these devices."""
         self._unknown: str | None = None
@@ -92,19 +86,17 @@ class PodResourcesClient:
 
     async def listing(self, seconds: float | None = None) -> KubeletListing:
         """
-        Polls the devices of all containers, and reads the checkpoint and the pod directories. Raises KubeletAway after at
-        most `seconds`, `LIST_SECONDS` if None. A checkpoint or pod directories that take longer than `READ_SECONDS` count as
-        unreadable.
+        Polls the devices of all containers, and reads the kubelet's files; those that take longer than `READ_SECONDS`
+        are unreadable. Raises KubeletAway after at most `seconds`, `LIST_SECONDS` if None.
         """
         kubelet = unix_sockets.identity(self._socket)
         within = LIST_SECONDS if seconds is None else seconds
-        codec = ListedPodsCodec()
-        listed = await self.channel.ask(lambda channel: v1.PodResourcesListerStub(channel).list(LIST), within, codec)
+        listed, devices_of = await self.channel.ask(
+            lambda channel: v1.PodResourcesListerStub(channel).list(LIST), within, read_listed_pods
+        )
         shown = ((pod, container) for pod in listed.pod_resources for container in pod.containers)
         try:
-            usage = tuple(
-                read_container_usage(*each, devices) for each, devices in zip(shown, codec.devices, strict=True)
-            )
+            usage = tuple(read_container_usage(*each, devices) for each, devices in zip(shown, devices_of, strict=True))
         except ValueError as error:
             raise KubeletAway(f"PodResources reports invalid values: {clean(str(error), 200)}") from error
         holdings = tuple(
@@ -128,24 +120,21 @@ class PodResourcesClient:
         )
 
     async def devices(self, ours: Collection[ResourceName] = ()) -> Listed:
-        """
-        Reads the healthy devices of all plugins, in use or not. Leaves out the resources `ours`, which may have thousands of
-        shares. Raises KubeletAway after at most `LIST_SECONDS`.
-        """
+        """Reads the healthy devices of all plugins but `ours`. Raises KubeletAway within `LIST_SECONDS`."""
         known, listed = self._listed
-        codec = ComparingCodec(known, tuple(field(1, resource.encode()) for resource in ours))
-        response = await self.channel.ask(
+        left_out = tuple(field(1, resource.encode()) for resource in ours)
+        fields, response = await self.channel.ask(
             lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(ALLOCATABLE),
             LIST_SECONDS,
-            codec,
+            lambda answer: read_changed_devices(answer, known, left_out),
         )
-        if response is UNCHANGED:
+        if response is None:
             return listed
         try:
             listed = listed_devices(response)
         except ValueError as error:
             raise KubeletAway(f"PodResources reports invalid values: {clean(str(error), 200)}") from error
-        self._listed = codec.fields, listed
+        self._listed = fields, listed
         return listed
 
     def written(self) -> tuple[int, ...]:
@@ -162,32 +151,27 @@ class PodResourcesClient:
         if not version:
             return (), UNREAD
         if version != self._checkpoint[0]:
-            read = await self._checkpoints.read(lambda: read_checkpoint_devices(file))
-            if read is None:
+            try:
+                read = await self._checkpoints.read(lambda: read_checkpoint_devices(file), READ_SECONDS)
+            except TimeoutError:
                 return version, UNREAD
-            self._checkpoint = version, read[0]
+            self._checkpoint = version, read
         return self._checkpoint
 
     async def _pod_directories(self, any_listed: bool) -> PodDirectories | None:
-        """
-        Reads the pod directories. Logs why they cannot be used, and when they can again; frequent changes are counted.
-        If the kubelet has `any_listed` pods, an empty directory is not the kubelet's: then `pods/` is a file system of
-        its own that is not mounted here.
-        """
         found = None
-        unknown = "they could not be read in time"
+        root = self._checkpoint_dir.parent
+        unknown = f"there is no directory {root / pod_directories.NAME}"
         try:
-            read = await self._directories.read(
-                lambda: pod_directories.read_pod_directories(self._checkpoint_dir.parent)
-            )
-            if read is not None:
-                found = read[0]
-                unknown = f"there is no directory {self._checkpoint_dir.parent / pod_directories.NAME}"
+            found = await self._directories.read(lambda: pod_directories.read_pod_directories(root), READ_SECONDS)
+        except TimeoutError:
+            unknown = "they could not be read in time"
         except StateFault as fault:
             unknown = str(fault)
+        # An empty directory beside running pods: `pods/` is a file system of its own that is not mounted here.
         if found is not None and any_listed and not found.torn_down:
             found = None
-            unknown = f"{self._checkpoint_dir.parent / pod_directories.NAME} is empty although pods run"
+            unknown = f"{root / pod_directories.NAME} is empty although pods run"
         if found is not None and self._unknown is not None and self._is_logged:
             log.info("the directories of pods can be read again")
         if found is None and self._unknown != unknown:
@@ -196,38 +180,14 @@ class PodResourcesClient:
         return found
 
 
-class Reader(Generic[T]):
-    """Reads files in a thread, and waits for at most `READ_SECONDS`. While one read hangs, no other is started."""
-
-    def __init__(self) -> None:
-        self._turn = anyio.Lock()
-        self._reading = False
-
-    async def read(self, read: Callable[[], T]) -> tuple[T] | None:
-        """Calls `read` in a thread; returns its result in a tuple, None where that takes too long."""
-
-        def work() -> T:
-            self._reading = True
-            try:
-                return read()
-            finally:
-                self._reading = False
-
-        with anyio.move_on_after(READ_SECONDS):
-            async with self._turn:
-                if not self._reading:
-                    return (await anyio.to_thread.run_sync(work, abandon_on_cancel=True),)
-        return None
-
-
 LIST = v1.ListPodResourcesRequest()
 ALLOCATABLE = v1.AllocatableResourcesRequest()
 
 
 def listed_devices(response: v1.AllocatableResourcesResponse) -> Listed:
     """
-    Returns resource -> the healthy devices of its plugin, grouped by NUMA nodes. A device with several nodes is
-    listed once for each. Raises ValueError for NUMA nodes that cannot be, and for more than `MOST_OTHERS` devices.
+    Returns resource -> the healthy devices of its plugin, grouped by NUMA nodes. Raises ValueError for impossible NUMA
+    nodes, and for more than `MOST_OTHERS` devices.
     """
     found: dict[ResourceName, dict[DeviceID, set[int]]] = {}
     for part in response.devices:
@@ -238,39 +198,30 @@ def listed_devices(response: v1.AllocatableResourcesResponse) -> Listed:
             found.setdefault(ResourceName(part.resource_name), {}).setdefault(DeviceID(device), set()).update(nodes)
     if (count := sum(map(len, found.values()))) > MOST_OTHERS:
         raise ValueError(f"{count} devices are more than {MOST_OTHERS}")
-    return {resource: group_by_numa_nodes(devices) for resource, devices in sorted(found.items())}
-
-
-def group_by_numa_nodes(devices: Mapping[DeviceID, Collection[int]]) -> tuple[ListedDevices, ...]:
-    """Groups devices by their NUMA nodes; devices without NUMA nodes have `nodes` None."""
-    ids: dict[tuple[int, ...], list[DeviceID]] = {}
-    for device in sorted(devices):
-        ids.setdefault(tuple(sorted(devices[device])), []).append(device)
-    return tuple(ListedDevices(nodes=nodes or None, ids=tuple(ids[nodes])) for nodes in sorted(ids))
+    listed: Listed = {}
+    for resource, devices in sorted(found.items()):
+        ids: dict[tuple[int, ...], list[DeviceID]] = {}
+        for device in sorted(devices):
+            ids.setdefault(tuple(sorted(devices[device])), []).append(device)
+        listed[resource] = tuple(ListedDevices(nodes=nodes or None, ids=tuple(ids[nodes])) for nodes in sorted(ids))
+    return listed
 
 
 def read_container_usage(pod: v1.PodResources, container: v1.ContainerResources, devices: Devices) -> ContainerUsage:
-    """
-    Reads the CPUs, memory and `devices` that PodResources reports of a container. A device that is listed under several NUMA
-    nodes counts once. Raises ValueError for invalid values.
-    """
+    """Reads the CPUs, memory and `devices` that PodResources reports of a container. Raises ValueError."""
+    memory: list[MemoryBlock] = []
+    for block in container.memory:
+        listed = block.topology.nodes if block.topology is not None else []
+        nodes = tuple(sorted(parse_cpuset(format_cpuset(node.id for node in listed))))
+        # Its distribution over its NUMA nodes is not reported, so all of it counts on the first.
+        taken = (block.size, *(0 for _ in nodes[1:])) if nodes else ()
+        memory.append(MemoryBlock(resource=ResourceName(block.memory_type), nodes=nodes, size=block.size, taken=taken))
     return ContainerUsage(
         owner=Owner(namespace=Namespace(pod.namespace), pod=PodName(pod.name), container=ContainerName(container.name)),
         cpus=format_cpuset(container.cpu_ids),
-        memory=tuple(map(read_memory_block, container.memory)),
+        memory=tuple(memory),
         devices={resource: tuple(sorted(ids)) for resource, ids in devices.items()},
     )
-
-
-def read_memory_block(memory: v1.ContainerMemory) -> MemoryBlock:
-    """
-    Reads one block of memory of a container, `size` in bytes. Its distribution over its NUMA nodes is not reported, so
-    all of it counts on the first. Raises ValueError for invalid NUMA nodes.
-    """
-    listed = memory.topology.nodes if memory.topology is not None else []
-    nodes = tuple(sorted(parse_cpuset(format_cpuset(node.id for node in listed))))
-    taken = (memory.size, *(0 for _ in nodes[1:])) if nodes else ()
-    return MemoryBlock(resource=ResourceName(memory.memory_type), nodes=nodes, size=memory.size, taken=taken)
 
 
 def read_checkpoint_devices(file: Path) -> CheckpointDevices:
@@ -296,8 +247,8 @@ def add_pod_uids(
     holdings: Sequence[ReportedDevices], given: Iterable[ResourceEntry], directories: PodDirectories | None
 ) -> tuple[ReportedDevices, ...]:
     """
-    Adds the UIDs of their pods to the holdings, if exactly one pod has a checkpoint entry for a container of this name with
-    these devices. If several have, deleted pods do not count.
+    Adds the UID of the pod to each holding, if one pod has a checkpoint entry for a container of this name with these
+    devices. If several have, deleted pods do not count.
     """
     uids: dict[tuple[str, ResourceName, frozenset[DeviceID]], set[str]] = {}
     for part in given:

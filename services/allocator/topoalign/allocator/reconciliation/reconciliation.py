@@ -1,20 +1,13 @@
 """
 Compares the record with each poll of the kubelet: binds owners, releases ended containers, adds unrecorded ones.
 
-- A kubelet that has just started lists fewer pods than run, for minutes if its API server is unreachable. So a missing
-  container is released late, and still later after a restart of the kubelet. A container that is reported with devices of no
-  record is adopted; it was released too early, or is older than this allocator.
-- A container that ended while no allocator ran is an orphan. It is released at the first poll, if the kubelet has
-settled and
-  its checkpoint does not have the devices either.
-- A pod that was refused after Allocate has entries in the checkpoint and no directory. It is released like a missing one. If
-  its directory was only late, the devices are adopted again.
-- A container is not missing if a new kubelet has not listed its pod yet, a volume of the pod is mounted, and the checkpoint
-  keeps its devices.
+- A kubelet that has just started lists fewer pods than run. So a missing container is released late, and still later after a
+  restart of the kubelet. A container that is reported with devices of no record is adopted.
+- A container that ended while no allocator ran is an orphan. It is released at the first poll of a settled kubelet whose
+  checkpoint does not have the devices either.
+- A pod that was refused after Allocate has entries in the checkpoint and no directory, and is released like a missing one.
 - A container whose devices the kubelet has lost keeps its record as long as its pod exists. If the kubelet has allocated the
-  devices to another container meanwhile (`Allocation.displaced`), the record returns when that one ends. A record from
-  before a reboot is kept in the same way if a settled kubelet lists its container without devices
-  (`LivenessCheck.has_returned`).
+  devices to another container meanwhile (`Allocation.displaced`), the record returns when that one ends.
 - A record without an owner is replaced if the checkpoint has only some of its devices and no container has the others.
 - After a damaged journal the record is unconfirmed. Once discovery has confirmed the hardware, the devices of the checkpoint
   that PodResources does not report are adopted, too, and then the record is confirmed.
@@ -22,6 +15,8 @@ settled and
 
 from collections import defaultdict
 from collections.abc import Sequence
+from enum import Enum, auto
+from typing import NamedTuple
 
 import structlog
 
@@ -31,8 +26,8 @@ from topoalign.allocator.ledger.release_log import container_title
 from topoalign.allocator.ports import KubeletListing, Place, Poll, ReportedDevices
 from topoalign.allocator.reconciliation.adoption import adopt_unrecorded, return_displaced
 from topoalign.allocator.reconciliation.displacement import log_forgotten, log_readmitted
-from topoalign.allocator.reconciliation.evidence import APART_SECONDS, PollFinding, Presence, Settling
 from topoalign.allocator.reconciliation.liveness import (
+    Kubelet,
     LivenessCheck,
     checkpoint_entries_of,
     is_before,
@@ -44,13 +39,99 @@ from topoalign.core.model.events import Allocation, Owner
 from topoalign.core.model.ids import AllocationID, Namespace, PodName
 from topoalign.core.ports import Clock
 
+APART_SECONDS = 1.0
+"""
+How long, and for at least two polls, the kubelet must contradict a record before the record is released. Polls for an owner
+may be 0.1 s apart.
+"""
+
+
 log = structlog.get_logger("topoalign.allocator.reconciliation.reconciliation")
 
 
+class PollFinding(Enum):
+    """The result of a poll for one allocation."""
+
+    NOTHING = auto()
+    """It is not judged, for example because it was granted after the poll."""
+    SHOWN = auto()
+    """Its devices are reported with one owner."""
+    APART = auto()
+    """
+    Its devices are reported with several owners, some with none, or together with others; or it has no owner, and the
+    checkpoint has some of its devices. If this lasts, it contradicts the record.
+    """
+    FORGOTTEN = auto()
+    """The kubelet has lost its container, which runs."""
+    MISSING = auto()
+    """The kubelet does not report it."""
+
+
+class Presence(NamedTuple):
+    """The results of the polls for one allocation so far."""
+
+    is_inherited: bool = False
+    """Live at the start of this process, and not reported since: if it has ended, it ended while no allocator ran."""
+    missing_since: float | None = None
+    """Monotonic seconds of the first poll at which it was missing; None: it is not missing."""
+    finding: PollFinding = PollFinding.NOTHING
+    """What the last poll found."""
+    apart_since: float | None = None
+    """Monotonic seconds of the first of the last polls that found it APART; None: the last did not."""
+    is_explained: bool = False
+    """A poll has shown why it is not reported although it may run. A poll that can read less does not change that."""
+
+    def show(self) -> "Presence":
+        """The presence after the kubelet has reported the allocation."""
+        return Presence(finding=self.finding, apart_since=self.apart_since)
+
+    def miss(self, at: float) -> "Presence":
+        """The presence after a poll of monotonic second `at` that misses it; the wait runs from the first such poll."""
+        return self if self.missing_since is not None else self._replace(missing_since=at)
+
+    def explain(self) -> "Presence":
+        """Returns the presence if it may run unreported, because the kubelet has lost it or waits for its pod."""
+        return self._replace(missing_since=None, is_explained=True)
+
+    def restart_wait(self) -> "Presence":
+        """The presence after a restart of the kubelet: what the former run did not report does not count."""
+        return self._replace(missing_since=None)
+
+    def find(self, finding: PollFinding, at: float) -> "Presence":
+        """The presence with this as the finding of the last poll, of monotonic second `at`."""
+        since = at if self.apart_since is None else self.apart_since
+        return self._replace(finding=finding, apart_since=since if finding is PollFinding.APART else None)
+
+
+class Settling(NamedTuple):
+    """Whether the kubelet has settled: a kubelet that has just started lists fewer pods than run."""
+
+    kubelet: Kubelet | None = None
+    """None: none has answered yet."""
+    until: float = 0.0
+    """Monotonic seconds until which it settles."""
+    is_boot_known: bool = False
+    """Whether there was a poll with known hardware, and so a known boot."""
+
+    def meet(self, kubelet: Kubelet, at: float, seconds: float, age: float, *, rebooted: bool) -> "Settling":
+        """
+        The settling after a kubelet has answered at monotonic second `at`, which needs `seconds` from its start to settle.
+
+        By the wall clock it is `age` seconds old, which counts only for the first kubelet, and not after a reboot. Example:
+        with `seconds` 120, the first kubelet of age 100 settles until `at + 20`, any other one until `at + 120`.
+        """
+        if kubelet == self.kubelet and not rebooted:
+            return self
+        is_new = self.kubelet is not None or rebooted
+        return self._replace(kubelet=kubelet, until=at + max(0.0, seconds - (0.0 if is_new else max(0.0, age))))
+
+    def know_boot(self, known: bool) -> "Settling":
+        """The settling after a poll at which the hardware, and with it the boot, was `known` or not."""
+        return self._replace(is_boot_known=self.is_boot_known or known)
+
+
 class Reconciliation:
-    """
-    Compares the record with each poll of the kubelet, and records what follows. Synchronous: nothing changes meanwhile.
-    """
+    """Compares the record with each poll of the kubelet, and records what follows, without a pause."""
 
     def __init__(
         self, ledger: Ledger, clock: Clock, *, gone_seconds: float, unbound_seconds: float, settle_seconds: float
@@ -79,8 +160,8 @@ class Reconciliation:
 
     def compare(self, poll: Poll) -> None:
         """
-        Binds, releases and adopts by this poll. Raises StateFault, with some changes recorded. Before the hardware is known
-        it only notes the kubelet, because then it is not known which devices are ours.
+        Binds, releases and adopts by this poll. Raises StateFault, with some changes recorded. Before the hardware is
+        known it only notes the kubelet.
         """
         self._settle(poll)
         self._listed = frozenset((used.owner.namespace, used.owner.pod) for used in poll.listing.usage)
@@ -128,10 +209,7 @@ class Reconciliation:
         self._ledger.observe(containers=usage_of_others(listing.usage, self._ledger.state.hardware))
 
     def _settle(self, poll: Poll) -> None:
-        """
-        Notes a new kubelet. Its age comes from the wall clock, which is often set after a reboot; so after a reboot the
-        kubelet counts as new.
-        """
+        """Notes a new kubelet. After a reboot it counts as new: the wall clock is often set then."""
         state = self._ledger.state
         before = self._settling
         rebooted = not before.is_boot_known and bool(state.stale)
@@ -156,8 +234,8 @@ class Reconciliation:
 
     def note(self, poll: Poll) -> None:
         """
-        Notes what this poll reports and what its kubelet has written. Every poll counts, also without a comparison, because
-        the kubelet may drop a container before the next poll. A poll older than a noted one is ignored.
+        Notes what this poll reports and what its kubelet has written. Every poll counts, also without a comparison,
+        because the kubelet may drop a container before the next one.
         """
         if poll.at < self._noted:
             return
@@ -175,7 +253,6 @@ class Reconciliation:
         self.liveness.shown(allocation, listing.kubelet)
 
     def _find(self, allocation: Allocation, poll: Poll) -> tuple[PollFinding, Binding | None]:
-        """Finds where the kubelet reports an allocation, and the binding to record."""
         held = kubelet_places(allocation)
         listing = poll.listing
         boot = self._ledger.boot
@@ -213,9 +290,7 @@ class Reconciliation:
         return None if is_recorded else binding
 
     def _release(self, gone: Sequence[Allocation], listing: KubeletListing) -> None:
-        """
-        Records that these have ended and, in the same entry of the journal, the displaced containers that replace them.
-        """
+        """Records that these have ended and, in one entry of the journal, what returns of displaced ones."""
         log_readmitted(gone, listing)
         for reason, ended in (
             ("gone", [each for each in gone if not self._presence[each.id].is_inherited]),
@@ -237,8 +312,8 @@ class Reconciliation:
 
     def _owner(self, held: Sequence[Place], holdings: Sequence[ReportedDevices | None]) -> Owner | None:
         """
-        Returns the container that is reported with exactly the devices of a record. None: there are several, or it has only
-        some of the devices, or more devices of ours, which must not count as free.
+        Returns the container that is reported with exactly the devices of a record. None: there are several, or it has
+        only some of them, or more devices of ours, which must not count as free.
         """
         hardware = self._ledger.state.hardware
         each_once = {id(holding): holding for holding in holdings}.values()  # a share may be hundreds of units
@@ -248,13 +323,11 @@ class Reconciliation:
         return owners.pop() if len(owners) == 1 and not has_more else None
 
     def _is_contradicted(self, allocation: Allocation, poll: Poll) -> bool:
-        """
-        Whether the kubelet has contradicted a record long enough to release it: for at least two polls, and
-        `APART_SECONDS` if it reports the owner of the devices. Otherwise longer, because the checkpoint is written only
-        once all resources are allocated.
-        """
+        """Whether the kubelet has contradicted a record for at least two polls, and long enough to release it."""
+        # Longer without an owner: the checkpoint is written only once all resources are allocated.
         patience = APART_SECONDS if poll.listing.shows(allocation) else self._unbound_seconds
-        return self._presence[allocation.id].is_contradicted(poll.at, patience)
+        since = self._presence[allocation.id].apart_since
+        return since is not None and poll.at - since >= patience
 
     def _is_settled(self, poll: Poll) -> bool:
         return poll.at >= self._settling.until and poll.listing.pods > 0
@@ -274,8 +347,10 @@ class Reconciliation:
         elif self.liveness.is_waited_for(allocation, poll.listing):
             self._presence[allocation.id] = before.explain()
             return False
-        elif before.is_explained and is_unread(poll.listing) and not self.liveness.is_gone(allocation, poll.listing):
-            return False
+        elif before.is_explained and None in (poll.listing.checkpoint, poll.listing.directories):
+            # A poll that can read less does not change what was found.
+            if not self.liveness.is_gone(allocation, poll.listing):
+                return False
         elif presence.is_inherited and settled and not kept:
             return True
         if not settled:
@@ -284,13 +359,8 @@ class Reconciliation:
 
     def _confirm(self, poll: Poll) -> None:
         """
-        Confirms an unconfirmed record. A checkpoint has everything that its kubelet allocated; without one, a settled
-        kubelet reports all running containers. Confirmed hardware is needed to know which devices are ours.
+        Confirms an unconfirmed record by a checkpoint, or by a settled kubelet, which reports all running containers.
+        Confirmed hardware shows which devices are ours.
         """
         if is_confirmed(self._ledger.state.health) and (poll.listing.checkpoint is not None or self._is_settled(poll)):
             self._ledger.confirm("the kubelet")
-
-
-def is_unread(listing: KubeletListing) -> bool:
-    """Whether the checkpoint or the directories of pods could not be read."""
-    return None in (listing.checkpoint, listing.directories)

@@ -1,10 +1,9 @@
 """
 Publishes what the kubelet allocates without this allocator: CPUs, memory, and devices of other plugins.
 
-It is read from PodResources, kept in the node's state, and published whenever it changes, so that predictions elsewhere know
-what is left. Only the newest reading matters, so an unpublished one is replaced by the next. The stream may lose the
-reading, or another client may publish over it, so the stream is checked from time to time. Over a forged reading it is
-published again under a new epoch, because subscribers drop messages without a greater revision of the same epoch.
+It is published whenever it changes, so that predictions elsewhere know what is left. Only the newest reading matters. The
+stream may lose the reading, or another client may publish over it: then it is published again, over a forged one under a new
+epoch, because subscribers drop messages without a greater revision of the same epoch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -67,9 +66,7 @@ class UsagePublisher:
         return self._published is not None
 
     async def watch(self) -> None:
-        """
-        Checks the stream every `POLL_SECONDS` until cancelled. Publishes the usage again if it is not the newest message.
-        """
+        """Checks every `POLL_SECONDS` whether the usage is the stream's newest message; else publishes it again."""
         while True:
             await self._clock.sleep(POLL_SECONDS)
             published = self._published
@@ -109,10 +106,7 @@ class UsagePublisher:
         return True
 
     def _message(self, usage: UsageObserved) -> Message:
-        """
-        Builds the message. If it exceeds the limit, the kubelet's containers are left out and the message states that. The
-        predictions of this node itself still use all of it.
-        """
+        """Builds the message. If it is too large, the kubelet's containers are left out and the message states that."""
         message = wire.encode_event(usage, self._clock.wall())
         size = len(message.body)
         had = self._shortened
@@ -121,22 +115,16 @@ class UsagePublisher:
             return message
         if not had:
             log.error("the data for predictions is too large for the bus: subscribers cannot predict", bytes=size)
-        return wire.encode_event(without_details(usage, size), self._clock.wall())
-
-
-def without_details(usage: UsageObserved, size: int) -> UsageObserved:
-    """Returns the usage with the kubelet's rules, without its containers, and with the reason. `size`: bytes of all."""
-    if usage.kubelet is None:
-        return usage
-    why = f"what the kubelet holds is too much for one message: {size} bytes, and {wire.LARGEST_BODY} are the limit"
-    had = usage.kubelet
-    kubelet = KubeletObserved(version=had.version, rules=had.rules, record_doubt=had.record_doubt, unknown=why)
-    return msgspec.structs.replace(usage, kubelet=kubelet)
+        if (full := usage.kubelet) is not None:
+            why = f"what the kubelet holds is too much for one message: {size} bytes, and {wire.LARGEST_BODY} are the limit"
+            rules = KubeletObserved(version=full.version, rules=full.rules, record_doubt=full.record_doubt, unknown=why)
+            usage = msgspec.structs.replace(usage, kubelet=rules)
+        return wire.encode_event(usage, self._clock.wall())
 
 
 def is_recorded_here(hardware: Topology, resource: ResourceName, device: DeviceID) -> bool:
     """
-    Whether this allocator records a device: a GPU under any resource, because it may have been offered under another name
+    Whether this allocator records a device: a GPU under any resource, as it may have been offered under another name
     before, and a NIC under a resource that is offered now.
     """
     owner = hardware.card_of(device)
@@ -145,34 +133,24 @@ def is_recorded_here(hardware: Topology, resource: ResourceName, device: DeviceI
 
 def usage_of_others(shown: Iterable[ContainerUsage], hardware: Topology) -> tuple[ContainerUsage, ...]:
     """Returns CPUs, memory and foreign devices of all containers, sorted by owner; containers without any are left out."""
-    containers = by_owner(shown)
-    blocks = spread_memory_blocks([block for each in containers for block in each.memory], hardware)
-    usage = [
-        msgspec.structs.replace(
-            each, memory=tuple(next(blocks) for _ in each.memory), devices=foreign(each.devices, hardware)
-        )
-        for each in containers
-    ]
-    return tuple(each for each in usage if each.cpus or each.memory or each.devices)
-
-
-def by_owner(shown: Iterable[ContainerUsage]) -> list[ContainerUsage]:
-    """Returns one entry per owner, sorted. A pod that ends may be reported together with its successor of the same name."""
+    # A pod that ends may be reported together with its successor of the same name.
     found: dict[Owner, list[ContainerUsage]] = {}
     for each in shown:
         found.setdefault(each.owner, []).append(each)
-    return [
-        join_usages(owner, found[owner])
-        for owner in sorted(found, key=lambda owner: (owner.namespace, owner.pod, owner.container))
-    ]
+    owners = sorted(found, key=lambda owner: (owner.namespace, owner.pod, owner.container))
+    containers = [join_usages(owner, found[owner], hardware) for owner in owners]
+    blocks = spread_memory_blocks([block for each in containers for block in each.memory], hardware)
+    usage = [msgspec.structs.replace(each, memory=tuple(next(blocks) for _ in each.memory)) for each in containers]
+    return tuple(each for each in usage if each.cpus or each.memory or each.devices)
 
 
-def join_usages(owner: Owner, parts: Sequence[ContainerUsage]) -> ContainerUsage:
-    """Joins several entries of one owner: all CPUs and devices of any of them, and all memory blocks."""
+def join_usages(owner: Owner, parts: Sequence[ContainerUsage], hardware: Topology) -> ContainerUsage:
+    """Joins several entries of one owner: all CPUs and foreign devices of any of them, and all memory blocks."""
     devices: dict[ResourceName, set[DeviceID]] = {}
     for part in parts:
         for name, ids in part.devices.items():
-            devices.setdefault(name, set()).update(ids)
+            if foreign := [each for each in ids if not is_recorded_here(hardware, name, each)]:
+                devices.setdefault(name, set()).update(foreign)
     blocks = [block for part in parts for block in part.memory]
     return ContainerUsage(
         owner=owner,
@@ -180,11 +158,3 @@ def join_usages(owner: Owner, parts: Sequence[ContainerUsage]) -> ContainerUsage
         memory=tuple(sorted(blocks, key=lambda block: (block.resource, block.nodes, block.size))),
         devices={name: tuple(sorted(ids)) for name, ids in devices.items()},
     )
-
-
-def foreign(
-    devices: dict[ResourceName, tuple[DeviceID, ...]], hardware: Topology
-) -> dict[ResourceName, tuple[DeviceID, ...]]:
-    """Keeps the devices that this allocator does not record, by resource; resources without any are left out."""
-    others = {name: tuple(d for d in ids if not is_recorded_here(hardware, name, d)) for name, ids in devices.items()}
-    return {name: ids for name, ids in others.items() if ids}

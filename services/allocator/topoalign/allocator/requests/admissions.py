@@ -75,7 +75,7 @@ from topoalign.runtime.replies import answer_with
 def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bool:
     """
     Whether these allocations are what the pod asks for: one for each container, with as many of each device, CPU and byte.
-    Of NICs that are decided together there may be more (`core.deviceshare.nearest`).
+    Of NICs that are decided together there may be more (`core.deviceshare.joint_allocation`).
     """
     asked = {container.container: container for container in demand.containers}
     if asked.keys() != {allocation.owner.container for allocation in held if allocation.owner is not None}:

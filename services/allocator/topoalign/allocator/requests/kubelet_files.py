@@ -37,9 +37,17 @@ from topoalign.kubelet.files import (
     memory_checkpoint,
     pod_directories,
 )
-from topoalign.kubelet.files.node_state import DEVICE_PLUGINS, ManagerHoldings, held_cpus, held_devices, held_memory
-from topoalign.kubelet.files.pod_list import ListedPods
-from topoalign.kubelet.files.settling import SETTLE_SECONDS, SOCKET, started
+from topoalign.kubelet.files.node_state import (
+    DEVICE_PLUGINS,
+    SETTLE_SECONDS,
+    SOCKET,
+    ManagerHoldings,
+    held_cpus,
+    held_devices,
+    held_memory,
+    started,
+)
+from topoalign.kubelet.files.pod_directories import ListedPods
 from topoalign.runtime.clock import backoff_seconds, until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
 

@@ -1,9 +1,9 @@
 """
-Requests to the API server: each ends within some seconds, and every failure is an error of the port, or Expired.
+Sends requests to the API server. Each ends within some seconds, and every failure is an error of the port, or Expired.
 
-Address, TLS and credentials are what lightkube makes of its configuration. Requests go through aiohttp, which takes a
-quarter of the time that lightkube's own client takes (docs/decisions/0015-lightkube.md). Proxies of the environment are not
-used, and redirections are not followed.
+lightkube reads address, TLS and credentials from the configuration. aiohttp sends the requests, in a quarter of the time of
+lightkube's own client (docs/decisions/0015-lightkube.md). Proxies of the environment are not used, and redirections are not
+followed.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -22,36 +22,32 @@ from topoalign.core.model.errors import Undecodable, clean
 from topoalign.registry.kubernetes import objects
 from topoalign.registry.ports import ApiUnavailable
 
-# The credentials for the API server: a token, or a name and a password, as lightkube reads or asks for them.
-#
-# They are kept until the API server no longer accepts them. A service account's token is read again then, and a program
-# that a kubeconfig names is run again.
-
-
-NAME = "Authorization"
-
 
 class Credentials:
-    """The header of requests; none with a client certificate or without credentials."""
+    """
+    The header `Authorization` of requests, as lightkube makes it; none with a client certificate or without credentials. It
+    is kept until the API server no longer accepts it. Then a service account's token is read again, and a program that a
+    kubeconfig names is run again.
+    """
 
     def __init__(self, auth: httpx2.Auth | None) -> None:
         self._auth = auth
         self._headers: Mapping[str, str] | None = None if auth is not None else {}
 
     async def headers(self) -> Mapping[str, str]:
-        """The header as it was accepted last. Raises ConfigError where there is nothing to be read."""
+        """The header that was accepted last. Raises ConfigError if the credentials cannot be read."""
         if self._headers is None:
             await self._ask(refused=False)
-        assert self._headers is not None, "it has been asked for"
+        assert self._headers is not None, "_ask sets them"
         return self._headers
 
     async def renew(self) -> bool:
-        """After a 401: whether `headers` is to be tried anew. Raises ConfigError as it does."""
+        """Reads the credentials again after a 401. Returns whether to send the request again. Raises ConfigError."""
         return self._auth is not None and await self._ask(refused=True)
 
     async def _ask(self, *, refused: bool) -> bool:
-        """Takes what lightkube sends first, or after an answer with 401; False: it sends nothing more."""
-        assert self._auth is not None, "there is somebody to ask"
+        """Takes the header that lightkube sends first, or after an answer with 401. Returns False if it sends none."""
+        assert self._auth is not None, "without it there is nothing to renew"
         async with aclosing(self._auth.async_auth_flow(httpx2.Request("GET", "https://kubernetes"))) as flow:
             request = await anext(flow)
             if refused:
@@ -59,17 +55,17 @@ class Credentials:
                     request = await flow.asend(httpx2.Response(401))
                 except StopAsyncIteration:
                     return False
-        value = request.headers.get(NAME, "")
+        value = request.headers.get("Authorization", "")
         if not value.isprintable():
             raise ConfigError("the token is no text for a header")
-        self._headers = {NAME: value} if value else {}
+        self._headers = {"Authorization": value} if value else {}
         return True
 
 
 CALL_SECONDS = 3.0
-"""For one request, answer included: a bind makes two and has to be done well under 5 s."""
+"""For a request and its answer: a bind makes two and must take well under 5 s."""
 LIST_SECONDS = 30.0
-"""For a page of a list: a busy API server with large pods takes seconds, and a list that is given up begins anew."""
+"""For a page of a list: a busy API server with large pods takes seconds, and after a failure the list begins anew."""
 CONNECT_SECONDS = 2.0
 UNAUTHORIZED = 401
 MOST_LINE_BYTES = 16 << 20
@@ -90,12 +86,8 @@ class Requests:
         self._http, self._server, self._credentials = http, server.rstrip("/"), credentials
         self._call_seconds = call_seconds
 
-    async def get(self, path: str) -> bytes:
-        """The body of the answer. Raises ApiUnavailable, ApiRefused and ApiNotFound."""
-        return await self.send("GET", path)
-
     async def page(self, path: str, parameters: Mapping[str, str]) -> bytes:
-        """A page of a list. Raises as `get`, and Expired."""
+        """Reads a page of a list. Raises ApiUnavailable, ApiRefused, ApiNotFound and Expired."""
         return await self.send("GET", path, parameters=parameters, seconds=LIST_SECONDS)
 
     async def send(
@@ -108,8 +100,8 @@ class Requests:
         seconds: float | None = None,
     ) -> bytes:
         """
-        The body of the answer, which has to come within so many seconds. Raises ApiUnavailable, ApiRefused, ApiNotFound and
-        ApiConflict.
+        Sends a request and returns the body of the answer. `seconds`: for both; None: those of a call. Raises
+        ApiUnavailable, ApiRefused, ApiNotFound and ApiConflict.
         """
         within = seconds or self._call_seconds
         content = None if body is None else msgspec.json.encode(body)
@@ -117,7 +109,7 @@ class Requests:
         with failures(f"{method} {path}"), anyio.fail_after(within):
             async with self._answered(method, path, parameters, headers, content) as response:
                 answer = await response.read()
-        if not is_success(response):
+        if response.status // 100 != 2:
             raise answer_error(response.status, answer)
         return answer
 
@@ -126,12 +118,12 @@ class Requests:
         self, path: str, parameters: Mapping[str, str], silent_seconds: float
     ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
         """
-        The lines of an answer that goes on. Raises ApiUnavailable, also when nothing comes for `silent_seconds`, and
-        ApiRefused and ApiNotFound.
+        Yields the lines of an answer as they arrive. Raises ApiRefused, ApiNotFound, and ApiUnavailable, also if nothing
+        arrives for `silent_seconds`.
         """
         with failures(f"GET {path}"):
             async with self._answered("GET", path, parameters, silent_seconds=silent_seconds) as response:
-                if not is_success(response):
+                if response.status // 100 != 2:
                     raise answer_error(response.status, await response.read())
                 yield split_lines(response)
 
@@ -145,7 +137,7 @@ class Requests:
         content: bytes | None = None,
         silent_seconds: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer, up to its headers; the second one where the first is that the credentials are not accepted."""
+        """Yields the answer after its headers. Repeats the request with new credentials if the first are not accepted."""
         url = URL(f"{self._server}{path}?{urlencode(parameters)}" if parameters else self._server + path, encoded=True)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silent_seconds)
         for is_last in (False, True):
@@ -162,13 +154,8 @@ class Requests:
                     return
 
 
-def is_success(response: aiohttp.ClientResponse) -> bool:
-    """Whether what was asked for was done."""
-    return response.status // 100 == 2
-
-
 async def split_lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    """The lines of an answer. Raises ApiUnavailable for one without end."""
+    """Yields the lines of an answer. Raises ApiUnavailable for a line that is too long."""
     rest = b""
     async for chunk in response.content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
@@ -180,7 +167,7 @@ async def split_lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes,
 
 @contextmanager
 def failures(what: str) -> Iterator[None]:
-    """Raises ApiUnavailable for all that goes wrong with a connection."""
+    """Raises ApiUnavailable for any failure of a connection."""
     try:
         yield
     except TimeoutError as error:
@@ -190,7 +177,7 @@ def failures(what: str) -> Iterator[None]:
 
 
 def answer_error(code: int, body: bytes | msgspec.Raw) -> Exception:
-    """The error for an answer with this HTTP status, or with the Status in it."""
+    """The error for an answer with this HTTP status, or with the Status in its body."""
     try:
         status = objects.decode_object(body, objects.ApiStatus)
     except Undecodable:

@@ -16,17 +16,15 @@ from topoalign.core.diagnosis.hami_nodes import CONTESTED_NODE, FOREIGN_NODE
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.model.topology.model import Topology
 from topoalign.core.scoring.scorers import scorer_by_name
 from topoalign.core.sharing.slot_defaults import FilledIn
 from topoalign.core.state.node_reservations import holding_reserved
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.foreign_nodes import HAMI, ForeignNodes, serve_foreign
 from topoalign.registry.ports import KubernetesApi
-from topoalign.registry.scheduling.binding.binding import BindChecks, PodBinder, check_scheduler_and_node
+from topoalign.registry.scheduling.binding.binding import BindChecks, PodBinder
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
-from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedNodes, ReportedPods
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
@@ -34,8 +32,8 @@ from topoalign.registry.scheduling.extender.extender_server import READINESS, se
 from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.filter.scheduler import PodChecks, Scheduler
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
-from topoalign.registry.scheduling.kubernetes.cluster_watch import EventWriter, KubernetesRecords, KubernetesWatch
-from topoalign.registry.scheduling.kubernetes.pod_events import BindEvents, RefusalEvents
+from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesRecords, KubernetesWatch
+from topoalign.registry.scheduling.kubernetes.pod_events import BindEvents, EventWriter, refusal_event
 from topoalign.registry.scheduling.kubernetes.requeue import Requeue
 from topoalign.registry.scheduling.kubernetes.topology_objects import TopologyObjects
 from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
@@ -47,7 +45,7 @@ from topoalign.runtime.context import Context
 
 
 class SchedulingMetrics(Collector):
-    """Prometheus counters of binds, reservations, and writes to Kubernetes."""
+    """Prometheus metrics of binds, reservations, foreign nodes, and writes to Kubernetes."""
 
     def __init__(
         self,
@@ -56,21 +54,22 @@ class SchedulingMetrics(Collector):
         reservations: Mapping[str, int],
         foreign: ForeignNodes,
     ) -> None:
-        """`binds` by result; `reservations` by the kind of change."""
+        """`binds`: by outcome; `reservations`: by kind of change."""
         self._watch = watch
         self._binds = binds
         self._reservations = reservations
         self._foreign = foreign
 
     def collect(self) -> Iterator[Metric]:
-        """The counters as they are now."""
+        """The metrics as they are now."""
         refused = self._watch.refused
-        reports = self._watch.reports
         yield counter_family("binds", "Binds of pods, by outcome.", "outcome", self._binds)
         yield counter_family(
             "reservations", "Changes of reservations that this registry published, by kind.", "what", self._reservations
         )
-        yield counter_family("reports", "Events about pods for Kubernetes, by outcome.", "outcome", reports.counts)
+        yield counter_family(
+            "reports", "Events about pods for Kubernetes, by outcome.", "outcome", self._watch.reports.counts
+        )
         family = CounterMetricFamily(
             "topoalign_registry_refused_pods",
             "Pods that a node refused after they were bound to it.",
@@ -80,22 +79,17 @@ class SchedulingMetrics(Collector):
             family.add_metric([reason, "true" if reserved else "false"], number)
         yield family
         yield CounterMetricFamily("topoalign_registry_deleted_pods", "Refused pods that were deleted.", refused.deleted)
-        yield from foreign_node_families(self._foreign)
+        nodes = GaugeMetricFamily(
+            "topoalign_registry_foreign_nodes",
+            "Nodes that are not offered because others manage their GPUs; contested: topoalign does as well.",
+            labels=["by", "contested"],
+        )
+        codes = Counter(self._foreign.refusals.values())
+        nodes.add_metric([HAMI, "false"], codes[FOREIGN_NODE])
+        nodes.add_metric([HAMI, "true"], codes[CONTESTED_NODE])
+        yield nodes
         woken = self._watch.requeue.done
         yield CounterMetricFamily("topoalign_registry_requeues", "Times that pending pods were requeued.", woken)
-
-
-def foreign_node_families(foreign: ForeignNodes) -> Iterator[Metric]:
-    """Builds the metric of nodes that HAMi runs, and of those for which topoalign publishes as well."""
-    codes = Counter(foreign.refusals.values())
-    nodes = GaugeMetricFamily(
-        "topoalign_registry_foreign_nodes",
-        "Nodes that are not offered because others manage their GPUs; contested: topoalign does as well.",
-        labels=["by", "contested"],
-    )
-    nodes.add_metric([HAMI, "false"], codes[FOREIGN_NODE])
-    nodes.add_metric([HAMI, "true"], codes[CONTESTED_NODE])
-    yield nodes
 
 
 def counter_family(name: str, meaning: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:
@@ -130,13 +124,9 @@ class NoBinder:
         raise NoKubernetes
 
 
-def no_event(pod: PodToSchedule, counts: Counter[str]) -> None:
-    """Writes no Event about a pod that no node admits, in a registry without access to Kubernetes."""
-
-
 NATS_AWAY_SECONDS = 5.0
-"""After this time without NATS a registry serves the webhook without having read the nodes. A new pod's network may take
-some seconds."""
+"""After this time without NATS a registry serves the webhook without having read the nodes. The network of a new pod may
+take some seconds."""
 
 
 class SchedulingService:
@@ -155,9 +145,9 @@ class SchedulingService:
         foreign: ForeignNodes | None = None,
     ) -> None:
         """
-        `client` and `cluster` are those of the registry, and keep usage. `api`: None if the registry has no access to
-        Kubernetes, and binds nothing. `replica`: an id that no other registry has. `freeze`: as of `Registry`. `foreign`:
-        the nodes that HAMi runs; None: of its own.
+        `client`, `cluster`: of the registry; they keep usage. `api`: None if the registry has no access to Kubernetes, and
+        binds nothing. `replica`: an id that no other registry has. `freeze`: as of `Registry`. `foreign`: the nodes that
+        HAMi manages; None: its own object.
         """
         clock = context.clock
         self._context = context
@@ -166,11 +156,11 @@ class SchedulingService:
         self._cluster = cluster
         self._freeze = freeze
         self._is_serving = False
-        """Whether all nodes were read once since the start, or could not be read without NATS."""
+        """Whether all nodes were read once, or could not be read without NATS."""
         self._nodes = ReportedNodes()
         self._pods = ReportedPods()
         self._requeue = Requeue(clock, self._pods.waiting, self._nodes.uids)
-        reports = EventWriter(clock)
+        self._reports = EventWriter(clock)
         self.foreign = foreign or ForeignNodes(clock, cluster.is_answering)
         self.unmanaged = UnmanagedNodes(cluster, pass_unknown=settings.unknown_nodes == "pass")
         self.view = ClusterView(
@@ -183,15 +173,29 @@ class SchedulingService:
             offered=self._offered,
         )
         cluster.listeners.append(self.foreign.observe)
-        self._bypassed = BypassedPods(clock, reports.submit, self._offered_names, self.behind, settings.scheduler_name)
-        self.reservations = ClusterReservations(
-            context.bus, clock, replica, self.view.facts, self._hold, self._freed, self._nodes.has_gone
+        self._bypassed = BypassedPods(
+            clock, self._reports.submit, self._offered_names, self.behind, settings.scheduler_name
         )
-        self._reserved = KeptNodes(partial(self.reservations.forget, although_reserved=True), self._let_go)
+        self.reservations = ClusterReservations(
+            context.bus,
+            clock,
+            replica,
+            self.view.facts,
+            self._hold,
+            lambda node: self._requeue.ask("ReservationEnded"),  # without its pod, so no object in Kubernetes changes
+            self._nodes.has_gone,
+        )
+        self._reserved = KeptNodes(
+            partial(self.reservations.forget, although_reserved=True), lambda node: self.view.reserve(node, ())
+        )
         cluster.listeners.append(self._observe)
-        gangs = Gangs(self.reservations, clock, self._hardware, self._candidate)
-        quota_freed = partial(self._requeue.ask, "QuotaFreed")
-        quotas = Quotas(self.view.offers, lambda: self.view.reserved_on, gangs.waiting_with, quota_freed)
+        gangs = Gangs(self.reservations, clock, lambda node: self.view.facts(node).hardware, self._candidate)
+        quotas = Quotas(
+            self.view.offers,
+            lambda: self.view.reserved_on,
+            gangs.waiting_with,
+            partial(self._requeue.ask, "QuotaFreed"),
+        )
         self.quotas = quotas if api is not None else None
         self.scheduler = Scheduler(
             self.view,
@@ -200,7 +204,7 @@ class SchedulingService:
             allows=self._nodes.allows,
             passes=self._passes,
             requested=self._pods.request_of,
-            refused=RefusalEvents(reports.submit, self._nodes.uids).refuse if api is not None else no_event,
+            refused=self._report_refusal,
             quotas=self.quotas,
         )
         self.watch: KubernetesWatch | None = None
@@ -225,7 +229,7 @@ class SchedulingService:
                 bypassed=self._bypassed,
             ),
             self._requeue,
-            reports,
+            self._reports,
             delete_refused=settings.delete_refused_pods,
         )
         binder = PodBinder(
@@ -233,12 +237,18 @@ class SchedulingService:
             clock,
             api,
             self.reservations,
-            BindChecks(self.scheduler, self.behind, self.foreign.refusal, quotas),
+            BindChecks(
+                self.scheduler,
+                self.behind,
+                self.foreign.refusal,
+                quotas,
+                self._nodes.allows,
+                settings.scheduler_name,
+            ),
             partial(gangs.plan, self.scheduler.best),
             self._pods,
-            partial(check_scheduler_and_node, allows=self._nodes.allows, scheduler=settings.scheduler_name),
         )
-        self.binder = BindEvents(binder, self.reservations.of_pod, reports.submit, quotas.claim)
+        self.binder = BindEvents(binder, self.reservations.of_pod, self._reports.submit, quotas.claim)
         if settings.publish_topologies:
             self.topologies = TopologyObjects(api, clock, self.view, self._nodes.uids.get)
         context.metrics.register(SchedulingMetrics(self.watch, binder.counts, self.reservations.counts, self.foreign))
@@ -249,25 +259,23 @@ class SchedulingService:
 
     def behind(self) -> str | None:
         """Readiness: why data that an answer depends on is missing."""
-        checks: list[Callable[[], str | None]] = [
-            self._registry.behind,
-            self._registry.unasked,
-            self.reservations.behind,
-            self.view.waiting,
-        ]
-        if self.watch is not None:
-            checks.append(self.watch.behind)
-        return next(filter(None, (check() for check in checks)), None)
+        return (
+            self._registry.behind()
+            or self._registry.unasked()
+            or self.reservations.behind()
+            or self.view.waiting()
+            or (None if self.watch is None else self.watch.behind())
+        )
 
     def unread_nodes(self) -> str | None:
         """
-        Readiness of the Service of extender and webhook: why the nodes are not read yet. The webhook works without them and
-        without NATS. So a registry stays ready once it was ready, and becomes ready while NATS is disconnected.
+        Readiness of the Service of extender and webhook: why the nodes are not read yet. A registry stays ready once it was
+        ready, and becomes ready while NATS is disconnected, because the webhook works without nodes and NATS.
         """
         return None if self._is_serving else self.behind()
 
     async def run(self, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Runs until cancelled. Started, with the URL of the extender, once that listens."""
+        """Runs until cancelled. Has started, with the URL of the extender, once that listens."""
         watch = self.watch
         webhook = Webhook(
             self._settings.scheduler_name,
@@ -305,10 +313,7 @@ class SchedulingService:
             task_status.started()
 
     async def _wait_for_nodes(self) -> None:
-        """
-        Waits until all nodes are read, or NATS is disconnected; then the webhook is served. The objects built so far
-        stay, and are frozen, so that the garbage collector does not scan them at the next call.
-        """
+        """Waits until all nodes are read. The webhook is served earlier if NATS is disconnected."""
         clock = self._context.clock
         bus = self._context.bus
         last_connected = clock.monotonic()
@@ -321,17 +326,17 @@ class SchedulingService:
         if self._is_serving:  # filters were answered with an error meanwhile
             self._requeue.ask("NodesRead")
         self._is_serving = True
-        self._freeze()
+        self._freeze()  # so that the garbage collector does not scan what stays at the next call
 
     def offers(self, resource: ResourceName) -> bool:
         """
         Whether some node offers this resource. Before all nodes are read, every extended resource counts as offered, so that
-        no pod bypasses the scheduler and none is denied because nodes are not known.
+        no pod bypasses the scheduler.
         """
         return self.view.waiting() is not None or resource in self.view.offers.names
 
     def left_out(self, pod: PodRequest) -> Sequence[FilledIn]:
-        """Returns the amounts that a pod with slots does not name; empty before all nodes are read."""
+        """The amounts that a pod with slots does not name; empty before all nodes are read."""
         return () if self.view.waiting() is not None else self.view.offers.left_out(pod)
 
     def check_new(self, pod: PodRequest) -> None:
@@ -342,11 +347,14 @@ class SchedulingService:
 
     def check_valid(self, pod: PodRequest) -> None:
         """
-        Raises the reason to deny an invalid pod. Before all nodes are read, the pod is checked as if nothing were offered,
-        because with a part of the offers it could be denied for more memory than these nodes have.
+        Raises the reason to deny an invalid pod. Before all nodes are read, it is checked as if nothing were offered: with a
+        part of the offers it could be denied for more memory than these nodes have.
         """
         checks = self.scheduler.checks if self.view.waiting() is None else PodChecks(OfferedResources())
         checks.check(pod)
+
+    def _report_refusal(self, pod: PodToSchedule, counts: Counter[str]) -> None:
+        self._reports.submit(refusal_event(pod, counts, self._nodes.uids))
 
     def _hold(self, node: NodeName) -> None:
         """Passes the reservations of a node to the view."""
@@ -354,10 +362,10 @@ class SchedulingService:
         newest = self.reservations.of(node).newest
         if newest is not None:
             self._bypassed.observe(newest)
-        self.view.hold(node, tuple(AssumedPod(reserved=each) for each in self.reservations.held(node)))
+        self.view.reserve(node, self.reservations.held(node))
 
     def _observe(self, node: NodeName) -> None:
-        """Takes a change of a node's facts, or that it was forgotten."""
+        """Notes a change of a node's facts, or that it was forgotten."""
         if node in self._cluster:
             self._reserved.confirm(node)
             self.reservations.observe(node)
@@ -366,38 +374,29 @@ class SchedulingService:
         else:
             self._reserved.forget(node)
 
-    def _let_go(self, node: NodeName) -> None:
-        self.view.hold(node, ())
-
     def _offered_names(self, node: NodeName) -> Collection[ResourceName]:
-        """Returns what a node offers; empty if its allocator does not answer."""
+        """The resources that a node offers; empty if its allocator does not answer."""
         return self.view.offers.names_on(node) if self._cluster.is_answering(node) else ()
 
     def _passes(self, pod: PodToSchedule, node: NodeName) -> bool:
-        """As `UnmanagedNodes.passes`, without nodes that HAMi runs. Valid only after the nodes were read."""
+        """As `UnmanagedNodes.passes`, without nodes that HAMi manages. Valid only after the nodes were read."""
         return self.unmanaged.passes(pod, node) and not self.foreign.refusal(node)
-
-    def _freed(self, node: NodeName) -> None:
-        """Requeues pods after a reservation ended without its pod, because no object in Kubernetes changes."""
-        self._requeue.ask("ReservationEnded")
 
     def _offered(self, node: NodeName) -> None:
         """
-        Requeues pods after a node is offered again or has more free resources, because no object in Kubernetes changes: the
-        end of a pod is reported there before its kubelet has freed its devices.
+        Requeues pods after a node is offered again or has more free resources. No object in Kubernetes changes then, because
+        the end of a pod is reported before its kubelet has freed its devices.
         """
         if self.behind() is None:
             self._requeue.ask("NodeOffered")
-
-    def _hardware(self, node: NodeName) -> Topology:
-        return self.view.facts(node).hardware
 
     def _candidate(self, node: NodeName) -> GangPlacement | None:
         self.view.renew()  # its reservations may have changed a moment ago
         view = self.view.nodes.get(node)
         if view is None or view.kind is None:
             return None
-        basis, known = self.view.basis(view), self.view.holds(node).reserved
+        basis = self.view.basis(view)
+        known = self.view.pods_on(node).reserved
         state = basis.state
         for each in self.reservations.held(node):
             if each.pod_uid not in known:  # its pod is gone, and its end is not stored yet

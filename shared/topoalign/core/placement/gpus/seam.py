@@ -23,9 +23,6 @@ from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE,
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import connection_score, kept_apart, links_to_switch, pcie_class, share_node
 
-# Tables of link scores, which the choosing functions use.
-
-
 Scores = Sequence[Sequence[int]]
 """Row and column i belong to the i-th device; symmetric, 0 on the diagonal."""
 Members = tuple[int, ...]
@@ -143,13 +140,13 @@ def weakest_seam(links: Links, members: Sequence[int]) -> Seam:
         nvlinks, pcie = divmod(links.strength[members[0]][members[1]], NVLINK_SCORE)
         return Seam(nvlinks) if nvlinks else Seam(0, pcie)
     table = [[links.strength[a][b] for b in members] for a in members]
-    weakest = weakest_of_tree(table)
+    weakest = _weakest_of_tree(table)
     if weakest < NVLINK_SCORE:
         return Seam(0, weakest)
     return Seam(minimum_cut([[strength // NVLINK_SCORE for strength in row] for row in table]))
 
 
-def weakest_of_tree(strength: Sequence[Sequence[int]]) -> int:
+def _weakest_of_tree(strength: Sequence[Sequence[int]]) -> int:
     """The weakest edge of a maximum spanning tree (Prim): the best path across the division where that is worst."""
     best = list(strength[0])
     rest = set(range(1, len(strength)))

@@ -140,9 +140,8 @@ def by_topology(
     nics: Nics = NO_NICS,
 ) -> Members:
     """
-    Chooses the set of `size` available positions, ascending, that has the best key and holds all required ones.
-
-    `free` are all GPUs that nobody holds, including those that are not offered here.
+    The set of `size` available positions, ascending, that has the best key and holds all required ones. `free` are all GPUs
+    that nobody holds, including those that are not offered here.
     """
     everything = frozenset((*free, *available))
 
@@ -167,21 +166,21 @@ def candidate_sets(
     strength = order.scorer.links.strength
     to_free = order.links_to_free
     sets = {
-        grow_connected_set(strength, others, (*required, *seed), size, to_free)
-        for seed in (seeds(strength, available, others) if len(required) < size else [()])
+        _grow_connected_set(strength, others, (*required, *seed), size, to_free)
+        for seed in (_seeds(strength, available, others) if len(required) < size else [()])
     }
-    sets.add(peel(strength, others, tuple(required), size))
+    sets.add(_peel(strength, others, tuple(required), size))
     return nsmallest(MOST_GROWN, sets, key=order.first_look)
 
 
-def seeds(strength: Scores, available: Sequence[int], others: Sequence[int]) -> Iterable[tuple[int]]:
+def _seeds(strength: Scores, available: Sequence[int], others: Sequence[int]) -> Iterable[tuple[int]]:
     """One of all GPUs whose links to the available ones have the same strengths."""
     columns = itemgetter(*available)
     alike = {tuple(sorted(columns(strength[other]))): (other,) for other in reversed(others)}
     return alike.values()
 
 
-def grow_connected_set(
+def _grow_connected_set(
     strength: Scores, among: Iterable[int], seed: Sequence[int], size: int, to_free: Sequence[int]
 ) -> Members:
     """Adds to the seed the GPU with the strongest links to the members, of equals the one with the fewest to free GPUs."""
@@ -201,7 +200,7 @@ def grow_connected_set(
     return tuple(sorted(members))
 
 
-def peel(strength: Scores, among: Iterable[int], required: Members, size: int) -> Members:
+def _peel(strength: Scores, among: Iterable[int], required: Members, size: int) -> Members:
     """Removes the GPU with the weakest links to the others, of equals the last, until `size` are left."""
     members = {*among, *required}
     links = {member: sum([strength[member][other] for other in members]) for member in members}

@@ -33,10 +33,8 @@ class Partition(NamedTuple):
 
 def best_split(scores: Scores, available: Collection[int], required: Collection[int], size: int) -> Partition:
     """
-    Finds the chosen set of a best partition of the available positions, and what that partition is worth.
-
-    Requires what `placement.choose` checks: distinct positions of the table, all required ones available, and max(1,
-    len(required)) <= size <= len(available).
+    The chosen set of a best partition of the available positions, and what that partition is worth. Requires distinct
+    positions of the table, all required ones available, and max(1, len(required)) <= size <= len(available).
     """
     free = sorted(available)
     if size == len(free):

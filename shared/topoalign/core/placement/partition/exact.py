@@ -22,7 +22,7 @@ class SubsetPartitions:
     """The best partitions of subsets of some devices into sets of one size and what is left over."""
 
     def __init__(self, scores: Scores, size: int) -> None:
-        self.worth = score_subsets(scores)
+        self.worth = _score_subsets(scores)
         """Mask -> the score of the set."""
         self._size = size
         self._totals: dict[int, int] = {}
@@ -45,7 +45,7 @@ class SubsetPartitions:
 
     def _first_sets(self, subset: int) -> list[int]:
         """The sets that can have the device with the lowest bit, where the subset has more devices than one set."""
-        lowest, *others = bits_of(subset)
+        lowest, *others = _bits_of(subset)
         left_over = subset.bit_count() % self._size
         sizes = (self._size, left_over) if left_over else (self._size,)
         return [lowest + rest for size in sizes for rest in map(sum, combinations(others, size - 1))]
@@ -57,7 +57,7 @@ def best_by_subsets(scores: Scores, required: Sequence[int], size: int) -> tuple
     everything = (1 << devices) - 1
     fixed = sum(1 << devices - 1 - member for member in required)
     partitions = SubsetPartitions(scores, size)
-    others = combinations(bits_of(everything ^ fixed), size - len(required))
+    others = combinations(_bits_of(everything ^ fixed), size - len(required))
     sets = [fixed + mask for mask in map(sum, others)]
     holding = (partitions.total_with(mask, everything) for mask in sets)
     total = max(holding) if required else partitions.total(everything)
@@ -66,12 +66,11 @@ def best_by_subsets(scores: Scores, required: Sequence[int], size: int) -> tuple
     return [member for member in range(devices) if chosen >> devices - 1 - member & 1], total
 
 
-def bits_of(subset: int) -> list[int]:
-    """The bits of a mask, ascending."""
+def _bits_of(subset: int) -> list[int]:
     return [1 << place for place in range(subset.bit_length()) if subset >> place & 1]
 
 
-def score_subsets(scores: Scores) -> list[int]:
+def _score_subsets(scores: Scores) -> list[int]:
     """Mask -> the score of the set, as a list. A device adds its links to the devices that are there."""
     worth = [0]
     for position in reversed(range(len(scores))):

@@ -18,34 +18,30 @@ Sets = list[list[int]]
 
 
 def greedy_split(scores: Scores, required: Sequence[int], size: int) -> tuple[Sequence[int], int]:
-    """
-    Finds a good set that holds all required positions, and what the partition of the table is worth that it belongs to.
-
-    Neither is worth less than without exchanges.
-    """
-    sets = exchange_devices(scores, grow_partition(scores, required, size), required)
+    """A good set that holds all required positions, and what the partition of the table is worth that it belongs to."""
+    sets = _exchange_devices(scores, _grow_partition(scores, required, size), required)
     holding = [members for members in sets if len(members) == size and {*required} <= {*members}]
-    return best_set(scores, holding), sum(total_score(scores, members) for members in sets)
+    return _best_set(scores, holding), sum(total_score(scores, members) for members in sets)
 
 
-def grow_partition(scores: Scores, required: Sequence[int], size: int) -> Sets:
+def _grow_partition(scores: Scores, required: Sequence[int], size: int) -> Sets:
     """Splits all positions into sets that grow one after the other, the first from the required ones."""
     rest = list(range(len(scores)))
     sets: Sets = []
     while len(rest) > size:
         seeds = [list(required)] if required and not sets else [[start] for start in rest]
-        best = best_set(scores, (sorted(grow_scored_set(scores, rest, seed, size)) for seed in seeds))
+        best = _best_set(scores, (sorted(_grow_scored_set(scores, rest, seed, size)) for seed in seeds))
         sets.append(best)
         rest = [position for position in rest if position not in best]
     return [*sets, rest] if rest else sets
 
 
-def best_set(scores: Scores, sets: Iterable[list[int]]) -> list[int]:
+def _best_set(scores: Scores, sets: Iterable[list[int]]) -> list[int]:
     """The set with the highest score; of equals the one with the lowest indexes."""
     return min(sets, key=lambda members: (-total_score(scores, members), members))
 
 
-def grow_scored_set(scores: Scores, among: Sequence[int], seed: Sequence[int], size: int) -> list[int]:
+def _grow_scored_set(scores: Scores, among: Sequence[int], seed: Sequence[int], size: int) -> list[int]:
     """Adds to the seed, in this order, what raises the score most, up to `size` devices; of equals the lowest."""
     members = list(seed)
     gain = {other: sum(scores[other][member] for member in members) for other in among if other not in members}
@@ -59,7 +55,7 @@ def grow_scored_set(scores: Scores, among: Sequence[int], seed: Sequence[int], s
     return members
 
 
-def exchange_devices(scores: Scores, sets: Sets, fixed: Collection[int]) -> Sets:
+def _exchange_devices(scores: Scores, sets: Sets, fixed: Collection[int]) -> Sets:
     """
     Exchanges two devices of different sets as long as that adds to the total; the `fixed` ones stay where they are. The
     first set, which grew out of all devices, loses nothing by it.

@@ -38,9 +38,8 @@ def choose_narrowest_mask(masks: Iterable[Mask], distances: Distances | None, or
 
 def distance_sum(mask: Mask, distances: Distances) -> int:
     """
-    The sum of distances over all ordered pairs of nodes, a node with itself included.
-
-    The kubelet divides it by the number of pairs; only masks of equal size are compared, so the sum orders alike.
+    The sum of distances over all ordered pairs of nodes, a node with itself included. The kubelet divides it by the number
+    of pairs; only masks of equal size are compared, so the sum orders alike.
     """
     nodes = nodes_of(mask)
     return sum(distances[a][b] for a in nodes for b in nodes)
@@ -50,18 +49,17 @@ def closest(
     masks: MasksOfSize, nodes: tuple[int, ...], size: int, distances: Distances | None, fixed: Mask = 0
 ) -> Mask | None:
     """
-    Searches the best set of `size` nodes, which adds some of `nodes` (ascending) to `fixed` ones; None if there is
-    none. Raises TooMuchWork.
-
-    `masks` yields the sets ascending, so only a strictly closer one is better than what was found. A branch is hopeless
-    if even the nearest nodes that it could add do not make it closer.
+    Searches the best set of `size` nodes, which adds some of `nodes` (ascending) to `fixed` ones; None if there is none.
+    `masks` yields the sets ascending, so only a strictly closer one is better. A branch is hopeless if even the nearest
+    nodes that it could add do not make it closer. Raises TooMuchWork.
     """
     if distances is None:
         return next(masks(size, None), None)
     best: tuple[Mask, int] | None = None
     every = (*nodes, *nodes_of(fixed))
     apart = min((distances[a][b] for a in every for b in every if a != b), default=0)
-    least = {node: row_at_least(distances[node], node, every, size) for node in every}
+    # the least sum of distances from each node to all nodes of a set of this size that holds it
+    least = {node: _row_at_least(distances[node], node, every, size) for node in every}
     least_of_all = sum(least[node] for node in nodes_of(fixed))
     least_of_all += sum(sorted(least[node] for node in nodes)[: size - fixed.bit_count()])
 
@@ -87,6 +85,5 @@ def closest(
     return None if best is None else best[0]
 
 
-def row_at_least(row: Mapping[int, int], node: int, nodes: tuple[int, ...], size: int) -> int:
-    """The least sum of distances from a node to all nodes of a set of `size` that holds it."""
+def _row_at_least(row: Mapping[int, int], node: int, nodes: tuple[int, ...], size: int) -> int:
     return row[node] + sum(sorted(row[other] for other in nodes if other != node)[: size - 1])

@@ -29,19 +29,16 @@ def combinations(
     found: set[Combination] = {(frozenset(), start)}
     for position, offer in enumerate(offers):
         following: set[Combination] = set()
+        is_rule = isinstance(offer, HintRule)
+        listed = {*offer.besides} if isinstance(offer, HintRule) else {hint.affinity for hint in offer}
         for rules, mask in found:
-            for each in listed_masks(offer):
+            for each in listed:
                 work.step()
                 following.add((rules, mask if each is None else join(mask, each)))
-            if isinstance(offer, HintRule):
+            if is_rule:
                 following.add((rules | {position}, mask))
         found = following
     return found
-
-
-def listed_masks(offer: Offer) -> set[Mask | None]:
-    """The masks that an offer lists; None stands for any node."""
-    return {*offer.besides} if isinstance(offer, HintRule) else {hint.affinity for hint in offer}
 
 
 def narrowest_width(offer: Offer, work: NumaSearchBudget | None = None) -> int:

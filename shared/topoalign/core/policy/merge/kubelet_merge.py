@@ -48,13 +48,12 @@ def merge(
     offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: NumaSearchBudget | None = None
 ) -> TopologyHint:
     """
-    Returns the best hint that the offers have in common; the whole machine, not preferred, if they have none.
-
-    `distances` are given where the closest NUMA nodes are to be preferred among equally many. Raises TooMuchWork.
+    Returns the best hint that the offers have in common; the whole machine, not preferred, if they have none. `distances`
+    are given where the closest NUMA nodes are to be preferred among equally many. Raises TooMuchWork.
     """
     lists = [offer for offer in offers if not isinstance(offer, HintRule)]
     named = [{EVERYWHERE if hint.affinity is None else hint.affinity for hint in hints} for hints in lists]
-    if len(lists) < len(offers) or reach(named, machine).bit_count() > MOST_NODES:
+    if len(lists) < len(offers) or _reach(named, machine).bit_count() > MOST_NODES:
         return merge_many_nodes(offers, machine, distances, work or NumaSearchBudget())
     preferred = agreed(lists, machine)
     if preferred:
@@ -69,8 +68,7 @@ def merge(
     return TopologyHint(choose_narrowest_mask(chosen, distances), False)
 
 
-def reach(named: Iterable[Collection[Mask]], machine: Mask) -> Mask:
-    """The nodes that an AND of one mask of each list can contain."""
+def _reach(named: Iterable[Collection[Mask]], machine: Mask) -> Mask:
     return reduce(and_, map(union, named), machine)
 
 
@@ -91,23 +89,22 @@ def common(named: Sequence[Collection[Mask]], machine: Mask) -> list[Mask]:
     narrowing = [masks for masks in named if any(mask != EVERYWHERE for mask in masks)]
     if not narrowing:
         return [machine]
-    everywhere = reach(narrowing, machine)
+    everywhere = _reach(narrowing, machine)
     space = subsets(nodes_of(everywhere))
     combinations = [1] * len(space.masks)
     for masks in narrowing:
         offered = {mask & everywhere for mask in masks}
-        containing = over_supersets(list(map(offered.__contains__, space.masks)), add)
+        containing = _over_supersets(list(map(offered.__contains__, space.masks)), add)
         combinations = list(map(mul, combinations, containing))
-    exactly = over_supersets(combinations, sub)
+    exactly = _over_supersets(combinations, sub)
     return [mask for mask, number in zip(space.masks, exactly, strict=True) if mask and number]
 
 
-def over_supersets(values: list[int], combine: Callable[[int, int], int]) -> list[int]:
+def _over_supersets(values: list[int], combine: Callable[[int, int], int]) -> list[int]:
     """
-    With `add`, gives each subset the sum over all its supersets; with `sub`, takes that back.
-
-    One pass per node combines each subset without the node with the one that has it. A pass leaves the lowest node as
-    the highest, so after all passes the subsets are in their first order again.
+    With `add`, gives each subset the sum over all its supersets; with `sub`, takes that back. One pass per node combines
+    each subset without the node with the one that has it, and leaves the lowest node as the highest; after all passes the
+    subsets are in their first order.
     """
     for _ in range(len(values).bit_length() - 1):
         having = values[1::2]

@@ -22,17 +22,17 @@ def merge_many_nodes(
     offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: NumaSearchBudget
 ) -> TopologyHint:
     """The best hint that the offers have in common; the whole machine, not preferred, if none. Raises TooMuchWork."""
-    preferred = preferred_mask(offers, machine, distances, work)
+    preferred = _preferred_mask(offers, machine, distances, work)
     if preferred is not None:
         return TopologyHint(preferred, True)
-    common = common_mask(offers, machine, distances, work)
+    common = _common_mask(offers, machine, distances, work)
     return TopologyHint(machine if common is None else common, False)
 
 
-def preferred_mask(
+def _preferred_mask(
     offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: NumaSearchBudget
 ) -> Mask | None:
-    """The best mask that all offers prefer; None if there is none. Raises TooMuchWork."""
+    """The best mask that all offers prefer; None if there is none."""
     rules = [offer for offer in offers if isinstance(offer, HintRule)]
     lists = [{hint.affinity for hint in offer if hint.preferred} for offer in offers if not isinstance(offer, HintRule)]
     named = {mask for each in lists for mask in each} | {mask for rule in rules for mask in rule.besides}
@@ -42,7 +42,7 @@ def preferred_mask(
         if mask is not None
         and mask & machine
         and all(mask in each or None in each for each in lists)
-        and all(prefers(rule, mask) for rule in rules)
+        and all(_prefers(rule, mask) for rule in rules)
     ]
     sizes = {rule.least for rule in rules}
     if rules and len(sizes) == 1 and all(None in each for each in lists):
@@ -55,16 +55,15 @@ def preferred_mask(
     return choose_narrowest_mask(masks, distances) if masks else None
 
 
-def prefers(rule: HintRule, mask: Mask) -> bool:
-    """Whether a rule has this mask as a preferred hint."""
+def _prefers(rule: HintRule, mask: Mask) -> bool:
     family = not mask & ~rule.nodes and mask_meets_needs(rule.needs, mask)
     return mask.bit_count() == rule.least and (mask in rule.besides or family)
 
 
-def common_mask(
+def _common_mask(
     offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: NumaSearchBudget
 ) -> Mask | None:
-    """The best AND of one hint of each offer, where none is preferred; None if there is none. Raises TooMuchWork."""
+    """The best AND of one hint of each offer, where none is preferred; None if there is none."""
     greediest = max((narrowest_width(offer, work) for offer in offers), default=0)
     masks = []
     families = []

@@ -35,46 +35,33 @@ def narrowest_fit(
     order: MaskOrder | None = None,
 ) -> TopologyHint:
     """
-    Returns the narrowest hint that has room for one hint of each offer; the whole machine, not preferred, if there is
-    none, and any node if no offer names one.
-
-    The closest of equally narrow ones is searched within the limit on work (`NumaSearchBudget.ended` shows that the limit
-    was reached). Raises TooMuchWork if even the narrowest is not found within it.
+    Returns the narrowest hint that has room for one hint of each offer; the whole machine, not preferred, if there is none,
+    and any node if no offer names one. The closest of equally narrow ones is searched within the limit on work. Raises
+    TooMuchWork if even the narrowest is not found within it.
     """
     work = work or NumaSearchBudget()
     widths = [narrowest_width(offer, work) for offer in offers]
     naming = [offer for offer, width in zip(offers, widths, strict=True) if width]
     if not naming:
-        return TopologyHint(None, all(map(places_request, offers)))
-    mask = narrowest_mask(naming, machine, distances, work, order)
-    if mask is None:
+        return TopologyHint(None, all(map(_places_request, offers)))
+    listed = [_masks_of(offer) for offer in naming]
+    named = union(chain.from_iterable(listed))
+    if not any(isinstance(offer, HintRule) for offer in naming) and (named & machine).bit_count() <= MOST_NODES:
+        masks = _listed_fits(listed, subsets(nodes_of(named & machine)))
+    else:
+        masks = _searched_fits(naming, machine, distances, work, several=order is not None)
+    if not masks:
         return TopologyHint(machine, False)
-    return TopologyHint(mask, mask.bit_count() == max(widths) and all(map(places_request, offers)))
+    mask = choose_narrowest_mask(masks, distances, order)
+    return TopologyHint(mask, mask.bit_count() == max(widths) and all(map(_places_request, offers)))
 
 
-def places_request(offer: Offer) -> bool:
+def _places_request(offer: Offer) -> bool:
     """Whether an offer has a hint that places the request, rather than the one that stands for an empty list."""
     return isinstance(offer, HintRule) or any(hint.affinity is not None or hint.preferred for hint in offer)
 
 
-def narrowest_mask(
-    offers: Sequence[Offer],
-    machine: Mask,
-    distances: Distances | None,
-    work: NumaSearchBudget,
-    order: MaskOrder | None,
-) -> Mask | None:
-    """The best mask that holds a hint of each of these offers, which all name nodes; None if there is none."""
-    listed = [masks_of(offer) for offer in offers]
-    named = union(chain.from_iterable(listed))
-    if all(not isinstance(offer, HintRule) for offer in offers) and (named & machine).bit_count() <= MOST_NODES:
-        masks = listed_fits(listed, subsets(nodes_of(named & machine)))
-    else:
-        masks = searched_fits(offers, machine, distances, work, several=order is not None)
-    return choose_narrowest_mask(masks, distances, order) if masks else None
-
-
-def masks_of(offer: Offer) -> set[Mask]:
+def _masks_of(offer: Offer) -> set[Mask]:
     """The masks that an offer lists; {0}, which lies within any mask, where one of its hints is for any node."""
     if isinstance(offer, HintRule):
         return {*offer.besides}
@@ -82,14 +69,14 @@ def masks_of(offer: Offer) -> set[Mask]:
     return {0} if 0 in masks else masks
 
 
-def listed_fits(listed: Sequence[set[Mask]], space: Subsets) -> list[Mask]:
+def _listed_fits(listed: Sequence[set[Mask]], space: Subsets) -> list[Mask]:
     """
     The narrowest masks that hold one of each of these sets.
 
     A set of masks is one number: bit n stands for subset n, so that adding a node to all masks of a set is a shift.
     """
-    without, sized = lattice(len(space.nodes))
-    bits = bit_of_each(space.nodes)
+    without, sized = _lattice(len(space.nodes))
+    bits = _bit_of_each(space.nodes)
     fitting = -1
     for masks in listed:
         held = sum(map(bits.get, masks, repeat(0)))
@@ -101,13 +88,12 @@ def listed_fits(listed: Sequence[set[Mask]], space: Subsets) -> list[Mask]:
 
 
 @lru_cache(maxsize=8)
-def bit_of_each(nodes: tuple[int, ...]) -> dict[Mask, int]:
-    """Mask of a subset -> the bit of that subset in a set of subsets."""
+def _bit_of_each(nodes: tuple[int, ...]) -> dict[Mask, int]:
     return {mask: 1 << number for mask, number in subsets(nodes).numbers.items()}
 
 
 @lru_cache(maxsize=MOST_NODES + 1)
-def lattice(nodes: int) -> tuple[list[int], list[int]]:
+def _lattice(nodes: int) -> tuple[list[int], list[int]]:
     """Sets of subsets of so many nodes: for each node those that lack it, and for each size from 1 those of it."""
     numbers = range(1 << nodes)
     without = [union(1 << number for number in numbers if not number >> node & 1) for node in range(nodes)]
@@ -115,7 +101,7 @@ def lattice(nodes: int) -> tuple[list[int], list[int]]:
     return without, sized
 
 
-def searched_fits(
+def _searched_fits(
     offers: Sequence[Offer],
     machine: Mask,
     distances: Distances | None,
@@ -127,7 +113,7 @@ def searched_fits(
     The best of the narrowest masks for each way to combine the listed hints, with `several` also the lowest MOST_ORDERED of
     each. Raises TooMuchWork.
     """
-    leaner = [offer if isinstance(offer, HintRule) else minimal(masks_of(offer)) for offer in offers]
+    leaner = [offer if isinstance(offer, HintRule) else _minimal(_masks_of(offer)) for offer in offers]
     searches = []
     for members, mask in combinations(leaner, 0, or_, work):
         rules = [offer for i, offer in enumerate(offers) if i in members and isinstance(offer, HintRule)]
@@ -147,7 +133,7 @@ def searched_fits(
     return [mask for mask in found if mask is not None]
 
 
-def minimal(masks: set[Mask]) -> list[TopologyHint]:
+def _minimal(masks: set[Mask]) -> list[TopologyHint]:
     """Hints for the masks that contain no other of them: a mask that has room for any has room for one of these."""
     kept: list[Mask] = []
     for mask in sorted(masks, key=int.bit_count):

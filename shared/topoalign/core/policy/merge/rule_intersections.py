@@ -13,13 +13,11 @@ from collections.abc import Iterator, Sequence
 from functools import reduce
 from math import gcd, inf
 from operator import and_
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from topoalign.core.model.hints import HintRule, ResourceNeed
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, several, union
 from topoalign.core.numa_sets.search import HEAVY, Hopeless, NumaSearchBudget
-
-T = TypeVar("T")
 
 ROUNDING = 1e-9
 """Shares are sums of fractions."""
@@ -42,13 +40,19 @@ class RuleIntersectionSearch:
         self.nodes = nodes_of(self.common)
         self.start = Left(
             tuple(rule.nodes for rule in rules),
-            tuple(tuple(slack_of(need, rule.nodes) for need in rule.needs) for rule in rules),
+            tuple(tuple(_slack_of(need, rule.nodes) for need in rule.needs) for rule in rules),
         )
         self.possible = all(slack >= 0 for each in self.start.slack for slack in each)
         self.tangled = tuple(
             union(near for need in rule.needs for near in need.supply if several(near)) for rule in rules
         )
-        self.near = {node: [[bears(need, 1 << node) for need in rule.needs] for rule in rules] for node in self.nodes}
+        self.near = {  # for each node, rule and need the supply that is near the node, as (mask, amount)
+            node: [
+                [[each for each in need.supply.items() if each[0] >> node & 1 and each[1]] for need in rule.needs]
+                for rule in rules
+            ]
+            for node in self.nodes
+        }
         self.shares = {node: [self.share_of(node, number) for number in range(len(rules))] for node in self.nodes}
         self.share = {node: min(shares) for node, shares in self.shares.items()}
 
@@ -63,26 +67,25 @@ class RuleIntersectionSearch:
     def least_size(self) -> int | None:
         """The fewest nodes of such a mask; None: there is no mask. Raises TooMuchWork."""
         sizes = range(1, len(self.nodes) + 1) if self.possible else ()
-        return next((size for size in sizes if self.has(size)), None)
+        return next((size for size in sizes if self._has(size)), None)
 
     def size_within(self, most: int) -> int | None:
         """The most nodes of such a mask that has no more than `most`; None: there is no mask. Raises TooMuchWork."""
         size = min(most, len(self.nodes))
-        return size if self.has(size) else None
+        return size if self._has(size) else None
 
-    def has(self, size: int) -> bool:
-        """Whether there is a mask of `size` nodes. Raises TooMuchWork."""
+    def _has(self, size: int) -> bool:
         drop = len(self.nodes) - size
-        return self.possible and size > 0 and drop >= 0 and self.droppable((), self.nodes, drop) is not None
+        return self.possible and size > 0 and drop >= 0 and self._droppable((), self.nodes, drop) is not None
 
     def masks(self, size: int, hopeless: Hopeless | None = None) -> Iterator[Mask]:
         """Yields the masks of `size` nodes, ascending. Raises TooMuchWork."""
         drop = len(self.nodes) - size
-        dropped = self.droppable((), self.nodes, drop) if self.possible and 0 < size <= len(self.nodes) else None
+        dropped = self._droppable((), self.nodes, drop) if self.possible and 0 < size <= len(self.nodes) else None
         if dropped is not None:
-            yield from self.below(len(self.nodes), (), drop, 0, dropped, hopeless)
+            yield from self._below(len(self.nodes), (), drop, 0, dropped, hopeless)
 
-    def below(
+    def _below(
         self,
         top: int,
         gone: tuple[int, ...],
@@ -105,22 +108,22 @@ class RuleIntersectionSearch:
         lower = self.nodes[: top - 1]
         if drop:
             without = (*gone, node)
-            dropped = example if node in example else self.droppable(without, lower, drop - 1)
+            dropped = example if node in example else self._droppable(without, lower, drop - 1)
             if dropped is not None:
-                yield from self.below(top - 1, without, drop - 1, chosen, dropped, hopeless)
+                yield from self._below(top - 1, without, drop - 1, chosen, dropped, hopeless)
         if drop < top:
-            dropped = example if node not in example else self.droppable(gone, lower, drop)
+            dropped = example if node not in example else self._droppable(gone, lower, drop)
             if dropped is not None:
-                yield from self.below(top - 1, gone, drop, chosen | 1 << node, dropped, hopeless)
+                yield from self._below(top - 1, gone, drop, chosen | 1 << node, dropped, hopeless)
 
-    def droppable(self, gone: Sequence[int], lower: Sequence[int], more: int) -> frozenset[int] | None:
+    def _droppable(self, gone: Sequence[int], lower: Sequence[int], more: int) -> frozenset[int] | None:
         """Nodes that can be dropped together: all that are `gone`, and `more` of the lower ones; None if none can."""
         shares = sorted(self.share[node] for node in lower)[:more]
         if len(shares) < more or sum(self.share[node] for node in gone) + sum(shares) > len(self.rules) + ROUNDING:
             return None
-        return self.in_turn(gone, lower, more) or self.packed(gone, lower, more)
+        return self._in_turn(gone, lower, more) or self._packed(gone, lower, more)
 
-    def in_turn(self, gone: Sequence[int], lower: Sequence[int], more: int) -> frozenset[int] | None:
+    def _in_turn(self, gone: Sequence[int], lower: Sequence[int], more: int) -> frozenset[int] | None:
         """Drops the nodes one after the other from the rule that has most left. None: not found this way."""
         self.work.step(len(gone) + len(lower))
         left = self.start
@@ -128,7 +131,7 @@ class RuleIntersectionSearch:
         for node in (*sorted(gone, key=lambda each: -self.share[each]), *reversed(lower)):
             if len(dropped) == len(gone) + more and node not in dropped:
                 break
-            after = self.losses(left, node)
+            after = self._losses(left, node)
             if after:
                 left = after[0]
                 dropped.add(node)
@@ -136,7 +139,7 @@ class RuleIntersectionSearch:
                 return None
         return frozenset(dropped) if len(dropped) == len(gone) + more else None
 
-    def packed(self, gone: Sequence[int], lower: Sequence[int], more: int) -> frozenset[int] | None:
+    def _packed(self, gone: Sequence[int], lower: Sequence[int], more: int) -> frozenset[int] | None:
         """Tries every way to drop the nodes, the largest shares first. None: there is none. Raises TooMuchWork."""
         must = sorted(gone, key=lambda node: -self.share[node])
         may = sorted((node for node in lower if self.share[node] < inf), key=lambda node: self.share[node])
@@ -157,7 +160,7 @@ class RuleIntersectionSearch:
                 return None
             forced = position < len(must)
             node = must[position] if forced else may[position - len(must)]
-            for after in self.losses(left, node):
+            for after in self._losses(left, node):
                 rest = place(position + 1, more if forced else more - 1, after)
                 if rest is not None:
                     return rest | {node}
@@ -168,13 +171,12 @@ class RuleIntersectionSearch:
 
         return place(0, more, self.start)
 
-    def losses(self, left: Left, node: int) -> list[Left]:
+    def _losses(self, left: Left, node: int) -> list[Left]:
         """
         What is left if one of the rules drops the node, for each that can, the smallest share first.
 
-        A rule that has nothing near the node drops it for good at no cost, so no other needs to be tried. That does not
-        hold where something is near several nodes: dropping this one costs nothing while another is kept, and something
-        once that is dropped, too.
+        A rule that has nothing near the node drops it for good at no cost, so no other is tried; except where something is
+        near several nodes: dropping this one costs nothing while another is kept, and something once that is dropped, too.
         """
         after: list[tuple[float, int, Left]] = []
         for number, near in enumerate(self.near[node]):
@@ -183,25 +185,18 @@ class RuleIntersectionSearch:
             costs = [sum(amount for mask, amount in each if mask & kept == 1 << node) for each in near]
             rest = tuple(room - cost for cost, room in zip(costs, slack, strict=True))
             if min(rest, default=0) >= 0:
-                one = Left(replaced(left.kept, number, kept & ~(1 << node)), replaced(left.slack, number, rest))
+                one = Left(
+                    (*left.kept[:number], kept & ~(1 << node), *left.kept[number + 1 :]),
+                    (*left.slack[:number], rest, *left.slack[number + 1 :]),
+                )
                 if not any(costs) and not self.tangled[number] >> node & 1:
                     return [one]
                 after.append((self.shares[node][number], number, one))
         return [each for _, _, each in sorted(after)]
 
 
-def bears(need: ResourceNeed, bit: Mask) -> list[tuple[Mask, int]]:
-    """The parts of a need's supply that are near this node, as (mask, amount)."""
-    return [(near, amount) for near, amount in need.supply.items() if near & bit and amount]
-
-
-def slack_of(need: ResourceNeed, nodes: Mask) -> int:
+def _slack_of(need: ResourceNeed, nodes: Mask) -> int:
     """How much a need can lose of what these nodes have, in whole multiples of what can be lost at all."""
     amounts = [amount for near, amount in need.supply.items() if near & nodes]
     slack = sum(amounts) - need.amount
     return slack - slack % (gcd(*amounts) or 1)
-
-
-def replaced(items: tuple[T, ...], position: int, item: T) -> tuple[T, ...]:
-    """Returns the tuple with the item at one position replaced."""
-    return (*items[:position], item, *items[position + 1 :])

@@ -4,6 +4,3 @@ Chooses GPUs as GaiaGPU does, its known faults included: for clusters that come 
 `pcie_tree` and `evaluators` are those of its device plugin, gpu-manager; `admission` is what its scheduler extender,
 gpu-admission, does on its own. Where the original's answer is random, the GPU with the lowest minor number decides.
 """
-
-BLOCK = 256 * 1024 * 1024
-"""Bytes of one unit of vcuda-memory."""

@@ -27,7 +27,8 @@ import msgspec
 
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import NodeName
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
+from topoalign.core.model.topology.device_offers import CORES
+from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.core.state.share_amounts import sum_amounts
 
 Load = tuple[int, int, NodeName]
@@ -57,7 +58,7 @@ class AdmissionNode:
 
     @cached_property
     def rooms(self) -> dict[tuple[Amount, ...], bool]:
-        """Containers of a pod -> whether they find room, for those that were asked about."""
+        """Containers of a pod -> whether they find room, at most `MOST_KEPT`."""
         return {}
 
     def has_room(self, containers: tuple[Amount, ...]) -> bool:
@@ -81,7 +82,7 @@ def asks_for_gpu(containers: Sequence[Amount]) -> bool:
     """
     cores = sum(each.cores for each in containers)
     memory = sum(each.memory for each in containers)
-    return cores >= WHOLE_GPU_CORES or (cores > 0 and memory > 0)
+    return cores >= CORES or (cores > 0 and memory > 0)
 
 
 def admission_order_key(node: AdmissionNode, containers: Sequence[Amount]) -> tuple[bool, Load]:
@@ -113,10 +114,8 @@ def place_containers(gpus: Sequence[SharedGpu], containers: Sequence[Amount]) ->
 
 def choose_container_gpus(gpus: Sequence[SharedGpu], asked: Amount) -> tuple[int, ...]:
     """The indexes of the GPUs of one container; () if there are not enough."""
-    whole = asked.cores >= WHOLE_GPU_CORES
-    cores, memory, count = (
-        (WHOLE_GPU_CORES, 0, asked.cores // WHOLE_GPU_CORES) if whole else (asked.cores, asked.memory, 1)
-    )
+    whole = asked.cores >= CORES
+    cores, memory, count = (CORES, 0, asked.cores // CORES) if whole else (asked.cores, asked.memory, 1)
     order = sorted(
         (left.cores, left.memory, index)
         for index, left in enumerate(gpu.left for gpu in gpus)
@@ -127,7 +126,7 @@ def choose_container_gpus(gpus: Sequence[SharedGpu], asked: Amount) -> tuple[int
 
 def hold_container_amounts(gpu: SharedGpu, asked: Amount) -> SharedGpu | None:
     """The GPU with a container's amounts held, from 100 cores on whole; None if it has not as much left."""
-    taken = gpu.offered if asked.cores >= WHOLE_GPU_CORES else asked
+    taken = gpu.offered if asked.cores >= CORES else asked
     if taken.cores > gpu.left.cores or taken.memory > gpu.left.memory:
         return None
     return msgspec.structs.replace(gpu, held=sum_amounts((gpu.held, taken)))

@@ -21,15 +21,14 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_links import NVML_LEVEL, PcieClass
+from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.sharing.gaia import BLOCK
 from topoalign.core.sharing.gaia.pcie_tree import (
     INTERNAL,
     GaiaTreeNode,
     GpuTree,
     build_free_tree,
     build_pcie_tree,
-    occupy,
 )
 from topoalign.core.sharing.share_refusals import (
     AmountMissing,
@@ -39,7 +38,7 @@ from topoalign.core.sharing.share_refusals import (
     ShareDoesNotFit,
     ShareFields,
 )
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
+from topoalign.core.sharing.shared_gpus import SharedGpu
 
 Chosen = tuple[SharedGpu, ...]
 """The GPUs in the order in which the container gets them; () if there are not enough."""
@@ -56,8 +55,8 @@ class NoFreeGpu(ShareDoesNotFit):
         super().__init__(
             fields.cores,
             f"no GPU of the node has {request.cores} cores and {request.memory} bytes of memory left"
-            if request.cores < WHOLE_GPU_CORES
-            else f"the node has fewer than {request.cores // WHOLE_GPU_CORES} GPUs of which nobody holds anything",
+            if request.cores < CORES
+            else f"the node has fewer than {request.cores // CORES} GPUs of which nobody holds anything",
         )
 
 
@@ -72,10 +71,10 @@ def evaluate(tree: GpuTree, request: Amount, fields: ShareFields = FIELDS) -> Ch
     memory = request.memory
     if not cores and not memory:
         raise NothingAsked(fields)
-    if cores > WHOLE_GPU_CORES and cores % WHOLE_GPU_CORES:
+    if cores > CORES and cores % CORES:
         raise NotWholeGpus(fields, cores)
-    if cores >= WHOLE_GPU_CORES:
-        chosen = (choose_linked_gpus if cores > WHOLE_GPU_CORES else fragment)(tree, cores // WHOLE_GPU_CORES)
+    if cores >= CORES:
+        chosen = (choose_linked_gpus if cores > CORES else fragment)(tree, cores // CORES)
     elif cores and memory:
         chosen = share(tree, cores, memory)
         if not chosen and tree.cards and memory > tree.cards[0].offered.memory:
@@ -93,7 +92,7 @@ def share(tree: GpuTree, cores: int, memory: int) -> Chosen:
     def key(gpu: SharedGpu) -> tuple[int, int, int, int]:
         return (
             gpu.left.cores,  # the one with the fewest cores left,
-            gpu.left.memory // BLOCK,  # then the least memory,
+            gpu.left.memory // MEMORY_BLOCK,  # then the least memory,
             gpu.processes,  # then the fewest processes,
             gpu.minor,
         )
@@ -141,7 +140,7 @@ def usage(tree: GpuTree, node: GaiaTreeNode) -> tuple[int, int, int, int]:
     gpus = [tree.cards[member] for member in node.members]
     return (
         tree.available(node),  # the fewest free GPUs,
-        gpus[0].left.memory // BLOCK if node.level == INTERNAL else 0,  # then the least memory left, of GPUs,
+        gpus[0].left.memory // MEMORY_BLOCK if node.level == INTERNAL else 0,  # then the least memory left, of GPUs,
         sum(gpu.processes for gpu in gpus),  # then the fewest processes,
         min((gpu.minor for gpu in gpus), default=0),  # then the lowest minor; the original leaves it to chance
     )
@@ -167,19 +166,19 @@ def first(tree: GpuTree, node: GaiaTreeNode, count: int) -> Chosen:
 
 LEVEL = {kind: level for level, kind in NVML_LEVEL.items()}
 UNKNOWN_LEVEL = -1
+"""Joins no GPUs."""
 
 
 @computed_once
 def tree_root(topology: Topology) -> GaiaTreeNode:
     """The root of the tree of a machine's GPUs, which are in the order of their indexes."""
-    levels = [[level_of(topology, a.id, b.id) for b in topology.gpus] for a in topology.gpus]
+
+    def level(a: DeviceID, b: DeviceID) -> int:
+        link = topology.link_by_pair.get((a, b))
+        return UNKNOWN_LEVEL if link is None or link.pcie is None else LEVEL[link.pcie]
+
+    levels = [[level(a.id, b.id) for b in topology.gpus] for a in topology.gpus]
     return build_pcie_tree(levels, [int(LEVEL[PcieClass.PSB] in row) for row in levels])
-
-
-def level_of(topology: Topology, a: DeviceID, b: DeviceID) -> int:
-    """NVML's level of the common ancestor of two GPUs; `UNKNOWN_LEVEL` where it is not known."""
-    link = topology.link_by_pair.get((a, b))
-    return UNKNOWN_LEVEL if link is None or link.pcie is None else LEVEL[link.pcie]
 
 
 def choose_gpus_as_gaia(
@@ -190,8 +189,11 @@ def choose_gpus_as_gaia(
 
     Raises InvalidField for an invalid request, and ShareDoesNotFit where the GPUs do not have it.
     """
-    tree = build_free_tree(tree_root(topology), gpus)
-    for at, gpu in enumerate(gpus):
-        if gpu.device not in among or gpu.offered.memory < request.memory:
-            tree = occupy(tree, at, WHOLE_GPU_CORES, gpu.offered.memory)
-    return evaluate(tree, msgspec.structs.replace(request, cores=max(1, request.cores)))
+    may_be_chosen = [gpu.device in among and gpu.offered.memory >= request.memory for gpu in gpus]
+    seen = [
+        gpu if may_be else msgspec.structs.replace(gpu, held=gpu.offered)
+        for gpu, may_be in zip(gpus, may_be_chosen, strict=True)
+    ]
+    return evaluate(
+        build_free_tree(tree_root(topology), seen), msgspec.structs.replace(request, cores=max(1, request.cores))
+    )

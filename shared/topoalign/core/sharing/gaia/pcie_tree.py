@@ -13,14 +13,12 @@ ancestor is known hang below the root: the original ends with an error there, or
 Source: gpu-manager 8cd842ed, device/nvidia (tree).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations
 
 import msgspec
 
-from topoalign.core.model.holdings import Amount
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES, SharedGpu
-from topoalign.core.state.share_amounts import NONE_HELD
+from topoalign.core.sharing.shared_gpus import SharedGpu
 
 INTERNAL = 0
 SINGLE_SWITCH = 10
@@ -82,63 +80,32 @@ def build_pcie_tree(levels: Sequence[Sequence[int]], boards: Sequence[int]) -> G
     clusters: dict[int, list[set[int]]] = {level: [] for level in LEVELS}
     for a, b in combinations(range(len(levels)), 2):
         level = SINGLE_SWITCH if levels[a][b] == INTERNAL and boards[a] > 0 else levels[a][b]
-        if level in clusters:
-            join_pair(clusters[level], {a, b})
+        if level not in clusters:
+            continue
+        # a pair goes to the first cluster that has one of its GPUs; clusters are never merged
+        near = next((cluster for cluster in clusters[level] if not cluster.isdisjoint((a, b))), None)
+        if near is None:
+            clusters[level].append({a, b})
+        else:
+            near |= {a, b}
     below: dict[Place, dict[Place, None]] = {(ROOT, 0): {}}
     for gpu in range(len(levels)):
         lower: Place = (INTERNAL, gpu)
-        for place in tree_nodes_above(clusters, gpu):
-            below.setdefault(place, {})[lower] = None
-            lower = place
+        members = {gpu}
+        for level in LEVELS:
+            # above a GPU or node is the first of the next level that has one of its GPUs
+            number = next((at for at, cluster in enumerate(clusters[level]) if cluster & members), None)
+            if number is not None:
+                members = clusters[level][number]
+                below.setdefault((level, number), {})[lower] = None
+                lower = (level, number)
         below[(ROOT, 0)][lower] = None
-    return assemble((ROOT, 0), below)
+    return _assemble((ROOT, 0), below)
 
 
-def join_pair(clusters: list[set[int]], pair: set[int]) -> None:
-    """Adds two GPUs to the first cluster that has one of them, else as a new one. Clusters are never merged."""
-    for cluster in clusters:
-        if cluster & pair:
-            cluster |= pair
-            return
-    clusters.append(pair)
-
-
-def tree_nodes_above(clusters: dict[int, list[set[int]]], gpu: int) -> Iterator[Place]:
-    """The nodes above a GPU, the nearest first: on each level the first that has a GPU in common with the one below."""
-    members = {gpu}
-    for level in LEVELS:
-        number = next((at for at, cluster in enumerate(clusters[level]) if cluster & members), None)
-        if number is not None:
-            members = clusters[level][number]
-            yield level, number
-
-
-def assemble(place: Place, below: dict[Place, dict[Place, None]]) -> GaiaTreeNode:
-    """The node at a place with all that is below it."""
+def _assemble(place: Place, below: dict[Place, dict[Place, None]]) -> GaiaTreeNode:
     level, number = place
     if level == INTERNAL:
         return GaiaTreeNode(level, (number,))
-    children = tuple(assemble(lower, below) for lower in below[place])
+    children = tuple(_assemble(lower, below) for lower in below[place])
     return GaiaTreeNode(level, tuple(sorted(member for child in children for member in child.members)), children)
-
-
-def occupy(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
-    """
-    The tree after cores and bytes of the GPU at this position are given; from 100 cores on the whole GPU.
-
-    Whatever is given, and be it memory alone, the GPU is no longer free.
-    """
-    left = tree.cards[at].left
-    if cores >= WHOLE_GPU_CORES:
-        rest = NONE_HELD
-    else:
-        rest = Amount(cores=max(0, left.cores - cores), memory=max(0, left.memory - memory))
-    return with_amount_left(tree, at, rest, tree.free - {at})
-
-
-def with_amount_left(tree: GpuTree, at: int, left: Amount, free: frozenset[int]) -> GpuTree:
-    """The tree with another amount left of one GPU."""
-    offered = tree.cards[at].offered
-    held = Amount(cores=offered.cores - left.cores, memory=offered.memory - left.memory)
-    changed = msgspec.structs.replace(tree.cards[at], held=held, usable=True)
-    return GpuTree(tree.root, (*tree.cards[:at], changed, *tree.cards[at + 1 :]), free)

@@ -1,7 +1,7 @@
 """
 Decides about shares as HAMi does: which GPUs of which node a pod gets, by count, memory and cores of each GPU.
 
-A container's resources become a `HamiRequest` (`core.demand.shares`), a pod's annotations `PodRules` (`selection`), a
+A container's resources become a `HamiRequest` (`core.demand.shares`), a pod's annotations `GpuRules`, a
 GPU a `HamiGpuUsage` (`hami_amounts`). `gpu_scores` orders the GPUs and chooses those of one container, `fit` checks
 which of them can serve it and which MIG instances they become, `gpu_links` finds the best connected set. `place` goes
 over the containers of a pod. `registration` and `node_annotations` read the annotations by which HAMi's components

@@ -22,14 +22,13 @@ from enum import StrEnum
 
 import msgspec
 
-from topoalign.core.demand.share_annotations import VENDOR
+from topoalign.core.demand.share_annotations import VENDOR, GpuOrder, GpuRules, split_list
 from topoalign.core.demand.shares import HamiRequest
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_place
 from topoalign.core.sharing.hami.gpu_links import pick_best_connected
 from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, HamiShare
 from topoalign.core.sharing.hami.registration import PairScores
-from topoalign.core.sharing.hami.selection import PodRules
-from topoalign.core.sharing.shared_gpus import WHOLE_GPU_CORES
 
 Shares = tuple[HamiShare, ...]
 
@@ -61,7 +60,8 @@ class Unfit(msgspec.Struct, frozen=True):
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """What the choice depends on in addition to the GPUs."""
 
-    rules: PodRules = PodRules()
+    rules: GpuRules = GpuRules()
+    """`hami` names the policies; without one that orders GPUs it is `spread`."""
     cordoned: frozenset[str] = frozenset()
     """Uuids."""
     spent: frozenset[str] = frozenset()
@@ -82,10 +82,10 @@ def fit(gpus: Sequence[HamiGpuUsage], request: HamiRequest, around: Surroundings
     for gpu in gpus:
         while walk.take(gpu):
             if walk.complete:
-                return walk.shares
+                return tuple(walk.gathered)
             if gpu.mode != MIG_MODE:
                 break
-    if around.rules.topology_aware and len(walk.gathered) >= request.count:
+    if walk.topology_aware and len(walk.gathered) >= request.count:
         positions = pick_best_connected([share.uuid for share in walk.gathered], request.count, around.scores)
         return tuple(walk.gathered[position] for position in positions)
     return Unfit(walk.reason(len(gpus)))
@@ -98,9 +98,8 @@ class _Walk:
         self.request = request
         self.around = around
         self.rules = around.rules
-        self.cores = min(request.cores, WHOLE_GPU_CORES)
-        self.mutex = around.rules.mutex
-        self.topology_aware = around.rules.topology_aware
+        self.cores = min(request.cores, CORES)
+        self.topology_aware = is_topology_aware(around.rules)
         self.gathered: list[HamiShare] = []
         self.reasons: Counter[HamiReason] = Counter()
         self.numa: int | None = None
@@ -110,15 +109,10 @@ class _Walk:
         """Whether no other GPU is needed."""
         return not self.topology_aware and len(self.gathered) >= self.request.count
 
-    @property
-    def shares(self) -> Shares:
-        """What was gathered, in the order in which it was tried."""
-        return tuple(self.gathered)
-
     def take(self, gpu: HamiGpuUsage) -> bool:
         """Gathers a share of this GPU, or counts why not."""
         memory = self.request.memory_of(gpu.memory)
-        reason = self._unselected(gpu) or self._used_up(gpu) or self._too_small(gpu, memory)
+        reason = self._unselected(gpu) or self._used_up(gpu, memory)
         if reason is not None:
             self.reasons[reason] += 1
             return False
@@ -132,35 +126,34 @@ class _Walk:
         return ", ".join(sorted(f"{count}/{gpus} {reason}" for reason, count in self.reasons.items()))
 
     def _unselected(self, gpu: HamiGpuUsage) -> HamiReason | None:
-        """Why the pod does not want the GPU. A GPU of a wanted type decides on which NUMA node the walk is."""
+        """Why the pod does not want the GPU."""
+        rules = self.rules
         if not gpu.healthy:
             return HamiReason.NOT_HEALTHY
         if gpu.uuid in self.around.cordoned:
             return HamiReason.CORDONED
-        if not (
-            self.rules.types.takes_type(gpu.type) and self.rules.takes_mode(gpu.mode) and self.request.vendor == VENDOR
-        ):
+        takes_mode = rules.mode is None or gpu.mode in rules.mode  # a GPU without a mode is in each
+        if not (rules.types.takes_type(gpu.type) and takes_mode and self.request.vendor == VENDOR):
             return HamiReason.TYPE
-        if self.rules.numa_bind and self.numa != gpu.numa:
+        # each GPU of a wanted type decides on which NUMA node the walk is
+        if rules.numa_bind and self.numa != gpu.numa:
             if self.gathered and not self.topology_aware:
                 self.reasons[HamiReason.NUMA] += len(self.gathered)
             self.gathered = []
             self.numa = gpu.numa
-        return None if self.rules.uuids.takes_uuid(gpu.uuid) else HamiReason.UUID
+        return None if rules.uuids.takes_uuid(gpu.uuid) else HamiReason.UUID
 
-    def _used_up(self, gpu: HamiGpuUsage) -> HamiReason | None:
-        """Why nobody can join those who use the GPU."""
+    def _used_up(self, gpu: HamiGpuUsage, memory: int) -> HamiReason | None:
+        """Why the GPU does not have what is asked for left."""
         if gpu.used_slots >= gpu.slots or gpu.uuid in self.around.spent:
             return HamiReason.SLOTS
-        return HamiReason.EXCLUSIVE if self.mutex and gpu.used_slots > 0 else None
-
-    def _too_small(self, gpu: HamiGpuUsage, memory: int) -> HamiReason | None:
-        """Why what is asked for is not left."""
+        if self.rules.mutex and gpu.used_slots > 0:
+            return HamiReason.EXCLUSIVE
         if gpu.memory - gpu.used_memory < memory:
             return HamiReason.MEMORY
         if gpu.cores - gpu.used_cores < self.cores:
             return HamiReason.CORES
-        if gpu.cores == WHOLE_GPU_CORES == self.cores and gpu.used_slots > 0:
+        if gpu.cores == CORES == self.cores and gpu.used_slots > 0:
             return HamiReason.EXCLUSIVE
         if self.cores == 0 and gpu.used_cores == gpu.cores != 0:
             return HamiReason.NO_CORES
@@ -169,6 +162,11 @@ class _Walk:
             if find_instances(gpu.profiles, gpu.instances, (each * MIB for each in here)) is None:
                 return HamiReason.MIG
         return None
+
+
+def is_topology_aware(rules: GpuRules) -> bool:
+    """Whether the best connected GPUs are taken."""
+    return GpuOrder.TOPOLOGY_AWARE in split_list(rules.hami)
 
 
 # Places the MIG instances of one container on one GPU: HAMi can give it several.

@@ -18,7 +18,7 @@ import msgspec
 
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE, PcieClass
-from topoalign.core.sharing.hami.registration import LinkScores, PairScores
+from topoalign.core.sharing.hami.registration import PairScores
 
 MOST_NVLINKS = 18
 """Of a pair of GPUs. More have no name upstream, and do not count."""
@@ -37,10 +37,6 @@ class GpuLinks(msgspec.Struct, frozen=True, kw_only=True):
     links: Mapping[int, tuple[GpuLink, ...]] = {}
     """By the index of the other GPU."""
 
-    def to(self, other: "GpuLinks") -> tuple[GpuLink, ...]:
-        """The links to another GPU."""
-        return self.links.get(other.index, ())
-
 
 def pick_best_connected(gpus: Sequence[str], count: int, scores: PairScores) -> tuple[int, ...]:
     """
@@ -51,23 +47,22 @@ def pick_best_connected(gpus: Sequence[str], count: int, scores: PairScores) -> 
     if count >= len(gpus):
         return tuple(range(len(gpus)))
     if count == 1:
-        return (_loosest(gpus, scores),)
+        rows = [scores.get(gpu, {}) for gpu in gpus]
+        totals = [sum(row.get(other, 0) for other in gpus if other != gpu) for gpu, row in zip(gpus, rows, strict=True)]
+        return (totals.index(min(totals)),)
     return _Search(gpus, count, scores).best
 
 
-def link_scores(gpus: Sequence[GpuLinks]) -> tuple[LinkScores, ...]:
+def link_scores(gpus: Sequence[GpuLinks]) -> PairScores:
     """The annotation's scores of each GPU to each other one."""
-    return tuple(LinkScores(a.uuid, {b.uuid: hami_link_score(a, b) for b in gpus if b is not a}) for a in gpus)
+    return {a.uuid: {b.uuid: hami_link_score(a, b) for b in gpus if b is not a} for a in gpus}
 
 
 def hami_link_score(a: GpuLinks, b: GpuLinks) -> int:
-    """The score of the links from one GPU to another; 0 where the other shows more links or fewer."""
-    return 0 if asymmetric(a, b) else sum(link_score(each) for each in a.to(b))
-
-
-def asymmetric(a: GpuLinks, b: GpuLinks) -> bool:
-    """Whether two GPUs show different numbers of links to one another, as with a broken NVLink: a Warning of the node."""
-    return len(a.to(b)) != len(b.to(a))
+    """The score of the links from one GPU to another; 0 where the other shows another number, as with a broken NVLink."""
+    there = a.links.get(b.index, ())
+    back = b.links.get(a.index, ())
+    return sum(map(link_score, there)) if len(there) == len(back) else 0
 
 
 def link_score(link: GpuLink) -> int:
@@ -75,21 +70,6 @@ def link_score(link: GpuLink) -> int:
     if isinstance(link, PcieClass):
         return PCIE_SCORE[link]
     return link * NVLINK_SCORE if 0 < link <= MOST_NVLINKS else 0
-
-
-def nvlinks_between(direct: int, to_switch: tuple[int, int]) -> int:
-    """NVLinks between two GPUs: the direct ones, or where there are none the fewer of both GPUs' links to NVSwitches."""
-    return direct or min(to_switch)
-
-
-def _loosest(gpus: Sequence[str], scores: PairScores) -> int:
-    """Position of the GPU with the lowest sum of scores to the others."""
-
-    def total(position: int) -> int:
-        row = scores.get(gpus[position], {})
-        return sum(row.get(other, 0) for other in gpus if other != gpus[position])
-
-    return min(range(len(gpus)), key=lambda position: (total(position), position))
 
 
 class _Search:

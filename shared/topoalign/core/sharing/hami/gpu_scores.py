@@ -19,11 +19,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, Weights, split_list
+from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, MUTEX, NUMA, GpuOrder, Weights, split_list
 from topoalign.core.demand.shares import UNSET, HamiRequest
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
 from topoalign.core.sharing.hami.hami_amounts import HamiGpuUsage
-from topoalign.core.sharing.hami.selection import BINPACK, MUTEX, NUMA, SPREAD
 
 SCALE = 10.0
 _SINGLE = struct.Struct("<f")
@@ -113,20 +112,16 @@ def sort_key(scored: ScoredGpu, policy: str, numa_bind: bool = False) -> SortKey
     score = scored.score
     tie = (gpu.index, gpu.uuid)
     if "," in policy or policy == NUMA:
-        of_key = {BINPACK: score, SPREAD: -score, NUMA: gpu.numa}
-        return (*(of_key[key] for key in _policy_keys(policy, numa_bind)), *tie)
+        of_key = {GpuOrder.BINPACK: score, GpuOrder.SPREAD: -score, NUMA: gpu.numa}
+        keys = [word for word in split_list(policy) if word in of_key] or [GpuOrder.SPREAD]
+        first = [NUMA] if numa_bind else []
+        return (*(of_key[key] for key in dict.fromkeys((*first, *keys))), *tie)
     if policy == MUTEX:
         return (-gpu.used_slots, gpu.numa, *tie)
-    fullest_last = score if policy == BINPACK else -score
+    fullest_last = score if policy == GpuOrder.BINPACK else -score
     if not numa_bind:
         return (fullest_last, gpu.numa, *tie)
-    return (-gpu.numa if policy == BINPACK else gpu.numa, fullest_last, *tie)
-
-
-def _policy_keys(policy: str, numa_bind: bool) -> tuple[str, ...]:
-    """The keys in a list of policies, each once."""
-    keys = tuple(dict.fromkeys(word for word in split_list(policy) if word in (BINPACK, SPREAD, NUMA))) or (SPREAD,)
-    return tuple(dict.fromkeys((NUMA, *keys))) if numa_bind else keys
+    return (-gpu.numa if policy == GpuOrder.BINPACK else gpu.numa, fullest_last, *tie)
 
 
 # Chooses the GPUs of one container: they are scored, put in HAMi's order and tried one after another.
@@ -150,4 +145,4 @@ def choose_gpus_as_hami(scored: Iterable[ScoredGpu], request: HamiRequest, aroun
 
     Raises TooMuchWork where the best connected GPUs are not found within the limit on work.
     """
-    return fit(order_of_trial(scored, around.rules.policy, around.rules.numa_bind), request, around)
+    return fit(order_of_trial(scored, around.rules.hami, around.rules.numa_bind), request, around)

@@ -22,9 +22,14 @@ from itertools import islice
 import msgspec
 
 from topoalign.core.demand.go_text import parse_int
-from topoalign.core.demand.share_annotations import CORDON, DEVICES_ALLOCATED, HANDSHAKE, REGISTER
+from topoalign.core.demand.share_annotations import (
+    CORDON,
+    DEVICES_ALLOCATED,
+    HANDSHAKE,
+    REGISTER,
+    read_list_annotation,
+)
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredGpu, decode_register
-from topoalign.core.sharing.hami.selection import read_cordoned_gpus
 
 LONGEST = 256 * 1024
 """Characters of an annotation; an API server takes no more bytes in all annotations of an object."""
@@ -137,14 +142,14 @@ def liveness_of(handshake: str | None, allocatable: int, now: datetime) -> HamiL
 
 def read_registered_gpus(text: str) -> tuple[RegisteredGpu, ...]:
     """The GPUs of a node, by index, without their MIG profiles. Raises InvalidAnnotation."""
-    check_annotation_length(REGISTER, text)
+    _check_annotation_length(REGISTER, text)
     gpus = decode_register(text)
     if len(gpus) > MOST_REGISTERED_GPUS:
         raise InvalidAnnotation(REGISTER, f"{len(gpus)} GPUs, more than {MOST_REGISTERED_GPUS}")
     if len({gpu.id for gpu in gpus}) < len(gpus):
         raise InvalidAnnotation(REGISTER, "a GPU stands twice")
     for gpu in gpus:
-        check_registered_gpu(gpu)
+        _check_registered_gpu(gpu)
     known = (msgspec.structs.replace(gpu, profiles=()) for gpu in gpus)
     return tuple(sorted(known, key=lambda gpu: (gpu.index, gpu.id)))
 
@@ -154,7 +159,7 @@ def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tu
     What a pod has, container by container. `init`, `containers`: the names of its init containers and of the others. An
     older version writes only the others. Raises InvalidAnnotation.
     """
-    check_annotation_length(DEVICES_ALLOCATED, text)
+    _check_annotation_length(DEVICES_ALLOCATED, text)
     if text.count(":") + text.count(";") > MOST_SHARES:  # as it takes long to read, and a pod may be annotated often
         raise InvalidAnnotation(DEVICES_ALLOCATED, f"more than {MOST_SHARES} GPUs and containers")
     groups = decode_pod(text)
@@ -170,18 +175,13 @@ def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tu
     for (name, is_init), gpus in zip(places, groups, strict=True):
         for gpu in gpus:
             check_printable_name(DEVICES_ALLOCATED, gpu.uuid)
-            check_annotation_number(DEVICES_ALLOCATED, "memory", gpu.memory, MOST_MEMORY)
-            check_annotation_number(DEVICES_ALLOCATED, "cores", gpu.cores, MOST_CORES)
-            share = AnnotatedShare(
-                card=gpu_of_device(gpu.uuid), container=name, is_init=is_init, memory=gpu.memory, cores=gpu.cores
+            _check_annotation_number(DEVICES_ALLOCATED, "memory", gpu.memory, MOST_MEMORY)
+            _check_annotation_number(DEVICES_ALLOCATED, "cores", gpu.cores, MOST_CORES)
+            uuid = gpu.uuid.partition("[")[0]  # an older version names an instance `GPU-x[template-slot]`
+            shares.append(
+                AnnotatedShare(card=uuid, container=name, is_init=is_init, memory=gpu.memory, cores=gpu.cores)
             )
-            shares.append(share)
     return tuple(shares)
-
-
-def gpu_of_device(device: str) -> str:
-    """The uuid of the GPU that a device is, or is an instance of: of an older version's `GPU-x[template-slot]`, `GPU-x`."""
-    return device.partition("[")[0]
 
 
 def foreign_gpus(
@@ -189,12 +189,12 @@ def foreign_gpus(
 ) -> tuple[ForeignGpu, ...]:
     """The GPUs of a node with what its pods hold of them. `cordon`: the annotation with its cordoned GPUs."""
     known = tuple(gpus)
-    kept_back = read_cordoned_gpus({CORDON: cordon or ""})
+    kept_back = read_list_annotation({CORDON: cordon or ""}, CORDON) or ()
     holders: dict[str, list[GpuHolder]] = {gpu.id: [] for gpu in known}
     for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name, pod.uid)):
         for uuid, shares in shares_by_gpu(pod.shares, holders).items():
             holders[uuid].append(holder_of_shares(pod, shares))
-    return tuple(to_foreign_gpu(gpu, gpu.id in kept_back, holders[gpu.id]) for gpu in known)
+    return tuple(_to_foreign_gpu(gpu, gpu.id in kept_back, holders[gpu.id]) for gpu in known)
 
 
 def shares_by_gpu(shares: Iterable[AnnotatedShare], gpus: Container[str]) -> dict[str, list[AnnotatedShare]]:
@@ -228,8 +228,7 @@ def holder_of_shares(pod: ForeignPod, shares: Sequence[AnnotatedShare]) -> GpuHo
     )
 
 
-def to_foreign_gpu(gpu: RegisteredGpu, is_cordoned: bool, holders: Sequence[GpuHolder]) -> ForeignGpu:
-    """A GPU with its holders, of which at most `MOST_HOLDERS` are shown. What is used counts all of them."""
+def _to_foreign_gpu(gpu: RegisteredGpu, is_cordoned: bool, holders: Sequence[GpuHolder]) -> ForeignGpu:
     return ForeignGpu(
         uuid=gpu.id,
         index=gpu.index,
@@ -248,8 +247,7 @@ def to_foreign_gpu(gpu: RegisteredGpu, is_cordoned: bool, holders: Sequence[GpuH
     )
 
 
-def check_registered_gpu(gpu: RegisteredGpu) -> None:
-    """Raises InvalidAnnotation for what no GPU has. NUMA node -1 is an unknown one."""
+def _check_registered_gpu(gpu: RegisteredGpu) -> None:
     for text in (gpu.id, gpu.type, gpu.mode):
         check_printable_name(REGISTER, text)
     if not gpu.id:
@@ -261,11 +259,10 @@ def check_registered_gpu(gpu: RegisteredGpu) -> None:
         ("devmem", gpu.memory, MOST_MEMORY),
         ("devcore", gpu.cores, MOST_CORES),
     ):
-        check_annotation_number(REGISTER, name, number, most)
+        _check_annotation_number(REGISTER, name, number, most)
 
 
-def check_annotation_length(key: str, text: str) -> None:
-    """Raises InvalidAnnotation for a text that no API server stores."""
+def _check_annotation_length(key: str, text: str) -> None:
     if len(text) > LONGEST:
         raise InvalidAnnotation(key, f"more than {LONGEST} characters")
 
@@ -276,8 +273,7 @@ def check_printable_name(key: str, text: str) -> None:
         raise InvalidAnnotation(key, f"a name that is longer than {LONGEST_NAME} characters or cannot be printed")
 
 
-def check_annotation_number(key: str, name: str, number: int, most: int) -> None:
-    """Raises InvalidAnnotation for a number below 0 or above this."""
+def _check_annotation_number(key: str, name: str, number: int, most: int) -> None:
     if not 0 <= number <= most:
         raise InvalidAnnotation(key, f"{name} is not between 0 and {most}")
 

@@ -17,14 +17,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from topoalign.core.demand.share_annotations import VENDOR
+from topoalign.core.demand.share_annotations import VENDOR, GpuRules
 from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.topology.mig import find_place
 from topoalign.core.sharing.hami.fit import MIG_MODE, Shares, Surroundings, Unfit
 from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, choose_gpus_as_hami, hami_gpus_score, score_gpus
 from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, HamiShare, with_share
 from topoalign.core.sharing.hami.registration import PairScores
-from topoalign.core.sharing.hami.selection import PodRules
 
 INSUFFICIENT = "NodeInsufficientDevice"
 """The reason of a node with fewer GPUs than one container asks for."""
@@ -48,7 +47,7 @@ class PodShares(msgspec.Struct, frozen=True, kw_only=True):
     containers: tuple[tuple[HamiRequest, ...], ...]
     """By container, init containers first; none for one without GPUs."""
     init_containers: int = 0
-    rules: PodRules = PodRules()
+    rules: GpuRules = GpuRules()
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +74,7 @@ def place_pod_as_hami(node: NodeGpus, pod: PodShares) -> Placed | Unfit:
 
 
 def _serve(
-    node: NodeGpus, gpus: tuple[HamiGpuUsage, ...], requests: Sequence[HamiRequest], rules: PodRules
+    node: NodeGpus, gpus: tuple[HamiGpuUsage, ...], requests: Sequence[HamiRequest], rules: GpuRules
 ) -> tuple[Shares, tuple[HamiGpuUsage, ...]] | Unfit:
     """The shares of one container, and the GPUs as it leaves them."""
     given: list[HamiShare] = []
@@ -87,7 +86,8 @@ def _serve(
         if request.vendor != VENDOR:
             return Unfit(UNKNOWN_VENDOR)
         its = [each for each in scored if request.vendor.lower() in each.card.type.lower()]
-        if len(its) < request.count and not _takes_instances(its, rules):
+        takes_instances = rules.takes_mode(MIG_MODE) and any(each.card.mode == MIG_MODE for each in its)
+        if len(its) < request.count and not takes_instances:  # of those one GPU can serve it more than once
             return Unfit(INSUFFICIENT)
         found = choose_gpus_as_hami(its, request, around)
         if isinstance(found, Unfit):
@@ -96,11 +96,6 @@ def _serve(
             scored, taken = _take(scored, share)
             given.append(taken)
     return tuple(given), tuple(each.card for each in scored)
-
-
-def _takes_instances(scored: Sequence[ScoredGpu], rules: PodRules) -> bool:
-    """Whether one GPU can serve a container more than once."""
-    return rules.takes_mode(MIG_MODE) and any(each.card.mode == MIG_MODE for each in scored)
 
 
 def _take(gpus: tuple[ScoredGpu, ...], share: HamiShare) -> tuple[tuple[ScoredGpu, ...], HamiShare]:

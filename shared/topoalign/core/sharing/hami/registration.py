@@ -64,13 +64,6 @@ class RegisteredGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     healthy: bool = msgspec.field(default=False, name="health")
 
 
-class LinkScores(msgspec.Struct, frozen=True):
-    """The scores of one GPU's links, by the uuid of the other GPU."""
-
-    uuid: str
-    score: dict[str, int]
-
-
 class InvalidAnnotation(BadRequest):
     """
     Raised for an annotation of HAMi that cannot be read.

@@ -8,7 +8,7 @@ Source: kubelet v1.36.3, cm/devicemanager; the APIs v1beta1 (device plugin) and 
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -21,7 +21,8 @@ import grpc
 
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
-from topoalign.kubelet.grpc.decoding import field, fields, number_field
+from topoalign.kubelet.grpc.api.v1beta1 import RegisterRequest
+from topoalign.kubelet.grpc.decoding import field, iterate_fields, number_field
 
 T = TypeVar("T")
 
@@ -149,7 +150,7 @@ class Kubelet:
 
     def _register(self, request: bytes) -> bytes:
         """Options of RegisterRequest are not looked at: the plugin is asked, as a kubelet does."""
-        told = dict(fields(request))
+        told = dict(fields_of(request))
         channel = grpc.insecure_channel(
             f"unix:{self.plugins_dir / told[2].decode()}", options=[("grpc.max_receive_message_length", -1)]
         )
@@ -176,7 +177,7 @@ class Kubelet:
         """The healthy devices of all resources."""
         answer = []
         for resource, message in [*self._told.items()]:
-            devices = [dict(fields(device)) for _, device in fields(message)]
+            devices = [dict(fields_of(device)) for _, device in fields_of(message)]
             healthy = b"".join(field(2, device[1]) for device in devices if device[2] == b"Healthy")
             answer.append(field(1, field(1, resource) + healthy))
         return b"".join(answer)
@@ -184,6 +185,12 @@ class Kubelet:
     def _list(self, request: bytes) -> bytes:
         self.looks += 1
         return self.pods
+
+
+def fields_of(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Number and content of each field of a message."""
+    for each in iterate_fields(message, 0, len(message), RegisterRequest):
+        yield each.number, message[each.content : each.end]
 
 
 def served(socket: Path, service: str, methods: Mapping[str, Call]) -> grpc.Server:

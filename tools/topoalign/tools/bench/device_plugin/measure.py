@@ -9,7 +9,6 @@ import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from topoalign.cli.link import connect_to_bus
-from topoalign.cli.measuring import measure_calls, summarize_times
 from topoalign.core.model.ids import GPU, NodeName, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.files.documents import parse_document
@@ -30,6 +29,7 @@ from topoalign.tools.bench.device_plugin.machine import (
     with_uuids,
 )
 from topoalign.tools.bench.device_plugin.node import GPUS, MACHINE, WARM, Row, Settings, node, scratch, told
+from topoalign.tools.bench.measuring import measure_calls, summarize_times
 
 SIZE = 4
 PREFERRED = {"preferred-1000-shares": 125, "preferred-8192-shares": 1024}

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import DeviceID
 from topoalign.tools.bench.device_plugin.kubelet import (
@@ -20,6 +19,7 @@ from topoalign.tools.bench.device_plugin.kubelet import (
     preferred_allocation_request,
 )
 from topoalign.tools.bench.device_plugin.node import GPUS, MACHINE, WARM, Row, Settings, node
+from topoalign.tools.bench.measuring import summarize_times
 
 AT_ONCE = {"MACHINE": MACHINE, "GONE_SECONDS": "0", "SETTLE_SECONDS": "0", "RECONCILE_SECONDS": "3600"}
 """What is gone is released when it is looked for, and it is looked for in PreStartContainer alone."""

@@ -9,12 +9,12 @@ from queue import SimpleQueue
 from typing import Any
 from urllib.request import urlopen
 
-from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.ids import DeviceID
 from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench.device_plugin.kubelet import PATIENCE_SECONDS, Kubelet, allocate_request
 from topoalign.tools.bench.device_plugin.machine import shared_node
 from topoalign.tools.bench.device_plugin.node import WARM, Row, Settings
+from topoalign.tools.bench.measuring import summarize_times
 
 REPLICAS = 1024
 """Shares of each of the eight GPUs."""

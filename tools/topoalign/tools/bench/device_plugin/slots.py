@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from anyio.from_thread import BlockingPortal
 
 from topoalign.cli.link import connect_to_bus
-from topoalign.cli.measuring import summarize_times
 from topoalign.core import wire
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.holdings import Amount, handed_out
@@ -24,6 +23,7 @@ from topoalign.tools.bench.device_plugin.kubelet import (
 from topoalign.tools.bench.device_plugin.machine import node_in_slots
 from topoalign.tools.bench.device_plugin.node import WARM, Row, Settings
 from topoalign.tools.bench.device_plugin.pods import AT_ONCE
+from topoalign.tools.bench.measuring import summarize_times
 
 NAME = NodeName("slots")
 SLOTS = 10

@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from anyio.from_thread import start_blocking_portal
 
-from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.ids import DeviceID
 from topoalign.runtime.nats_server import local_nats
 from topoalign.tools.bench.device_plugin.kubelet import PATIENCE_SECONDS, BenchStuck, allocate_request
 from topoalign.tools.bench.device_plugin.machine import shared_node
 from topoalign.tools.bench.device_plugin.node import WARM, Row, scratch
 from topoalign.tools.bench.device_plugin.shares import KEPT, REPLICAS
+from topoalign.tools.bench.measuring import summarize_times
 
 T = TypeVar("T")
 

@@ -16,7 +16,6 @@ import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from topoalign.cli.link import connect_to_bus
-from topoalign.cli.measuring import summarize_times
 from topoalign.core import wire
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import GPU, NodeName
@@ -31,6 +30,7 @@ from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench.device_plugin.agent import Agent, running
 from topoalign.tools.bench.device_plugin.node import Row, scratch
 from topoalign.tools.bench.filter.scheduler import Amounts, Scheduler, pod_json
+from topoalign.tools.bench.measuring import summarize_times
 from topoalign.tools.bench.registry.measure import streams
 from topoalign.tools.bench.registry.reader import NotAnswered, Reader, until
 

@@ -9,12 +9,12 @@ import msgspec
 from anyio.from_thread import start_blocking_portal
 
 from topoalign.cli import output
-from topoalign.cli.measuring import summarize_times
 from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench.device_plugin.agent import Agent, running
 from topoalign.tools.bench.device_plugin.node import Row, scratch
 from topoalign.tools.bench.filter.cluster import ALL, FACTS, HALF, BusyNode
 from topoalign.tools.bench.filter.scheduler import Amounts, Filtered, Scheduler
+from topoalign.tools.bench.measuring import summarize_times
 from topoalign.tools.bench.registry import pages
 from topoalign.tools.bench.registry.allocators import Allocators, allocators
 from topoalign.tools.bench.registry.filling import UNDER_WAY, fill

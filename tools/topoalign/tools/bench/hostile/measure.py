@@ -9,12 +9,12 @@ from itertools import count
 from threading import Event, Thread
 
 from topoalign.cli.health_check import request_page
-from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.ids import NodeName
 from topoalign.tools.bench.filter.cluster import HALF
 from topoalign.tools.bench.filter.measure import Asking, asking, filled
 from topoalign.tools.bench.filter.scheduler import Amounts, Scheduler, pod_json
 from topoalign.tools.bench.hostile.attackers import KINDS
+from topoalign.tools.bench.measuring import summarize_times
 from topoalign.tools.bench.registry.reader import NotAnswered
 
 Row = dict[str, object]

@@ -5,8 +5,8 @@ from itertools import cycle
 
 import msgspec
 
-from topoalign.cli.measuring import measure_calls
 from topoalign.tools.bench.device_plugin.node import Row
+from topoalign.tools.bench.measuring import measure_calls
 from topoalign.tools.bench.registry.history import History
 from topoalign.tools.bench.registry.reader import Reader
 

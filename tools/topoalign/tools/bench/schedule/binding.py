@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import msgspec
 from anyio import to_thread
 
-from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.ids import NodeName
 from topoalign.testing.fake_api_server.objects import Object
 from topoalign.testing.fake_scheduler.scheduler import as_sent
 from topoalign.tools.bench.device_plugin.node import Row
 from topoalign.tools.bench.filter.cluster import BusyNode
 from topoalign.tools.bench.filter.scheduler import Amounts, pod_json
+from topoalign.tools.bench.measuring import summarize_times
 from topoalign.tools.bench.registry.reader import NotAnswered
 from topoalign.tools.bench.schedule.control_plane import ControlPlane
 from topoalign.tools.bench.schedule.nodes import Nodes

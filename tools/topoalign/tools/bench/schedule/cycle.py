@@ -8,7 +8,6 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.ids import NodeName
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.tasks import background
@@ -16,6 +15,7 @@ from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
 from topoalign.tools.bench.device_plugin.node import Row
 from topoalign.tools.bench.filter.scheduler import Amounts, pod_json
+from topoalign.tools.bench.measuring import summarize_times
 from topoalign.tools.bench.registry.reader import PATIENCE_SECONDS, NotAnswered
 from topoalign.tools.bench.schedule.control_plane import ControlPlane
 from topoalign.tools.bench.schedule.nodes import Nodes

@@ -15,13 +15,13 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
-from topoalign.cli.measuring import summarize_times
 from topoalign.core.model.ids import NodeName
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.objects import Object
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
 from topoalign.tools.bench.device_plugin.node import Row
+from topoalign.tools.bench.measuring import summarize_times
 from topoalign.tools.bench.registry.reader import PATIENCE_SECONDS, NotAnswered
 from topoalign.tools.bench.schedule.control_plane import ControlPlane
 from topoalign.tools.bench.schedule.cycle import bind_all

@@ -11,13 +11,13 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from topoalign.cli.measuring import summarize_times
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
 from topoalign.tools.bench.device_plugin.node import Row
 from topoalign.tools.bench.filter.cluster import BusyNode
 from topoalign.tools.bench.filter.scheduler import Amounts, pod_json
+from topoalign.tools.bench.measuring import summarize_times
 from topoalign.tools.bench.schedule.control_plane import ControlPlane
 from topoalign.tools.bench.schedule.cycle import bind_all
 from topoalign.tools.bench.schedule.nodes import Nodes

@@ -1,26 +1,30 @@
 """
 Lets containers of low priority wait while one of high priority computes on their GPU, through HAMi-core's shared files.
 
-Every few seconds the launches of all containers are read, and a note of four bytes is written to each file, through the
-descriptor that was just checked. No file is created. No file is extended, unless its container truncates it at that moment.
-
-A file that cannot be used is logged once: its container does not wait and lets no other wait.
-
-A container waits until its note changes. So all notes are reset when this is switched off, when the agent stops, and when it
-starts with this switched off.
+Every few seconds the launches of all containers are read, and a note of four bytes is written to each file through the
+descriptor that was just checked. A file that cannot be used is logged once: its container does not wait and lets no other
+wait. A container waits until its note changes, so all notes are reset when this is switched off or the agent stops.
 """
 
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 from anyio import CancelScope, to_thread
 
-from topoalign.allocator.containers.hami_core import shared_files, slot_directories
-from topoalign.allocator.containers.hami_core.shared_files import MOST_CONTAINERS, Unusable, all_limited, opened_file
+from topoalign.allocator.containers.hami_core import slot_directories
+from topoalign.allocator.containers.hami_core.shared_files import (
+    MOST_CONTAINERS,
+    RECENT_KERNEL,
+    RECENT_KERNEL_AT,
+    Unusable,
+    all_limited,
+    opened_file,
+    read_region,
+)
+from topoalign.allocator.containers.limiter_files import list_own_directories
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.ports import Clock
 from topoalign.core.sharing.priorities import Launches, next_notes
@@ -31,13 +35,6 @@ ROUND_SECONDS = 5.0
 """As HAMi's monitor."""
 
 log = structlog.get_logger("topoalign.allocator.containers.hami_core")
-
-
-class Directory(NamedTuple):
-    """The directory of a container, and its GPUs: none if it is in no record."""
-
-    name: str
-    gpus: frozenset[DeviceID]
 
 
 class Feedback:
@@ -89,21 +86,21 @@ class Feedback:
 
 def write_notes(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[str, str]:
     """
-    Reads the launches of all containers and writes their notes. `gpus`: directory -> the GPUs of its container. A container
-    that is not in it holds nothing and stops waiting; if `gpus` is empty, only waiting containers are changed. Skips files
-    that cannot be read or written. Returns directory -> why its file cannot be used.
+    Reads the launches of all containers, and writes their notes. `gpus`: directory -> GPUs of its container; without an
+    entry it holds nothing and stops waiting. Returns directory -> why its file cannot be used.
     """
     found: list[tuple[str, Launches]] = []
     unusable: dict[str, str] = {}
     with suppress(OSError):
-        for name in slot_directories.list_slots_directories(root)[:MOST_CONTAINERS]:
+        for name in list_own_directories(root, slot_directories.NAME)[:MOST_CONTAINERS]:
             try:
-                tail = tail_in(root, name)
+                with suppress(OSError), opened_file(root, name, os.O_RDONLY) as opened:
+                    region = read_region(*opened) if opened is not None else None
+                    if region is not None:
+                        _, tail = region
+                        found.append((name, Launches(gpus.get(name, frozenset()), tail.recent_kernel, tail.priority)))
             except Unusable as error:
                 unusable[name] = str(error)
-                continue
-            if tail is not None:
-                found.append((name, Launches(gpus.get(name, frozenset()), tail.recent_kernel, tail.priority)))
     notes = next_notes([each for _, each in found])
     for (name, each), note in zip(found, notes, strict=True):
         if note != each.recent_kernel and (gpus or each.recent_kernel < 0):
@@ -111,30 +108,12 @@ def write_notes(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[str
     return unusable
 
 
-def tail_in(root: Path, name: str) -> shared_files.Tail | None:
-    """Reads the end of the region in a directory; None: it is not ready, or cannot be read. Raises Unusable."""
-    with suppress(OSError), opened_file(root, name, os.O_RDONLY) as found:
-        return checked_tail(*found) if found is not None else None
-    return None
-
-
-def checked_tail(file: int, layout: shared_files.RegionLayout) -> shared_files.Tail | None:
-    """Checks a region and reads its end; None: it is not ready. Raises Unusable and OSError."""
-    head = os.pread(file, layout.processes_at, 0)
-    if not shared_files.is_written(head):
-        return None
-    layout.uuids_of(head)
-    return shared_files.tail_of(os.pread(file, shared_files.TAIL.size, layout.tail_at))
-
-
 def write_note(root: Path, name: str, before: int, note: int) -> None:
-    """
-    Writes a container's note. If the container has launched a kernel since the file was read (`before`), only a note to wait
-    is written, and the launch counts in the next round.
-    """
+    """Writes a container's note, unless it need not wait and has launched a kernel since the reading (`before`)."""
     with suppress(Unusable, OSError), opened_file(root, name, os.O_RDWR) as found:
-        if found is None or (tail := checked_tail(*found)) is None:
+        if found is None or (region := read_region(*found)) is None:
             return
         file, layout = found
+        _, tail = region
         if note < 0 or tail.recent_kernel == before:
-            os.pwrite(file, shared_files.RECENT_KERNEL.pack(note), layout.recent_kernel_at)
+            os.pwrite(file, RECENT_KERNEL.pack(note), layout.tail_at + RECENT_KERNEL_AT)

@@ -1,9 +1,8 @@
 """
 Reads the files that HAMi-core shares between the processes of each container, to report the use of GPUs.
 
-A container writes its file, and may replace or truncate it at any time. So only a regular file is opened, its size is
-checked through the descriptor, and it is read in blocks of a bounded size and never mapped. An error in a file affects
-only its container's entry; it is logged once and counted.
+A container may replace or truncate its file at any time. So only a regular file is opened, its size is checked through the
+descriptor, and it is read in blocks and never mapped. An error in a file affects only its container's entry.
 
 Files are read in a thread, at most once a second and for about a second. The next reading continues with the remaining
 containers. While a disk does not answer, readings report this and start no new one.
@@ -21,7 +20,7 @@ from struct import Struct
 from typing import NamedTuple
 
 import structlog
-from anyio import Lock, move_on_after, to_thread
+from anyio import Lock
 
 from topoalign.allocator.containers.hami_core.slot_directories import (
     CACHE,
@@ -36,6 +35,7 @@ from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.processes import LibraryCount, LibraryReading, LibraryUse
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
+from topoalign.runtime.thread_reader import ThreadReader
 
 # The layout of the file that HAMi-core shares between the processes of a container.
 #
@@ -94,6 +94,8 @@ STATUS_AT = 1_928
 """Of a process: where the percent of kernels of the first GPU is, how far that of the next; whether it runs."""
 TAIL = Struct("<4iQ")
 RECENT_KERNEL = Struct("<i")
+RECENT_KERNEL_AT = 8
+"""Of the tail."""
 
 LARGEST = 2**53
 """The largest plausible count: a library that subtracts more than it added has a number near 2**64."""
@@ -112,11 +114,6 @@ class Tail(NamedTuple):
     recent_kernel: int
     priority: int
     last_kernel: int
-
-
-def is_written(head: bytes) -> bool:
-    """Whether a process has completed the region. Before that the magic number is zero."""
-    return any(head[:4])
 
 
 def tail_of(tail: bytes) -> Tail:
@@ -152,20 +149,12 @@ class RegionLayout(NamedTuple):
         return 2_008_896 + self.shift
 
     @property
-    def recent_kernel_at(self) -> int:
-        """Where `Tail.recent_kernel` is."""
-        return self.tail_at + 8
-
-    @property
     def size(self) -> int:
         """Bytes of the region; the file may have one more."""
         return self.tail_at + 56
 
     def uuids_of(self, head: bytes) -> list[str]:
-        """
-        Decodes the uuids of a container's GPUs in the order of the file; one that is not written yet is empty. Raises
-        Unusable.
-        """
+        """Decodes the uuids of the GPUs in the order of the file; empty: not written yet. Raises Unusable."""
         if len(head) < self.processes_at:
             raise Unusable("it is cut off")
         magic, major, minor = VERSION.unpack_from(head)
@@ -188,10 +177,7 @@ class RegionLayout(NamedTuple):
     def counts_of(
         self, uuids: list[str], processes: bytes, tail: Tail, gpus: Collection[DeviceID]
     ) -> Iterator[LibraryCount]:
-        """
-        Yields the counts of these GPUs over all running processes; ignores other GPUs. `processes`: the bytes of all
-        processes of `tail`. Raises Unusable.
-        """
+        """Yields the counts of these GPUs over all running processes, which `processes` encodes. Raises Unusable."""
         if len(processes) != tail.processes * PROCESS_SIZE:
             raise Unusable("it is cut off")
         status_at = STATUS_AT + self.process_shift
@@ -228,15 +214,6 @@ LAYOUTS = (RegionLayout((1, 2)), RegionLayout((1,), shift=32, process_shift=8))
 """The second is that of HAMi v2.8.1 alone."""
 
 
-def layout_of(size: int) -> RegionLayout:
-    """The layout of a file of so many bytes. Raises Unusable for a size that no version read has."""
-    for layout in LAYOUTS:
-        if size in (layout.size, layout.size + 1):
-            return layout
-    sizes = " or ".join(f"{layout.size + 1}" for layout in LAYOUTS)
-    raise Unusable(f"it has {size} bytes, and those of HAMi v2.4.1 and later (version 1.1 or 1.2) have {sizes}")
-
-
 FILE = pattern(r"[0-9a-f]{32}\.cache")
 MOST_ENTRIES = 64
 """Entries of a container's directory: the library creates one file, and the runtime the mount point."""
@@ -269,8 +246,7 @@ class SharedFiles:
         self._turn = Lock(fast_acquire=True)
         self._newest: tuple[LibraryReading, float] | None = None
         """With the monotonic seconds at which it was complete."""
-        self._is_reading = False
-        """Whether a thread is still reading."""
+        self._reader: ThreadReader[tuple[list[LibraryUse], int]] = ThreadReader()
         self._first = 0
         """The place of the container with which the next reading begins."""
         self._failing: dict[AllocationID, str] = {}
@@ -291,41 +267,30 @@ class SharedFiles:
         limited = [*all_limited(state)] if root else []
         if not limited:
             return LibraryReading(node=state.node)
-        found: tuple[list[LibraryUse], int] | None = None
-        if not self._is_reading:
-            with move_on_after(READ_SECONDS):
-                work = partial(self._read_all, Path(root), limited)
-                found = await to_thread.run_sync(work, abandon_on_cancel=True)
-        if found is None:
+        try:
+            uses, left_out = await self._reader.read(partial(self._read_all, Path(root), limited), READ_SECONDS)
+        except TimeoutError:
             return LibraryReading(node=state.node, finding="the disk with the files of HAMi-core does not answer")
-        uses, left_out = found
         self._note(uses, {each.allocation for each in limited})
         return LibraryReading(node=state.node, containers=tuple(uses), left_out=left_out)
 
     def _read_all(self, root: Path, limited: Sequence[Limited]) -> tuple[list[LibraryUse], int]:
-        """
-        Reads files, in the thread, from where the last reading ended. Returns the uses and the number of files left
-        out.
-        """
-        self._is_reading = True
-        try:
-            began = self._clock.monotonic()
-            first = self._first % len(limited)
-            found = list[LibraryUse]()
-            turns = [*limited[first:], *limited[:first]][:MOST_CONTAINERS]
-            for done, each in enumerate(turns):
-                if done and self._clock.monotonic() - began >= WORK_SECONDS:
-                    turns = turns[:done]
-                    break
-                if (use := read_library_use(root, each)) is not None:
-                    found.append(use)
-            self._first = first + len(turns) if len(turns) < len(limited) else 0
-            return found, len(limited) - len(turns)
-        finally:
-            self._is_reading = False
+        """Reads files in the thread, from where the last reading ended. Returns the uses and the number left out."""
+        began = self._clock.monotonic()
+        first = self._first % len(limited)
+        found = list[LibraryUse]()
+        turns = [*limited[first:], *limited[:first]][:MOST_CONTAINERS]
+        for done, each in enumerate(turns):
+            if done and self._clock.monotonic() - began >= WORK_SECONDS:
+                turns = turns[:done]
+                break
+            if (use := read_library_use(root, each)) is not None:
+                found.append(use)
+        self._first = first + len(turns) if len(turns) < len(limited) else 0
+        return found, len(limited) - len(turns)
 
     def _note(self, found: Sequence[LibraryUse], present: AbstractSet[AllocationID]) -> None:
-        """Counts unusable files, and logs each once. `present`: all allocations, also those not read this time."""
+        """Counts unusable files and logs each once. `present`: all allocations, also those not read."""
         failing = {each.allocation: each.failure for each in found if each.failure}
         self.refused += len(failing)
         for allocation in failing.keys() - self._failing.keys():
@@ -354,14 +319,10 @@ def read_library_use(root: Path, limited: Limited) -> LibraryUse | None:
         return None  # the directory is of a former container, and Allocate is about to create it again
     try:
         with opened_file(root, limited.directory, os.O_RDONLY) as found:
-            if found is None:
+            if found is None or (region := read_region(*found)) is None:
                 return None
             file, layout = found
-            head = os.pread(file, layout.processes_at, 0)
-            if not is_written(head):
-                return None
-            uuids = layout.uuids_of(head)
-            tail = tail_of(os.pread(file, TAIL.size, layout.tail_at))
+            uuids, tail = region
             processes = os.pread(file, tail.processes * PROCESS_SIZE, layout.processes_at)
             counts = tuple(layout.counts_of(uuids, processes, tail, limited.gpus))
     except Unusable as error:
@@ -371,12 +332,17 @@ def read_library_use(root: Path, limited: Limited) -> LibraryUse | None:
     return LibraryUse(allocation=limited.allocation, counts=counts)
 
 
+def read_region(file: int, layout: RegionLayout) -> tuple[list[str], Tail] | None:
+    """Reads the uuids of the GPUs and the end of a region; None: it is not complete yet. Raises Unusable and OSError."""
+    head = os.pread(file, layout.processes_at, 0)
+    if not any(head[:4]):
+        return None  # the magic number is written last
+    return layout.uuids_of(head), tail_of(os.pread(file, TAIL.size, layout.tail_at))
+
+
 @contextmanager
 def opened_file(root: Path, name: str, flags: int) -> Iterator[tuple[int, RegionLayout] | None]:
-    """
-    Opens the file in a container's directory; yields its descriptor and the layout for its size. None: there is none, or
-    it is still empty. Raises Unusable and OSError.
-    """
+    """Opens a container's file; yields descriptor and layout, or None without content. Raises Unusable and OSError."""
     with open_directory(root) as at, open_directory(name, at) as directory, open_directory(CACHE, directory) as cache:
         found = list_entries(cache, MOST_ENTRIES + 1)
         if len(found) > MOST_ENTRIES:
@@ -390,6 +356,10 @@ def opened_file(root: Path, name: str, flags: int) -> Iterator[tuple[int, Region
         return
     try:
         size = os.fstat(file).st_size
-        yield (file, layout_of(size)) if size else None
+        layout = next((each for each in LAYOUTS if size in (each.size, each.size + 1)), None)
+        if size and layout is None:
+            sizes = " or ".join(f"{each.size + 1}" for each in LAYOUTS)
+            raise Unusable(f"it has {size} bytes, and those of HAMi v2.4.1 and later (version 1.1 or 1.2) have {sizes}")
+        yield (file, layout) if layout is not None else None
     finally:
         os.close(file)

@@ -1,21 +1,15 @@
 """
-Manages the directories of the library's shared files: one for each allocation of slots, below one root.
+Manages the directories of HAMi-core's shared files: one for each allocation of slots, below one root.
 
-A directory is named by a digest of the resource and the slots, as those of vcuda are, and not after the record, which
-changes if the journal is lost. So the mount that the kubelet keeps for each start of a container stays valid, and a
-missing directory can be created again.
+A directory is named by a digest of the resource and the slots, so that the mount which the kubelet keeps for each start of a
+container stays valid even if the journal is lost, and a missing directory can be created again.
 
     <root>/slots-2f1c…          of this process' user, mode 0755: a container cannot change what is in it
         of                      the id of its allocation and, once known, the UID of its pod
         cache/                  mode 0777, mounted read-write at /usr/local/vgpu
     <root>/vgpulock/            mode 0777, mounted at /tmp/vgpulock of all containers
 
-The root is closed to other users of the host (mode 0700), because root in a container may leave setuid programs and device
-nodes there. Containers need no access to it, because their directories are mounted.
-
-For another record Allocate creates the directory again: the former one is renamed, and the cleanup removes it. `cache`
-belongs to the container, which may change it in any way. `vgpulock` is shared by all containers; if one of them has
-taken ownership of it, the next containers get a new one.
+The root is closed to other users of the host (mode 0700), because root in a container may leave setuid programs there.
 """
 
 import errno
@@ -25,7 +19,7 @@ import stat
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import structlog
 from anyio import to_thread
@@ -33,12 +27,15 @@ from anyio import to_thread
 from topoalign.allocator.containers import limiter_files
 from topoalign.allocator.containers.limiter_files import (
     MODE,
+    RecordView,
     digest_of,
     discard,
+    is_pod_present,
     make_root,
     open_directory,
     put_aside,
     read_file,
+    with_checkpoint,
     write_file,
 )
 from topoalign.allocator.ports import Poll
@@ -68,12 +65,7 @@ class DirectoryOwner(NamedTuple):
 
 def slots_directory_name(resource: ResourceName, slots: Collection[DeviceID]) -> str:
     """Returns the directory name of these slots, in any order."""
-    return f"slots-{digest_of(resource, slots)}"
-
-
-def list_slots_directories(root: Path) -> list[str]:
-    """Lists the own directories below the root; empty without a root. Raises OSError."""
-    return limiter_files.list_own_directories(root, NAME)
+    return f"slots-{digest_of(resource, frozenset(slots))}"
 
 
 def read_directory_owner(root: Path, name: str) -> DirectoryOwner | None:
@@ -90,25 +82,16 @@ def make_locks(root: Path) -> None:
     """Creates the root, for this process' user alone, and the directory of locks. Raises OSError."""
     make_root(root)
     with open_directory(root) as at:
-        if is_taken(at, LOCKS):
-            put_aside(at, LOCKS, at)
+        with suppress(FileNotFoundError):
+            found = os.stat(LOCKS, dir_fd=at, follow_symlinks=False)
+            # A container may have given it to another user, who then controls its mode.
+            if stat.S_ISDIR(found.st_mode) and found.st_uid != os.geteuid():
+                put_aside(at, LOCKS, at)
         make_open(at, LOCKS)
 
 
-def is_taken(at: int, name: str) -> bool:
-    """Whether this is a directory that a container has given to another user, who then controls its mode."""
-    try:
-        found = os.stat(name, dir_fd=at, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid != os.geteuid()
-
-
 def prepare_slots_directory(root: Path, name: str, owner: DirectoryOwner) -> None:
-    """
-    Prepares the directory of this record. Removes the content of a former record and keeps that of its own container. Raises
-    OSError; then the call can be repeated.
-    """
+    """Prepares the directory of this record, empty unless it was its own before. Raises OSError."""
     with open_directory(root) as at:
         former = read_directory_owner(root, name)
         if former is not None and former.allocation == owner.allocation:
@@ -123,17 +106,8 @@ def prepare_slots_directory(root: Path, name: str, owner: DirectoryOwner) -> Non
             write_file(directory, OWNER, "\n".join(owner).encode())
 
 
-def write_owner(root: Path, name: str, owner: DirectoryOwner) -> None:
-    """Writes the owner of a directory; its other content stays. Raises OSError."""
-    with open_directory(root) as at, open_directory(name, at) as directory:
-        write_file(directory, OWNER, "\n".join(owner).encode())
-
-
 def make_open(at: int, name: str) -> None:
-    """
-    Creates a directory that all users may write to, or opens it again if its container has closed it. Raises OSError,
-    also if the name is not a directory.
-    """
+    """Creates a directory that all users may write to, or opens it again after its container. Raises OSError."""
     with suppress(FileExistsError):
         os.mkdir(name, OPEN, dir_fd=at)
     directory = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
@@ -160,18 +134,6 @@ log = structlog.get_logger("topoalign.allocator.containers.hami_core")
 Held = tuple[ResourceName, frozenset[DeviceID]]
 
 
-class LedgerView(Protocol):
-    """The state of the allocator that a cleanup needs."""
-
-    @property
-    def state(self) -> NodeState:
-        """What is known of the node now."""
-
-    @property
-    def polled(self) -> Poll | None:
-        """The kubelet's last answer; None: none yet, or the poll failed."""
-
-
 class DirectoryCleanup:
     """Restores and removes directories below one root."""
 
@@ -180,9 +142,8 @@ class DirectoryCleanup:
         self._root = root
         self._owners: dict[str, DirectoryOwner | None] = {}
         """Directory -> the owner that is written in it."""
-        self._names: dict[Held, str] = {}
 
-    async def run(self, allocations: LedgerView, clock: Clock) -> None:
+    async def run(self, allocations: RecordView, clock: Clock) -> None:
         """Cleans up every `COLLECT_SECONDS` until cancelled. Logs a failure once."""
         failing = None
         while True:
@@ -202,29 +163,39 @@ class DirectoryCleanup:
         """Restores and removes directories once. Raises OSError after it has done all that is possible."""
         if not (configured := self._root().rstrip("/")):
             return
-        if poll is not None and poll.listing.checkpoint is None:
-            poll = None
+        poll = with_checkpoint(poll)
         root = Path(configured)
         failure = None
         held = self._held(state)
-        in_checkpoint = self._in_checkpoint(poll)
-        limited = [name for (resource, _), name in self._names.items() if is_limited(state, resource)]
-        limited += [name for name, resource in in_checkpoint.items() if is_limited(state, resource)]
-        present = list_slots_directories(root)
+        # The entries of the checkpoint with slots, without those of deleted pods.
+        in_checkpoint = {
+            (each.resource, each.devices)
+            for each in (poll.listing.parts if poll is not None else ())
+            if are_slots(each.devices) and poll is not None and not poll.listing.is_gone(each.pod_uid)
+        }
+        places = in_checkpoint.union(pair for _, pair in held_slots(state))
+        limited = {slots_directory_name(*each) for each in places if is_limited(state, each[0])}
+        entered = {slots_directory_name(*each) for each in in_checkpoint}
+        present = limiter_files.list_own_directories(root, NAME)
         self._owners = {name: self._owners.get(name) or read_directory_owner(root, name) for name in present}
         for name in present:
             owner = self._owners[name]
             try:
                 if name in held:
                     if (now := held[name]) is not None and now != owner:
-                        write_owner(root, name, now)
+                        with open_directory(root) as at, open_directory(name, at) as directory:
+                            write_file(directory, OWNER, "\n".join(now).encode())
                         self._owners[name] = now
-                elif poll is not None and name not in in_checkpoint and not is_owner_present(owner, poll):
+                elif (
+                    poll is not None
+                    and name not in entered
+                    and not is_pod_present(owner.pod_uid if owner else "", poll)
+                ):
                     limiter_files.remove_own_directory(root, name)
             except OSError as error:
                 failure = error
         try:
-            for name in {*limited} - self._owners.keys():
+            for name in limited - self._owners.keys():
                 if (owner := held.get(name, NOBODY)) is not None:
                     make_locks(root)
                     prepare_slots_directory(root, name, owner)
@@ -243,28 +214,10 @@ class DirectoryCleanup:
                     raise
 
     def _held(self, state: NodeState) -> dict[str, DirectoryOwner | None]:
-        """Returns the directories of slots in the record -> the owner. None: of a displaced container."""
-        pairs = {
-            pair: DirectoryOwner(each.id, each.pod_uid) if each is not None else None
+        return {
+            slots_directory_name(*pair): DirectoryOwner(each.id, each.pod_uid) if each is not None else None
             for each, pair in held_slots(state)
         }
-        self._names = {pair: self._name(pair) for pair in pairs}
-        return {self._names[pair]: owner for pair, owner in pairs.items()}
-
-    def _in_checkpoint(self, poll: Poll | None) -> dict[str, ResourceName]:
-        """Returns the directories of slots in the kubelet's checkpoint -> the resource, without deleted pods."""
-        if poll is None:
-            return {}
-        pods = poll.listing.directories
-        return {
-            self._name((each.resource, each.devices)): each.resource
-            for each in poll.listing.parts
-            if are_slots(each.devices) and (pods is None or not pods.is_gone(each.pod_uid))
-        }
-
-    def _name(self, pair: Held) -> str:
-        """Returns the directory name of slots; it is cached for slots in the record."""
-        return self._names.get(pair) or slots_directory_name(*pair)
 
 
 def is_limited(state: NodeState, resource: ResourceName) -> bool:
@@ -284,9 +237,3 @@ def held_slots(state: NodeState) -> Iterator[tuple[Allocation | None, Held]]:
 def are_slots(devices: Collection[DeviceID]) -> bool:
     """Whether these may be slots, also of a former configuration: ids of a device followed by a number."""
     return any(base_of(each) != each and unit_kind(each) is None for each in devices)
-
-
-def is_owner_present(owner: DirectoryOwner | None, poll: Poll) -> bool:
-    """Whether the pod of a directory's owner still exists."""
-    pods = poll.listing.directories
-    return owner is not None and bool(owner.pod_uid) and pods is not None and not pods.is_gone(owner.pod_uid)

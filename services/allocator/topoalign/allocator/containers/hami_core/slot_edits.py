@@ -20,7 +20,6 @@ Source: HAMi-core 8f3a89c, how it reads its environment; HAMi 4707fb02, what its
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from topoalign.allocator.containers.hami_core.slot_directories import (
     CACHE,
@@ -32,7 +31,7 @@ from topoalign.allocator.containers.hami_core.slot_directories import (
 )
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import amount_of_slot
-from topoalign.allocator.containers.responses import ContainerDevices, VisibleDevice
+from topoalign.allocator.containers.responses import ContainerDevices, EditProvider, VisibleDevice
 from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.holdings import Amount, base_of
@@ -59,7 +58,7 @@ MOST_GPUS = 16
 MIB = 1024 * 1024
 
 
-class HamiCoreEdits(NamedTuple):
+class HamiCoreEdits(EditProvider, frozen=True):
     """Adds what one resource needs of the limiter to answers to Allocate."""
 
     root: str
@@ -109,8 +108,8 @@ def held_in_order(
     others: Collection[DeviceID] = (),
 ) -> list[Amount | None]:
     """
-    Returns the amount of each GPU that a container sees, in NVML's order; None: it has the GPU by another resource. Raises
-    ContainerUnready for a GPU that is no longer in slots.
+    Returns the amount of each GPU that a container sees, in NVML's order; None: it has the GPU by another resource.
+    Raises ContainerUnready for a GPU that is no longer in slots.
     """
     found: dict[int, Amount | None] = {hardware.gpu_by_id[hardware.card_of(each)].index: None for each in others}
     for slot in slots:

@@ -2,23 +2,20 @@
 Limits containers with vcuda units through Gaia's library: writes its files before a container starts, and registers
 processes.
 
-- PreStartContainer gets the owner of units from the kubelet's checkpoint. Each half of its share has a directory, and the
-  kubelet chooses which of the two it mounts. So both get the same limits and a socket. If that fails, the container does not
-  start, and the kubelet's next attempt repeats it.
-- RegisterVDevice writes the processes of the container, for a caller in the container that has these units.
-- Every few seconds, and after the start of the agent, each directory gets its socket if its units are in the record or
-in the
-  checkpoint, or if its pod exists. Any other directory is removed. Nothing is removed without an answer of the kubelet,
-  or if its checkpoint cannot be read.
+- PreStartContainer gets the owner of units from the checkpoint. Each half of a share has a directory, and the kubelet mounts
+  one of the two. So both get the same limits and a socket. If that fails, the container does not start.
+- RegisterVDevice writes the processes of the caller's container, if it has these units.
+- Every few seconds each directory gets its socket if its units are in the record or in the checkpoint, or if its pod exists.
+  Any other directory is removed, but nothing without an answer of the kubelet and its checkpoint.
 
-Calls and cleanups exclude each other, and nothing here waits for a caller. Leftovers of containers are removed in a thread.
+Calls and cleanups exclude each other, and nothing here waits for a caller.
 """
 
 from asyncio import shield
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import anyio
 import structlog
@@ -28,6 +25,7 @@ from grpclib.exceptions import GRPCError
 
 from topoalign.allocator.allocate.pre_start import entries_of_holder, limit_keys_by_kind, live_unit_entries
 from topoalign.allocator.containers import limiter_files
+from topoalign.allocator.containers.limiter_files import RecordView, is_pod_present, with_checkpoint
 from topoalign.allocator.containers.vcuda import unit_directories
 from topoalign.allocator.containers.vcuda.unit_directories import (
     CONFIG_FILE,
@@ -36,6 +34,8 @@ from topoalign.allocator.containers.vcuda.unit_directories import (
     Limits,
     encode_config,
     pids_of,
+    read_config_owner,
+    units_directory_name,
 )
 from topoalign.allocator.ports import Poll, ResourceEntry
 from topoalign.core.model.allocations import amounts_of
@@ -69,11 +69,6 @@ KNOWN_SECONDS = 5.0
 """The longest time between the calls for both halves of a container: milliseconds, or seconds on a busy node."""
 
 
-def holders(resource: ResourceName, units: frozenset[DeviceID], parts: Iterable[ResourceEntry]) -> list[Holder]:
-    """Returns the containers with exactly these units, in the order of their names."""
-    return sorted({Holder(*each[2:]) for each in parts if each[:2] == (resource, units)})
-
-
 class Calls:
     """Remembers recent calls for a half that identified the container."""
 
@@ -90,11 +85,11 @@ class Calls:
         at: float,
     ) -> Holder:
         """
-        Returns the container that starts, for a call for this half at this monotonic second. `written`: the owner of its
-        directory. Raises Unavailable if containers of several pods have the units, or none has.
+        Returns the container that starts by a call of monotonic second `at`. `written`: the owner of its directory.
+        Raises Unavailable if containers of no pod or of several pods have the units.
         """
         self._identified = {pod: each for pod, each in self._identified.items() if at - each[1] <= KNOWN_SECONDS}
-        found = holders(resource, units, parts)
+        found = sorted({Holder(*each[2:]) for each in parts if each[:2] == (resource, units)})
         pods = {each.pod for each in found}
         if len(pods) != 1:
             raise Unavailable(
@@ -113,10 +108,7 @@ class Calls:
 
 
 def limits_for(holder: Holder, parts: Collection[ResourceEntry], hardware: Topology) -> Limits:
-    """
-    Returns the limits of a container. For equal parts of several GPUs they are those of one GPU, because the library reads
-    only the first GPU. A container with whole GPUs has all their memory.
-    """
+    """Returns a container's limits; those of one GPU for equal parts of several, because the library reads only one."""
     amounts = amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)
     gpus = [gpu for gpu in hardware.gpus if gpu.id in amounts]
     cores = sum(each.cores for each in amounts.values())
@@ -227,28 +219,13 @@ DRAIN_SECONDS = 0.5
 log = structlog.get_logger("topoalign.allocator.containers.vcuda")
 
 
-class RecordView(Protocol):
-    """The state of the allocator that a cleanup needs."""
-
-    @property
-    def state(self) -> NodeState:
-        """What is known of the node now."""
-
-    @property
-    def polled(self) -> Poll | None:
-        """The kubelet's last answer; None: none yet, or the poll failed."""
-
-
 class VcudaLimiter:
     """Keeps the directories and their sockets, and registers processes."""
 
     def __init__(
         self, root: Callable[[], str], hardware: Callable[[], Topology], proc: Path = PROC, cgroups: Path = CGROUPS
     ) -> None:
-        """
-        `root`: `flags.vcudaRoot` of the newest configuration, empty: there is none. `proc`, `cgroups`: where the host's are
-        mounted.
-        """
+        """`root`: `flags.vcudaRoot` of the newest configuration, empty: none. `proc`, `cgroups`: the host's."""
         self._root = root
         self._hardware = hardware
         self._proc = proc
@@ -258,7 +235,6 @@ class VcudaLimiter:
         self._servers: dict[Path, RegistrationServer] = {}
         self._parts: Sequence[ResourceEntry] = ()
         """The checkpoint's entries with units, at the last poll."""
-        self._names: dict[tuple[ResourceName, frozenset[DeviceID]], str] = {}
         self._calls = Calls()
         self._groups: dict[str, Path | None] = {}
         """Container id -> the directory of its control group, since the last cleanup."""
@@ -268,28 +244,22 @@ class VcudaLimiter:
 
     async def starting(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
         """
-        Prepares the directories of a container with these units that is about to start, if a limiter is configured or was
-        before. Raises StateFault if they cannot be written, and Unavailable if the owner of the units is not known.
+        Prepares the directories of a container that is about to start. Raises StateFault if they cannot be written, and
+        Unavailable if the owner of the units is not known.
         """
         if not (configured := self._root()):
             return
         root = Path(configured)
-        asked = frozenset(units)
-        offers = self._hardware().offers_of.get(resource, ())
-        name = self._name(resource, asked)
-        if (
-            not any(each.limiter == "vcuda" for each in offers)
-            and unit_directories.read_config_owner(root, name) is None
-        ):
-            return
-        await shield(
-            self._start(root, resource, asked, poll)
-        )  # if cancelled half-way, it would leave an untracked socket
+        written = read_config_owner(root, units_directory_name(resource, units))
+        is_limited = any(each.limiter == "vcuda" for each in self._hardware().offers_of.get(resource, ()))
+        if is_limited or written is not None:
+            # If it was cancelled half-way, because the kubelet has closed the call, it would leave an untracked socket.
+            await shield(self._start(root, resource, frozenset(units), poll))
 
     def register(self, root: Path, name: str, pid: int) -> None:
         """
-        Registers the processes of the caller's container in the directory of this name. Raises RegistrationRefused for a
-        process of another container, and StateFault if the files cannot be written.
+        Registers the processes of the caller's container. Raises RegistrationRefused for a process of another one, and
+        StateFault if the files cannot be written.
         """
         who = caller_of(self._proc, pid)
         try:
@@ -325,10 +295,7 @@ class VcudaLimiter:
             ) from error
 
     async def run(self, allocations: RecordView, clock: Clock) -> None:
-        """
-        Cleans up every `COLLECT_SECONDS` until cancelled, and sooner after a failure, because a predecessor may still
-        have the sockets. Logs a failure once.
-        """
+        """Cleans up every `COLLECT_SECONDS`, sooner after a failure: a predecessor may still have the sockets."""
         failing = None
         try:
             while True:
@@ -345,32 +312,27 @@ class VcudaLimiter:
                 await self.close()
 
     async def close(self) -> None:
-        """
-        Closes all sockets. After that no container can start here; the next agent opens them again.
-        """
+        """Closes all sockets. After that no container can start here; the next agent opens them again."""
         async with self._turn:
             self._is_closed = True
             await self._stop_all(self._servers)
 
     async def clean_up(self, state: NodeState, poll: Poll | None) -> None:
-        """
-        Opens a socket in every needed directory, and removes the others. Raises OSError and StateFault after it has done all
-        that is possible.
-        """
-        if poll is not None and poll.listing.checkpoint is None:
-            poll = None
+        """Opens a socket in every needed directory, and removes the others. Raises OSError and StateFault."""
+        poll = with_checkpoint(poll)
         async with self._turn:
             configured = self._root()
             root = Path(configured)
             if configured and poll is not None:
                 self._parts = live_unit_entries(poll.listing)
-            present = unit_directories.list_units_directories(root) if configured else []
-            needed = self._needed(state) if configured else set()
+            present = limiter_files.list_own_directories(root, unit_directories.NAME) if configured else []
+            held = {*held_units(state), *((each.resource, each.devices) for each in self._parts)}
+            needed = {units_directory_name(*each) for each in held} if configured else set()
             self._groups.clear()
             failure: Exception | None = None
             for name in present:
-                owner = unit_directories.read_config_owner(root, name)
-                is_needed = name in needed or poll is None or is_pod_present(owner, poll)
+                owner = read_config_owner(root, name)
+                is_needed = name in needed or poll is None or is_pod_present(owner[0] if owner else "", poll)
                 try:
                     if not is_needed:
                         await self._stop(root / name)
@@ -386,17 +348,16 @@ class VcudaLimiter:
                 raise failure
 
     async def _start(self, root: Path, resource: ResourceName, asked: frozenset[DeviceID], poll: Poll) -> None:
-        """Does the work of `starting`. It runs to its end even if the kubelet has closed the call."""
         async with self._turn:
             if self._is_closed:
                 raise Unavailable("the agent is stopping", "the kubelet starts the container again")
             parts = self._parts = live_unit_entries(poll.listing)
-            written = unit_directories.read_config_owner(root, self._name(resource, asked))
+            written = read_config_owner(root, units_directory_name(resource, asked))
             holder = self._calls.starting(resource, asked, parts, written, poll.at)
             limits = limits_for(holder, parts, self._hardware())
             try:
                 for part in entries_of_holder(holder, parts):
-                    await self._prepare(root, self._name(part.resource, part.devices), limits)
+                    await self._prepare(root, units_directory_name(part.resource, part.devices), limits)
             except OSError as error:
                 fields = " and ".join(each for named in limit_keys_by_kind(holder, parts) for each in named)
                 raise StateFault(
@@ -406,14 +367,12 @@ class VcudaLimiter:
                 ) from error
 
     async def _prepare(self, root: Path, name: str, limits: Limits) -> None:
-        """Prepares one directory and its socket. Raises OSError and StateFault."""
-        if unit_directories.read_config_owner(root, name) != (limits.pod_uid, limits.container):
+        if read_config_owner(root, name) != (limits.pod_uid, limits.container):
             await self._stop(root / name)
         unit_directories.prepare_units_directory(root, name, limits)
         await self._serve(root, name)
 
     async def _serve(self, root: Path, name: str) -> None:
-        """Opens the socket of this directory, if needed. Raises StateFault."""
         server = self._servers.get(root / name)
         if server is not None and server.in_place:
             return
@@ -424,33 +383,18 @@ class VcudaLimiter:
         self._servers[root / name] = server
 
     async def _stop_all(self, paths: Iterable[Path]) -> None:
-        """Closes these sockets at the same time: a container may keep its own open for a while."""
         async with anyio.create_task_group() as tasks:
             for path in paths:
                 tasks.start_soon(self._stop, path)
 
     async def _stop(self, path: Path) -> None:
-        """Closes the socket of this directory, if there is one."""
         if (server := self._servers.pop(path, None)) is not None:
             await server.stop(DRAIN_SECONDS)
 
     def _owners(self, root: Path, name: str) -> set[tuple[str, str]]:
-        """Returns the containers that own a directory: by the checkpoint, else by its own config."""
-        owners = {(each.pod_uid, each.container) for each in self._parts if self._name(*each[:2]) == name}
-        written = unit_directories.read_config_owner(root, name)
+        owners = {(each.pod_uid, each.container) for each in self._parts if units_directory_name(*each[:2]) == name}
+        written = read_config_owner(root, name)
         return owners or ({written} if written is not None else set())
-
-    def _needed(self, state: NodeState) -> set[str]:
-        """Returns the names of the directories of all held units."""
-        pairs = {*held_units(state), *((each.resource, each.devices) for each in self._parts)}
-        self._names = {pair: self._name(*pair) for pair in pairs}
-        return {*self._names.values()}
-
-    def _name(self, resource: ResourceName, units: frozenset[DeviceID]) -> str:
-        """Returns the directory name of units. It is cached until the next cleanup, and longer for held units."""
-        if (name := self._names.get((resource, units))) is None:
-            name = self._names[resource, units] = unit_directories.units_directory_name(resource, units)
-        return name
 
 
 def held_units(state: NodeState) -> Iterator[tuple[ResourceName, frozenset[DeviceID]]]:
@@ -459,9 +403,3 @@ def held_units(state: NodeState) -> Iterator[tuple[ResourceName, frozenset[Devic
         if each.amounts:
             for devices in (each.from_kubelet, *(former.devices for former in each.displaced)):
                 yield from ((resource, frozenset(ids)) for resource, ids in devices.items())
-
-
-def is_pod_present(owner: tuple[str, str] | None, poll: Poll) -> bool:
-    """Whether the pod of a directory's owner still exists."""
-    directories_of_pods = poll.listing.directories
-    return owner is not None and directories_of_pods is not None and not directories_of_pods.is_gone(owner[0])

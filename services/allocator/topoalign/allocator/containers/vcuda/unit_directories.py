@@ -1,9 +1,8 @@
 """
 Manages the directories that containers see at /etc/vcuda: one for each allocation of units, below one root.
 
-A directory is named by a digest of the resource and the ids of the devices. It is not named after the pod, because Allocate
-does not name it, nor after the record, which changes if the journal is lost. So the mount that the kubelet keeps for each
-start of a container stays valid.
+A directory is named by a digest of the resource and the devices, because Allocate does not name the pod, and so that the
+mount which the kubelet keeps for each start of a container stays valid.
 
     <root>/units-2f1c…          of this process' user, mode 0755, mounted read-only
         vcuda.config            owner and limits; written before the container starts
@@ -11,36 +10,25 @@ start of a container stays valid.
         vcuda.sock
         <container id>/         copies of the two files, which the library reads if there is no vcuda.config above
 
-If another container gets the same units later, its directory is created again. If the former container still runs, its mount
-is empty from then on, and the library ends its processes, because it opens `pids.config` regularly (source: vcuda-controller
-72e0115, src/hijack_call.c).
-
-The root is closed to other users of the host (mode 0700). Callers are identified by control groups and mounts, and a host
-user with a delegated control group could give it and its mounts the names of a container.
-
-Files are replaced as a whole, and only own directories with such a name are touched. Leftovers of a killed process
-(temporary files, directories under removal) are removed.
-
-A container may write in its directory if its mount is not read-only. So only regular files and directories are opened there,
-and no link is followed. A directory to remove is renamed at once, and its content is removed in small batches. So a pipe, a
-deep tree or a million files neither keep the agent busy nor block the units for the next container.
+If another container gets the same units, its directory is created again. A former container that still runs finds its mount
+empty, and the library ends its processes (vcuda-controller 72e0115, src/hijack_call.c). The root is closed to other users
+(mode 0700): callers are identified by control groups and mounts, which a host user could give the names of a container.
 """
 
 import os
 import re
+import stat
 import struct
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from topoalign.allocator.containers import limiter_files
 from topoalign.allocator.containers.limiter_files import (
     MODE,
     digest_of,
     discard,
     is_real_directory,
-    is_socket,
     list_entries,
     make_root,
     open_directory,
@@ -95,11 +83,6 @@ class Limits(NamedTuple):
     bus_id: str = ""
     """PCI address of its GPU in NVML's form: `0000:0C:00.0`. Empty: not known."""
 
-    @property
-    def utilization(self) -> int:
-        """The field of this name."""
-        return self.cores or CORES
-
 
 def encode_config(limits: Limits) -> bytes:
     """Encodes `vcuda.config`."""
@@ -109,25 +92,12 @@ def encode_config(limits: Limits) -> bytes:
         c_string(limits.container, 4096),
         c_string(limits.bus_id, 16),
         limits.memory,
-        limits.utilization,
+        limits.cores or CORES,
         1,
         0,
         0,
         int(limits.cores < CORES),
     )
-
-
-def owner_in(config: bytes) -> tuple[str, str] | None:
-    """Decodes pod UID and container of a `vcuda.config`; None if it is invalid."""
-    if len(config) != CONFIG.size:
-        return None
-    pod_uid, _, container, *_ = CONFIG.unpack(config)
-    return string_in(pod_uid), string_in(container)
-
-
-def string_in(field: bytes) -> str:
-    """Decodes a C string up to its zero byte."""
-    return field.partition(b"\0")[0].decode("utf-8", "replace")
 
 
 def pids_of(pids: Iterable[int]) -> bytes:
@@ -141,6 +111,11 @@ def c_string(value: str, size: int) -> bytes:
     return value.encode()[: size - 1]
 
 
+def text_of(field: bytes) -> str:
+    """Decodes a C string up to its zero byte."""
+    return field.partition(b"\0")[0].decode("utf-8", "replace")
+
+
 SOCKET = "vcuda.sock"
 NAME = re.compile(r"units-[0-9a-f]{32}")
 MOST_KEPT = 64
@@ -149,12 +124,7 @@ MOST_KEPT = 64
 
 def units_directory_name(resource: ResourceName, units: Collection[DeviceID]) -> str:
     """Returns the directory name of these units, in any order."""
-    return f"units-{digest_of(resource, units)}"
-
-
-def list_units_directories(root: Path) -> list[str]:
-    """Lists the own directories below the root; empty without a root. Raises OSError."""
-    return limiter_files.list_own_directories(root, NAME)
+    return f"units-{digest_of(resource, frozenset(units))}"
 
 
 def config_in(root: Path, name: str) -> bytes:
@@ -167,19 +137,22 @@ def config_in(root: Path, name: str) -> bytes:
 
 
 def read_config_owner(root: Path, name: str) -> tuple[str, str] | None:
-    """Reads pod UID and container of a directory's owner; None if it has none yet."""
-    return owner_in(config_in(root, name))
+    """Reads pod UID and container of a directory's owner; None if it has none yet, or an invalid `vcuda.config`."""
+    config = config_in(root, name)
+    if len(config) != CONFIG.size:
+        return None
+    pod_uid, _, container, *_ = CONFIG.unpack(config)
+    return text_of(pod_uid), text_of(container)
 
 
 def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
     """
-    Prepares the directory for a container with these limits that is about to start. Removes registrations of a former
-    container of the same name; creates the directory of another owner again. Raises OSError; then no incomplete file exists,
-    and the call can be repeated.
+    Prepares the directory of a container that is about to start; creates that of another owner again. Raises OSError;
+    then no incomplete file exists, and the call can be repeated.
     """
     make_root(root)
     with open_directory(root) as at:
-        if read_config_owner(root, name) != (limits.pod_uid, limits.container) or is_crowded(at, name):
+        if read_config_owner(root, name) != (limits.pod_uid, limits.container) or count_entries(at, name) > MOST_KEPT:
             if gone := discard(at, name):
                 with suppress(OSError):  # its former container, if it still runs, finds it empty at once
                     remove_tree(at, gone)
@@ -189,17 +162,16 @@ def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
             for each in list_entries(directory):
                 if is_real_directory(directory, each):
                     put_aside(directory, each, at)
-                elif each != CONFIG_FILE and not (each == SOCKET and is_socket(directory, each)):
+                    continue
+                found = os.stat(each, dir_fd=directory, follow_symlinks=False)
+                if each != CONFIG_FILE and not (each == SOCKET and stat.S_ISSOCK(found.st_mode)):
                     os.unlink(each, dir_fd=directory)
             if read_file(directory, CONFIG_FILE) != (config := encode_config(limits)):
                 write_file(directory, CONFIG_FILE, config, durable=True)
 
 
 def write_registered(root: Path, name: str, container_id: str, files: dict[str, bytes], pids: str) -> None:
-    """
-    Writes the files of a registered container into the directory of its id, and the file named `pids` also one level above.
-    Writes only changed files. Raises OSError, also if the directory no longer exists.
-    """
+    """Writes the changed files of a container into the directory of its id, and `pids` above. Raises OSError."""
     with open_directory(root) as at, open_directory(name, at) as directory:
         with suppress(FileExistsError):
             os.mkdir(container_id, MODE, dir_fd=directory)
@@ -212,7 +184,7 @@ def write_registered(root: Path, name: str, container_id: str, files: dict[str, 
             write_file(directory, pids, files[pids])
 
 
-def is_crowded(at: int, name: str) -> bool:
-    """Whether a directory has more in it than `MOST_KEPT`. Raises OSError where there is none."""
+def count_entries(at: int, name: str) -> int:
+    """Counts the entries of a directory, `MOST_KEPT` + 1 at most. Raises OSError where there is none."""
     with open_directory(name, at) as directory:
-        return len(list_entries(directory, MOST_KEPT + 1)) > MOST_KEPT
+        return len(list_entries(directory, MOST_KEPT + 1))

@@ -6,15 +6,12 @@ directory works, because both have the same content before the container starts 
 """
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import make_root
-from topoalign.allocator.containers.responses import ContainerDevices, VisibleDevice
+from topoalign.allocator.containers.responses import ContainerDevices, EditProvider
 from topoalign.allocator.containers.vcuda.unit_directories import units_directory_name
-from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.control_groups import HIERARCHIES, PROCESSES, sees_all_processes
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Flags
@@ -24,16 +21,13 @@ CONTAINER_LIBRARIES = "/usr/local/nvidia"
 LIBRARY_PATH = "LD_LIBRARY_PATH"
 
 
-class VcudaEdits(NamedTuple):
+class VcudaEdits(EditProvider, frozen=True):
     """Adds what one resource needs of the limiter to answers to Allocate."""
 
     root: str
     """`flags.vcudaRoot`, on the host."""
     libraries: str
     """`flags.vcudaLibraries`, on the host; empty: containers get the library in another way."""
-
-    def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
-        """As `EditProvider.check`: `vcuda_edits` has checked all that is needed."""
 
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
         """Adds the mounts for a container that was given these units, and where its libraries are."""
@@ -53,38 +47,26 @@ class VcudaEdits(NamedTuple):
 
 
 def vcuda_edits(flags: Flags, proc: Path, cgroups: Path) -> VcudaEdits:
-    """Returns the current edits of the limiter. Raises ContainerUnready if it could not work for any container."""
-    if reason := unready(flags.vcuda_root, proc, cgroups):
-        raise reason
+    """Returns the current edits of the limiter. Raises ContainerUnready if no container could be limited."""
+    if not flags.vcuda_root:
+        finding = "the limiter vcuda has no directory (flags.vcudaRoot)"
+        raise ContainerUnready(finding, "give discovery and allocator the same configuration file")
+    if not sees_all_processes(proc):
+        finding = "the limiter vcuda cannot identify callers: the agent does not see the node's processes"
+        raise ContainerUnready(finding, "run the agent in the host's PID namespace (hostPID)")
+    if not any(is_root(cgroups / each) for each in HIERARCHIES):
+        finding = f"the limiter vcuda does not find the host's control groups at {cgroups}"
+        raise ContainerUnready(finding, "mount the host's /sys/fs/cgroup there")
+    try:
+        make_root(Path(flags.vcuda_root))
+    except OSError as error:
+        finding = f"the limiter vcuda cannot create its directory: {error.strerror}"
+        remedy = "see that flags.vcudaRoot is a directory on the host that the agent may write"
+        raise ContainerUnready(finding, remedy) from error
     return VcudaEdits(flags.vcuda_root.rstrip("/"), flags.vcuda_libraries)
 
 
-def unready(root: str, proc: Path, cgroups: Path) -> ContainerUnready | None:
-    """
-    Returns why no container could be limited: the caller of a registration could not be identified, its processes could not
-    be found, or its files could not be written. None: containers can be limited.
-    """
-    if not root:
-        finding = "the limiter vcuda has no directory (flags.vcudaRoot)"
-        return ContainerUnready(finding, "give discovery and allocator the same configuration file")
-    if not sees_all_processes(proc):
-        finding = "the limiter vcuda cannot identify callers: the agent does not see the node's processes"
-        return ContainerUnready(finding, "run the agent in the host's PID namespace (hostPID)")
-    if not any(is_root(cgroups / each) for each in HIERARCHIES):
-        finding = f"the limiter vcuda does not find the host's control groups at {cgroups}"
-        return ContainerUnready(finding, "mount the host's /sys/fs/cgroup there")
-    try:
-        make_root(Path(root))
-    except OSError as error:
-        finding = f"the limiter vcuda cannot create its directory: {error.strerror}"
-        return ContainerUnready(finding, "see that flags.vcudaRoot is a directory on the host that the agent may write")
-    return None
-
-
 def is_root(hierarchy: Path) -> bool:
-    """
-    Whether this is the host's hierarchy of control groups, and not the container's. In version 2 the root is the only group
-    without events ("Control Group v2" of the kernel's documentation). In version 1 this cannot be checked. A directory that
-    cannot be read is no hierarchy.
-    """
+    """Whether this is the host's hierarchy of control groups, and not the container's; version 1 does not show that."""
+    # In version 2 the root is the only group without events ("Control Group v2" of the kernel's documentation).
     return os.path.isfile(hierarchy / PROCESSES) and not os.path.exists(hierarchy / "cgroup.events")

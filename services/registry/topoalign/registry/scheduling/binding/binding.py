@@ -6,15 +6,14 @@ Binds a pod to a node that has confirmed which devices the pod will get.
 The pod comes from the watch of all pods; if the watch does not have it yet, it is read. The Binding names the UID, so
 the API server refuses it for a pod that is bound, being deleted or gone.
 
-The answer is ok only after the API server has reported the pod on our node, and then always, also if another client
-bound it: the scheduler trusts an ok, and an error for a bound pod would be wrong. If the result is unknown at the
-deadline, the answer is an error. The deadline is below the five seconds after which the scheduler retries, so that no
-Binding of an earlier attempt interferes. Binds of different nodes run concurrently; those of one node confirm and
-reserve one after the other.
+The answer is ok if the API server reports the pod on our node, whichever client bound it, and only then. If the result is
+unknown at the deadline, the answer is an error. The deadline is below the five seconds after which the scheduler retries,
+so that no Binding of an earlier attempt interferes. Binds of different nodes run concurrently; those of one node confirm
+and reserve one after the other.
 
 A bind waits for temporary obstacles: pods of the node that must be admitted first, and the end of pods whose devices it
-needs. The next change of the node wakes it. It fails only at its deadline, because after an error the scheduler retries
-the pod only after seconds, while waiting binds run concurrently with the scheduler's next cycles.
+needs. The next change of the node wakes it. It fails only at its deadline, because the scheduler retries a failed pod only
+after seconds, and continues with other pods while a bind waits.
 
 A Binding that has failed for good cancels the reservation. If the result is unknown, the reservation stays: the next attempt
 replaces it, or it expires.
@@ -23,7 +22,6 @@ replaces it, or it expires.
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 import anyio
@@ -52,16 +50,7 @@ from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.filter.scheduler import NotReadYet, Scheduler
 from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
 
-# The first check is whether a pod may be bound to a node at all, by the API server's data. It runs before any reservation.
-#
-# Any client that reaches the extender's address can call bind. A kube-scheduler calls it for pods that name it and that its
-# filters have passed; another client may name any pod and any node.
-
-
 DEFAULT_SCHEDULER = "default-scheduler"
-
-Allows = Callable[[PodToSchedule, NodeName], bool]
-"""Whether Kubernetes has the node, and its filters allow it for the pod."""
 
 
 class NodeForbidden(NoFit):
@@ -88,18 +77,6 @@ class OtherScheduler(NoFit):
 
     def __init__(self, scheduler: str) -> None:
         super().__init__(f"the pod names scheduler {clean(scheduler)}", "leave it to that one")
-
-
-def check_scheduler_and_node(pod: SeenPod, node: NodeName, allows: Allows, scheduler: str) -> None:
-    """
-    Raises NodeForbidden and OtherScheduler. `scheduler`: the configured scheduler name; empty: the extender serves all
-    profiles that it is configured for. The pod may always name Kubernetes' default scheduler.
-    """
-    named = pod.scheduler or DEFAULT_SCHEDULER
-    if scheduler and named not in (scheduler, DEFAULT_SCHEDULER):
-        raise OtherScheduler(named)
-    if not allows(pod.to_schedule(), node):
-        raise NodeForbidden(node)
 
 
 BIND_SECONDS = 4.0
@@ -199,40 +176,88 @@ class BindUnknown(Unavailable):
         )
 
 
-class NodeChecks(Protocol):
-    """The registry's data about a node that a bind needs."""
+class BindChecks:
+    """The registry's data that a bind needs: the view of a scheduler, quotas, and what Kubernetes allows."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        behind: Callable[[], str | None],
+        foreign: Callable[[NodeName], str],
+        quotas: Quotas,
+        allows: Callable[[PodToSchedule, NodeName], bool],
+        scheduler_name: str,
+    ) -> None:
+        """
+        `behind`: why data that an answer depends on is missing. `foreign`: the code of the refusal if another system
+        allocates the node's GPUs; empty: none does. `allows`: whether Kubernetes has the node, and its filters allow it for
+        the pod. `scheduler_name`: the configured name; empty: the extender serves all profiles that it is configured for.
+        """
+        self.foreign = foreign
+        self._scheduler = scheduler
+        self._view = scheduler.view
+        self._behind = behind
+        self._quotas = quotas
+        self._allows = allows
+        self._scheduler_name = scheduler_name
+
+    def check_placement(self, pod: SeenPod, node: NodeName) -> None:
+        """
+        Raises OtherScheduler and NodeForbidden. Any client that reaches the extender's address can call bind, and name any
+        pod and any node. A pod may always name Kubernetes' default scheduler.
+        """
+        named = pod.scheduler or DEFAULT_SCHEDULER
+        if self._scheduler_name and named not in (self._scheduler_name, DEFAULT_SCHEDULER):
+            raise OtherScheduler(named)
+        if not self._allows(pod.to_schedule(), node):
+            raise NodeForbidden(node)
 
     def passes(self, node: NodeName, pod: PodToSchedule) -> bool:
-        """Whether the pod is bound without the node's confirmation, because topoalign does not run the node."""
+        """Whether the pod is bound without the node's confirmation, because topoalign does not manage the node."""
+        return self._behind() is None and self._scheduler.passes(pod, node)
 
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
         """Assumes the pod on the node, because the scheduler filters the next pod meanwhile."""
+        if holds_something(pod.request):
+            self._view.assume(node, pod)
 
     def unassume(self, node: NodeName, uid: str) -> None:
         """Ends the assumption after the bind."""
-
-    def foreign(self, node: NodeName) -> str:
-        """The code of the refusal if another system allocates the node's GPUs; empty: none does."""
+        self._view.unassume(node, uid)
 
     async def fits(self, node: NodeName, pod: PodToSchedule) -> str:
-        """The code of why the node would not admit the pod in every order of the pods pending there; empty: it would."""
+        """
+        Returns the code of why the node would not admit the pod in every order of the pods pending there; empty: it would.
+        Its node has confirmed the pod, so only pods that are pending, or end, can change that.
+
+        Raises NotReadYet while reservations and binds are not known; and as `Quotas.check_read`.
+        """
+        finding = self._behind()
+        if finding is not None:
+            raise NotReadYet(finding)
+        self._quotas.check_read(pod, node)
+        if not self._view.pods_on(node).has_others(pod.uid):
+            return await self._scheduler.lone.refusal(node, pod)
+        return await self._scheduler.fits_in_every_order(node, pod)
 
     def terminated(self, node: NodeName) -> Sequence[str]:
         """UIDs of pods that the API server reports as terminated and that the node's facts still have."""
+        return self._view.terminated(node)
 
     def is_being_freed(self, node: NodeName, pod: PodToSchedule) -> bool:
         """Whether pods of the node are ending, so that missing resources may be free within seconds."""
+        leaving = self._view.terminating(node) if pod.nominated == node else frozenset[str]()
+        if not leaving and not self._view.terminated(node):
+            return False
+        return self._scheduler.would_admit_without(node, pod, leaving)
 
     def version_of(self, node: NodeName) -> int:
         """Rises with each change of what is known of the node."""
+        return self._view.version_of(node)
 
     async def until_changed(self, node: NodeName, version: int) -> None:
         """Waits until the node has changed since this version."""
-
-
-async def no_gangs(pod: PodToSchedule, node: NodeName) -> str:
-    """A `plan` for a registry without gangs."""
-    return ""
+        await self._view.until_changed(node, version)
 
 
 class PodBinder:
@@ -244,15 +269,13 @@ class PodBinder:
         clock: Clock,
         api: KubernetesApi,
         reservations: ClusterReservations,
-        checks: NodeChecks,
-        plan: Callable[[PodToSchedule, NodeName], Awaitable[str]] = no_gangs,
-        shown: ReportedPods | None = None,
-        check: Callable[[SeenPod, NodeName], None] = lambda pod, node: None,
+        checks: BindChecks,
+        plan: Callable[[PodToSchedule, NodeName], Awaitable[str]],
+        shown: ReportedPods,
     ) -> None:
         """
         `plan` reserves for the pod's whole gang, if it has one and that was not done yet, and returns its name; raises NoFit
-        if the pod must not be bound there. `shown`: the pods of the watch; None: there is no watch. `check` raises NoFit if
-        the pod may not be bound to the node at all.
+        if the pod must not be bound there. `shown`: the pods of the watch.
         """
         self.counts: Counter[str] = Counter()
         """Binds by result: `bound`, or the code of the error; `stale`: the node contradicted the view."""
@@ -262,13 +285,12 @@ class PodBinder:
         self._reservations = reservations
         self._checks = checks
         self._plan = plan
-        self._shown = shown or ReportedPods()
-        self._check = check
+        self._shown = shown
         self._turns: WeakValueDictionary[NodeName, anyio.Lock] = WeakValueDictionary()
         """Node -> its lock, while a bind waits for it or has it."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
-        """As `Scheduling.bind`."""
+        """As `BindsPods.bind`."""
         try:
             with anyio.move_on_after(BIND_SECONDS) as scope:
                 await self._bind(namespace, name, uid, node)
@@ -278,8 +300,10 @@ class PodBinder:
             self.counts[error.code] += 1
             raise
         self.counts["bound"] += 1
-        with anyio.move_on_after(TIDY_SECONDS):  # the pod is bound, with or without the bus
-            await self._end_elsewhere(uid, node)
+        # Reservations on other nodes are of earlier attempts. The pod is bound, with or without the bus.
+        if others := {*self._reservations.of_pod(uid)} - {node}:
+            with anyio.move_on_after(TIDY_SECONDS), suppress(Unavailable):
+                await self._reservations.cancel(uid, others)
 
     async def _bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         until = anyio.current_time() + WAIT_SECONDS
@@ -289,7 +313,7 @@ class PodBinder:
         if seen.node == node:
             return
         try:
-            self._check(seen, node)
+            self._checks.check_placement(seen, node)
         except NoFit:
             await self._reservations.cancel(uid, {node})
             raise
@@ -305,30 +329,27 @@ class PodBinder:
 
     async def _create_binding(self, seen: SeenPod, node: NodeName) -> None:
         """Creates the Binding until the pod is on the node. Raises a permanent error after cancelling the reservation."""
-        namespace = seen.namespace
-        name = seen.name
-        uid = seen.uid
         while seen.node != node:
             refusal: TopoalignError | None = None
             try:
-                await self._api.bind(namespace, name, uid, node)
-                if await self._shown.node_of(uid, SHOWN_SECONDS) == node:
+                await self._api.bind(seen.namespace, seen.name, seen.uid, node)
+                if await self._shown.node_of(seen.uid, SHOWN_SECONDS) == node:
                     return
             except ApiUnavailable:
                 await self._clock.sleep(PAUSE)
             except (ApiConflict, ApiNotFound, ApiRefused) as error:
                 refusal = error
             try:
-                seen = await self._read(namespace, name, uid, node)
+                seen = await self._read(seen.namespace, seen.name, seen.uid, node)
                 if refusal is not None and seen.node is None:
                     raise refusal
             except (NoFit, ApiNotFound, ApiRefused):
-                await self._reservations.cancel(uid, {node})
+                await self._reservations.cancel(seen.uid, {node})
                 raise
 
     async def _read(self, namespace: str, name: str, uid: str, node: NodeName) -> SeenPod:
         """
-        Reads the pod, which must be bound to this node or to none. Waits for the API server; raises PodGone, BoundElsewhere
+        Reads the pod, which must be bound to this node or to none. Waits for the API server. Raises PodGone, BoundElsewhere
         and ApiRefused.
         """
         while True:
@@ -343,17 +364,10 @@ class PodBinder:
             raise BoundElsewhere(f"{namespace}/{name}", NodeName(str(seen.node)))
         return seen
 
-    async def _end_elsewhere(self, uid: str, node: NodeName) -> None:
-        """Cancels the pod's reservations on other nodes from earlier attempts."""
-        if others := {*self._reservations.of_pod(uid)} - {node}:
-            with suppress(Unavailable):
-                await self._reservations.cancel(uid, others)
-
     async def _reserve(self, pod: PodToSchedule, node: NodeName, until: float) -> None:
         """
-        Reserves what the node confirms, if it confirms devices, after pods that must be handled first are admitted or have
-        ended. Waits for them `until` this second of the loop. Raises PodsPending and NodeRefuses, and the errors of the
-        confirmation and of the write.
+        Reserves the devices that the node confirms. Waits `until` this second of the loop for temporary obstacles. Raises
+        PodsPending and NodeRefuses, and the errors of the confirmation and of the write.
         """
         gang = await self._plan(pod, node)
         self._checks.assume(node, pod)
@@ -386,19 +400,18 @@ class PodBinder:
                 if self._checks.is_being_freed(node, pod):
                     return refusal
                 if refusal.reason not in NOT_KNOWN:  # else the reservation may be one of a gang, by another registry
-                    await self._reservations.cancel(
-                        pod.uid, {node}
-                    )  # the reservation of an earlier attempt is of no use
+                    await self._reservations.cancel(pod.uid, {node})
                 raise
             made = reserved_for(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)
             if not made.containers:
                 return None
-            if any(are_ambiguous_reservations(made, each) for each in self._left_over(pod.uid, node)):
+            # `fits` ignores the reservations of deleted pods, but the node uses them until they end.
+            held = (each for each in self._reservations.held(node) if each.pod_uid != pod.uid)
+            if any(are_ambiguous_reservations(made, each) for each in held if not self._shown.has(each.pod_uid)):
                 return PodsPending(node)
             if reserved_device_set(made) & self._reserved_for_others(pod.uid, node):
-                await self._clock.sleep(
-                    PAUSE
-                )  # the node has allocated the devices to another pod, which is not reported yet
+                # The node has allocated the devices to another pod, which is not reported yet.
+                await self._clock.sleep(PAUSE)
                 continue
             self._shown.note_reserved(pod.uid, pod.request)
             with suppress(BusConflict):
@@ -421,16 +434,8 @@ class PodBinder:
         held = (each for each in self._reservations.held(node) if each.pod_uid != uid)
         return frozenset[DeviceID]().union(*map(reserved_device_set, held))
 
-    def _left_over(self, uid: str, node: NodeName) -> list[Reservation]:
-        """Returns the node's reservations for deleted pods: `fits` ignores them, but the node uses them until they end."""
-        held = [each for each in self._reservations.held(node) if each.pod_uid != uid]
-        return [each for each in held if not self._shown.has(each.pod_uid)]
-
     async def _confirmed(self, pod: PodToSchedule, node: NodeName) -> Admission:
-        """
-        Asks the node for its admission of the pod. Raises NodeRefuses; raises Unavailable if its allocator does not
-        answer.
-        """
+        """Asks the node for its admission of the pod. Raises NodeRefuses, and Unavailable if it does not answer."""
         others = tuple(each for each in self._reservations.held(node) if each.pod_uid != pod.uid)
         terminated = tuple(self._checks.terminated(node))
         request = ConfirmRequest(node=node, pod=pod.request, reserved=others, terminated=terminated)
@@ -454,73 +459,3 @@ def reserved_device_set(reservation: Reservation) -> frozenset[DeviceID]:
         for device in ids
         for part in each.virtual_functions.get(device, (device,))
     )
-
-
-class BindChecks:
-    """Checks binds by the view of a scheduler (`NodeChecks`)."""
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        behind: Callable[[], str | None],
-        foreign: Callable[[NodeName], str],
-        quotas: Quotas,
-    ) -> None:
-        """
-        `behind`: why data that an answer depends on is missing. `foreign`: the code of the refusal if another system
-        allocates the node's GPUs; empty: none does.
-        """
-        self._scheduler = scheduler
-        self._view = scheduler.view
-        self._behind = behind
-        self._foreign = foreign
-        self._quotas = quotas
-
-    def passes(self, node: NodeName, pod: PodToSchedule) -> bool:
-        """As `NodeChecks.passes`."""
-        return self._behind() is None and self._scheduler.passes(pod, node)
-
-    def assume(self, node: NodeName, pod: PodToSchedule) -> None:
-        """As `NodeChecks.assume`."""
-        if holds_something(pod.request):
-            self._view.assume(node, pod)
-
-    def unassume(self, node: NodeName, uid: str) -> None:
-        """As `NodeChecks.unassume`."""
-        self._view.unassume(node, uid)
-
-    def foreign(self, node: NodeName) -> str:
-        """As `NodeChecks.foreign`."""
-        return self._foreign(node)
-
-    async def fits(self, node: NodeName, pod: PodToSchedule) -> str:
-        """
-        As `NodeChecks.fits`, for a pod that its node has confirmed: only pods that are pending, or end, can change that.
-        Raises NotReadYet while reservations and binds are not known; and as `Quotas.check_read`.
-        """
-        finding = self._behind()
-        if finding is not None:
-            raise NotReadYet(finding)
-        self._quotas.check_read(pod, node)
-        if not self._view.holds(node).has_others(pod.uid):
-            return await self._scheduler.lone.refusal(node, pod)
-        return await self._scheduler.fits_in_every_order(node, pod)
-
-    def terminated(self, node: NodeName) -> Sequence[str]:
-        """As `NodeChecks.terminated`."""
-        return self._view.terminated(node)
-
-    def is_being_freed(self, node: NodeName, pod: PodToSchedule) -> bool:
-        """As `NodeChecks.is_being_freed`."""
-        leaving = self._view.terminating(node) if pod.nominated == node else frozenset[str]()
-        if not leaving and not self._view.terminated(node):
-            return False
-        return self._scheduler.would_admit_without(node, pod, leaving)
-
-    def version_of(self, node: NodeName) -> int:
-        """As `NodeChecks.version_of`."""
-        return self._view.version_of(node)
-
-    async def until_changed(self, node: NodeName, version: int) -> None:
-        """As `NodeChecks.until_changed`."""
-        await self._view.until_changed(node, version)

@@ -3,13 +3,12 @@ Keeps the reservations of all nodes: receives those of every registry, and write
 
 The newest message of a node's subject has all of its reservations (`core.state.node_reservations`). A change is
 published with the position of the message that it is based on. If another registry has written meanwhile, the stream
-refuses it; then the newest message is read, and the caller decides again (`BusConflict`). So a registry that was
-stopped for a while writes no outdated state. Changes of several nodes are one atomic batch: all are stored or none. A
-message that is received or acknowledged late replaces no newer one.
+refuses it; then the newest message is read, and the caller decides again (`BusConflict`). Changes of several nodes are one
+atomic batch: all are stored or none. A message that is received or acknowledged late replaces no newer one.
 
 A reservation ends when the node reports the reserved devices, when it expires, or when it is cancelled. Every registry sees
 the first two by itself. They are written with the next change of the node, or within a second by the registry that wrote the
-newest message. If that one is gone, another one writes them some seconds later.
+newest message, or some seconds later by another one.
 """
 
 from collections import Counter
@@ -33,14 +32,12 @@ from topoalign.core.state.node_reservations import NodeReservations, in_order_of
 
 
 class ReservationsByNode(dict[NodeName, NodeReservations]):
-    """
-    Reservations by node, with an index of the nodes of each pod. Change it only by setting an item and by `drop`.
-    """
+    """Reservations by node, with an index of the nodes of each pod. Change it only by setting an item and by `drop`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._nodes: dict[str, frozenset[NodeName]] = {}
-        """UID of a pod -> the nodes whose newest message has it: several after attempts on several nodes."""
+        """UID of a pod -> the nodes with it: several after attempts on several nodes."""
 
     def __setitem__(self, node: NodeName, known: NodeReservations) -> None:
         self._note(node, known.until)
@@ -53,7 +50,7 @@ class ReservationsByNode(dict[NodeName, NodeReservations]):
             del self[node]
 
     def nodes_of(self, uid: str) -> frozenset[NodeName]:
-        """Returns the nodes whose newest message has this pod, also if its reservation has ended."""
+        """Returns the nodes with a reservation of this pod, also if it has ended."""
         return self._nodes.get(uid, frozenset())
 
     def _note(self, node: NodeName, uids: Collection[str]) -> None:
@@ -65,15 +62,10 @@ class ReservationsByNode(dict[NodeName, NodeReservations]):
             self._nodes[uid] = self.nodes_of(uid) | {node}
 
 
-# A node may use the reservation of a deleted pod for another pod.
-#
-# The requests of existing pods are known (`admission_order`). Of a deleted pod only its reservation is known, and the node
-# uses it to answer its kubelet until it ends.
-
-
 def are_ambiguous_reservations(one: Reservation, other: Reservation) -> bool:
     """
-    Whether the node may use one of the reservations for the pod of the other, and that matters. This is so in these cases:
+    Whether the node may use one of the reservations for the pod of the other, and that matters. This is for the reservation
+    of a deleted pod, which the node uses until it ends; requests of existing pods are compared by `admission_order`.
 
     - Both have the same number of GPUs, and one has co-allocated NICs.
     - Both have the same number of slots, and one must have its own or has other amounts.
@@ -87,7 +79,7 @@ def are_ambiguous_reservations(one: Reservation, other: Reservation) -> bool:
 
 
 def are_other_slots(one: ReservedContainer, other: ReservedContainer) -> bool:
-    """Whether two containers have the same number of slots, and it matters which of them has which."""
+    """Whether two containers have the same number of slots, and it matters which has which."""
     counts = {(name, len(ids)) for name, ids in one.devices.items()}
     if not (one.slots or other.slots) or counts.isdisjoint((name, len(ids)) for name, ids in other.devices.items()):
         return False
@@ -103,7 +95,7 @@ def are_other_units(one: ReservedContainer, other: ReservedContainer) -> bool:
 
 
 def unit_counts(container: ReservedContainer) -> dict[str, tuple[int, int]]:
-    """Returns resource -> the number of reserved units of a container, and the number of their GPUs."""
+    """Resource -> the number of reserved units of a container, and the number of their GPUs."""
     gpus = {name: len(amounts_of(ids)) for name, ids in container.devices.items()}
     return {name: (len(ids), gpus[name]) for name, ids in container.devices.items() if gpus[name]}
 
@@ -145,13 +137,13 @@ class ClusterReservations:
     ) -> None:
         """
         `writer`: unique id of this replica. `facts`: the state of a node; raises NotFound. `changed` is called with each
-        node whose reservations have changed, `freed` with each node on which this registry ended the reservation of a
-        pod that was not bound. `has_gone`: whether a node no longer exists.
+        node whose reservations have changed, `freed` with each node on which this registry ended a reservation without its
+        pod. `has_gone`: whether a node no longer exists.
         """
         self.writer = writer
         self.epoch = int(clock.wall() * 1000)
         self.counts: Counter[str] = Counter()
-        """Reservations that this registry has written as created, consumed, expired and cancelled, and its conflicts."""
+        """What this registry has written: `made`, `consumed`, `expired`, `cancelled`; and `conflicts`."""
         self._bus = bus
         self._clock = clock
         self._facts = facts
@@ -160,9 +152,9 @@ class ClusterReservations:
         self._has_gone = has_gone
         self._known = ReservationsByNode()
         self._seq = 0
-        """Number of the last change of any node. No id is used twice, also if a node is forgotten and returns."""
+        """Number of the last change of any node, so that no id is used twice, even if a forgotten node returns."""
         self._ended: dict[NodeName, float] = {}
-        """Node -> monotonic seconds since which a reservation of its newest message has ended."""
+        """Node -> monotonic seconds at which a reservation of its newest message ended."""
         self._read = False
 
     def behind(self) -> str | None:
@@ -170,15 +162,15 @@ class ClusterReservations:
         return None if self._read else "the reservations are not read yet"
 
     def of(self, node: NodeName) -> NodeReservations:
-        """Returns the known reservations of a node."""
+        """The known reservations of a node, also ended ones."""
         return self._known.get(node) or NodeReservations()
 
     def held(self, node: NodeName) -> tuple[Reservation, ...]:
-        """Returns the reservations that are valid on a node now."""
+        """The reservations that are valid on a node now."""
         return self.of(node).held(self._clock.monotonic())
 
     def of_pod(self, uid: str) -> dict[NodeName, Reservation]:
-        """Returns node -> the pod's reservation there. There are several only while the pod is moved to another node."""
+        """Node -> the pod's reservation there. There are several only while the pod is moved to another node."""
         now = self._clock.monotonic()
         return {
             node: each
@@ -188,12 +180,12 @@ class ClusterReservations:
         }
 
     def pods(self) -> dict[str, tuple[str, str]]:
-        """Returns UID -> namespace and name of all reserved pods."""
+        """UID -> namespace and name of all reserved pods."""
         now = self._clock.monotonic()
         return {each.pod_uid: (each.namespace, each.pod) for known in self._known.values() for each in known.held(now)}
 
     def of_gang(self, gang: str) -> dict[str, NodeName]:
-        """Returns UID of a pod -> the node with its reservation as a member of this gang."""
+        """UID of a pod -> the node with its reservation as a member of this gang."""
         now = self._clock.monotonic()
         return {
             each.pod_uid: node for node, known in self._known.items() for each in known.held(now) if each.gang == gang
@@ -212,18 +204,18 @@ class ClusterReservations:
 
     def forget(self, node: NodeName, *, although_reserved: bool = False) -> None:
         """
-        Forgets a node that is gone, unless it has reservations. If the node returns, its first change gets a conflict, which
-        has the position of the newest message.
+        Forgets a node that is gone, unless it has reservations. If it returns, its first change gets a conflict, after which
+        the newest message is read.
         """
         if although_reserved or not self.of(node).reservations:
             self._known.drop(node)
 
     async def write(self, changes: Sequence[ReservationChange]) -> None:
         """
-        Publishes these changes, all or none, until it is known that they are stored.
+        Publishes these changes, all or none, and returns once they are stored. After a cancelled call they may be stored,
+        and are received then.
 
         Raises BusConflict, after reading the newest messages, if a change is not based on the newest one; raises BusRefused.
-        If the call is cancelled, the changes may be stored all the same, and are received then.
         """
         events = [self._event(change) for change in changes]
         batch = [
@@ -257,10 +249,7 @@ class ClusterReservations:
                 )
 
     async def refresh(self, node: NodeName) -> None:
-        """
-        Reads the newest message of a node, again if one was received or written meanwhile. Waits for the bus; raises
-        BusRefused.
-        """
+        """Reads the newest message of a node, again if another one came meanwhile. Waits for the bus; raises BusRefused."""
         while True:
             before = self.of(node).position
             try:
@@ -278,7 +267,11 @@ class ClusterReservations:
         """Follows the reservations of all nodes and writes ended ones, until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow)
-            tasks.start_soon(self._tidy_regularly)
+            while True:
+                await self._clock.sleep(TIDY_SECONDS)
+                for node in [node for node, known in self._known.items() if known.reservations]:
+                    with suppress(BusConflict, BusRefused):
+                        await self._tidy(node)
 
     async def _publish(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
         while True:
@@ -311,10 +304,14 @@ class ClusterReservations:
         )
 
     async def _follow(self) -> None:
-        end = await self._end()
+        while True:
+            try:
+                end = await self._bus.last_position(Stream.RESERVATIONS, wire.reservation_subject())
+                break
+            except (BusUnavailable, BusRefused):
+                await self._clock.sleep(TIDY_SECONDS)
         last = 0
-        past: dict[str, Received] = {}
-        """Follows the stream: subject -> its newest message, until all stored messages are read."""
+        past: dict[str, Received] = {}  # subject -> its newest message, until all stored messages are read
         self._read = not end
         async with self._bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
@@ -330,15 +327,8 @@ class ClusterReservations:
                     past = {}
                     self._read = True
 
-    async def _end(self) -> int:
-        while True:
-            try:
-                return await self._bus.last_position(Stream.RESERVATIONS, wire.reservation_subject())
-            except (BusUnavailable, BusRefused):
-                await self._clock.sleep(TIDY_SECONDS)
-
     def _position_of(self, received: Received) -> int:
-        """Returns the position up to which the messages of this subject are known."""
+        """The position up to which the messages of this subject are known."""
         with suppress(Undecodable):
             return self.of(wire.decode_node_token(received.message.subject.rpartition(".")[2])).position
         return received.position
@@ -369,13 +359,6 @@ class ClusterReservations:
         if self._has_gone(node):
             self.forget(node)
         self._changed(node)
-
-    async def _tidy_regularly(self) -> None:
-        while True:
-            await self._clock.sleep(TIDY_SECONDS)
-            for node in [node for node, known in self._known.items() if known.reservations]:
-                with suppress(BusConflict, BusRefused):
-                    await self._tidy(node)
 
     async def _tidy(self, node: NodeName) -> None:
         """Writes the ended reservations of a node, if this registry is responsible."""

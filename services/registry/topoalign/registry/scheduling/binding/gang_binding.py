@@ -2,14 +2,12 @@
 Reserves for a whole gang when the first of its pods is to be bound.
 
 All pods of the gang without a node are planned together (`core.admission.gang_plan`) and reserved in one atomic batch,
-or none is. From then on the filter passes each pod on its planned node only, until it is bound there. The reservation of
-a pod that is not bound in time expires like any other. So an incomplete gang releases everything except the devices of
-its bound pods.
+or none is. From then on the filter passes each pod on its planned node only. The reservation of a pod that is not bound in
+time expires like any other, so an incomplete gang releases everything except the devices of its bound pods.
 
-Members are the pods that the API server reports as neither ended nor being deleted, with or without a node. A pod that
-is not reported is not bound as a member, because the gang would not be complete. A pod without a node that cannot be
-scheduled yet, or that names another scheduler than the pod to be bound, does not count as present: nothing is planned
-for it, and the gang waits.
+Members are the pods that the API server reports as neither ended nor being deleted. A pod without a node that cannot be
+scheduled yet, or that names another scheduler than the pod to be bound, is not present: nothing is planned for it, and the
+gang waits.
 
 A pod that has succeeded counts as present as long as a member has the same controller. So the replacement of a failed
 pod does not wait for finished pods, and a Job that runs again under the name of the gang waits until all of its own pods
@@ -49,15 +47,14 @@ from topoalign.runtime.request_turns import TaskTurns
 GANG_SECONDS = 120.0
 """Time for binding all pods of a gang. The scheduler binds some tens of pods a second, and retries after seconds."""
 MOST_TRIES = 3
-"""How often a gang is planned in one bind, if other registries reserve on its nodes meanwhile."""
+"""Plans of a gang in one bind, if other registries reserve on its nodes meanwhile."""
 MOST_ABSENT = 3
 """Absent pods that a refusal names with the reason."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
-
 BestNodes = Callable[[PodToSchedule, NodeName | None], Awaitable[Sequence[NodeName]]]
-"""The nodes that would admit a pod now, the best first, among the allowed ones and the one that the scheduler has chosen."""
+"""As `Scheduler.best`: the nodes that would admit a pod now, the best first, with the one that the scheduler has chosen."""
 
 
 class GangWaits(NoFit):
@@ -76,25 +73,16 @@ class SeenMember(NamedTuple):
     gang: Gang
     """From the pod's annotations; another member may have another size."""
     node: NodeName | None
-    """None: it has none yet."""
     controller: str
     """UID of its controller; empty: it has none."""
     has_succeeded: bool
     """It is no longer a member, but may count as present."""
     scheduler: str
-    """The name of its scheduler."""
     waits_for: str
     """As of `SeenPod`."""
 
-    @property
-    def name(self) -> str:
-        """`namespace/name`, for messages."""
-        return clean(f"{self.pod.request.namespace}/{self.pod.request.name}")
-
     def absence(self, scheduler: str) -> str:
-        """
-        Returns why it does not count as present for a pod of this scheduler; empty: it does. A bound pod always counts.
-        """
+        """Why it is not present for a pod of this scheduler; empty: it is. A bound pod always is."""
         if self.node is not None:
             return ""
         other = "" if self.scheduler == scheduler else f"names the scheduler {clean(self.scheduler)}"
@@ -111,10 +99,7 @@ class Gangs:
         hardware: Callable[[NodeName], Topology],
         candidate: Callable[[NodeName], GangPlacement | None],
     ) -> None:
-        """
-        `hardware`: the hardware of a node that would admit a pod. `candidate`: the node with its allocations; None: it is
-        no longer offered.
-        """
+        """`hardware`: of a node. `candidate`: the node with its allocations; None: it is no longer offered."""
         self._reservations = reservations
         self._hardware = hardware
         self._candidate = candidate
@@ -127,7 +112,7 @@ class Gangs:
         """Gang -> its lock, while it is planned."""
 
     def see(self, pod: SeenPod) -> None:
-        """Takes a pod that the API server reports."""
+        """Notes a pod that the API server reports."""
         metadata = pod.content.metadata
         named = metadata is not None and GANG in (metadata.annotations or {})
         if not named and pod.uid not in self._gangs:  # true for most pods
@@ -148,20 +133,20 @@ class Gangs:
                 del self._members[gang]
 
     def node_of(self, uid: str) -> NodeName | None:
-        """Returns the planned node of a pod of a gang; None: any node is possible."""
+        """The planned node of a pod of a gang; None: any node is possible."""
         if uid not in self._gangs:
             return None
         return next((node for node, each in self._reservations.of_pod(uid).items() if each.gang), None)
 
     def waiting_with(self, uid: str) -> list[str]:
-        """Returns the UIDs of the pods of a pod's gang that have no node; empty: it has no gang."""
+        """UIDs of the pods of a pod's gang that have no node; empty: it has no gang."""
         members = self._members.get(self._gangs.get(uid, ""), {})
         return [each for each, member in members.items() if member.node is None and not member.has_succeeded]
 
     async def plan(self, best: BestNodes, pod: PodToSchedule, node: NodeName) -> str:
         """
-        Reserves for the pod's whole gang, and returns its name; empty: it has none. Raises GangWaits if the gang does
-        not fit as a whole, if pods are missing, or if the pod is planned to another node; raises InvalidField.
+        Reserves for the pod's whole gang, and returns its name; empty: it has none. Raises InvalidField, and GangWaits if
+        the gang does not fit as a whole, if pods are missing, or if the pod is planned to another node.
         """
         gang = gang_of(pod.request)
         if gang is None:
@@ -177,7 +162,7 @@ class Gangs:
     async def _reserve(self, gang: Gang, best: BestNodes, pod: PodToSchedule, node: NodeName) -> None:
         """Plans all pods of the gang that have neither node nor reservation, and reserves for them."""
         for _ in range(MOST_TRIES):
-            members = self._whole(gang, pod.uid)
+            members = self._present_members(gang, pod.uid)
             planned = self._reservations.of_gang(gang.name)
             waiting = [
                 each.pod
@@ -186,7 +171,7 @@ class Gangs:
             ]
             if all(each.uid != pod.uid for each in waiting):  # another registry has planned it, or it needs nothing
                 return
-            plan, positions = await self._planned(gang.name, waiting, best, pod, node)
+            plan, positions = await self._plan(gang.name, waiting, best, pod, node)
             if plan is None:
                 break
             try:
@@ -196,15 +181,17 @@ class Gangs:
             except BusConflict:
                 continue
             log.info("reserved for a gang", gang=clean(gang.name), pods=len(waiting), nodes=len(plan))
-            await self._give_back(gang.name, plan)
+            # Pods may have been deleted, or got another node, during the write.
+            known = self._members.get(gang.name, {})
+            for name, made in plan.items():
+                for uid in [each.pod_uid for each in made]:
+                    if uid not in known or known[uid].node not in (None, name):
+                        await self._reservations.cancel(uid, {name})
             return
         raise GangWaits(gang.name, "it does not fit as a whole", "wait until devices are free, or ask for less")
 
-    def _whole(self, gang: Gang, uid: str) -> dict[str, SeenMember]:
-        """
-        Returns all present members by UID. Raises GangWaits if this pod is no member, if some are missing or cannot be
-        scheduled, or if they differ in the size.
-        """
+    def _present_members(self, gang: Gang, uid: str) -> dict[str, SeenMember]:
+        """Returns the present members by UID. Raises GangWaits if some are absent or differ in the gang's size."""
         shown = self._members.get(gang.name, {})
         members = {each: member for each, member in shown.items() if not member.has_succeeded}
         if uid not in members:
@@ -216,7 +203,11 @@ class Gangs:
         absences = {each: member.absence(members[uid].scheduler) for each, member in members.items()}
         present = {each: member for each, member in members.items() if not absences[each]}
         if len(present) + done < gang.size or uid not in present:
-            reasons = sorted(f"; {members[each].name} {why}" for each, why in absences.items() if why)
+            requests = {each: member.pod.request for each, member in members.items() if absences[each]}
+            reasons = sorted(
+                f"; {clean(f'{request.namespace}/{request.name}')} {absences[each]}"
+                for each, request in requests.items()
+            )
             raise GangWaits(
                 gang.name,
                 f"not all of its pods are there yet: {len(present) + done} of {gang.size}{''.join(reasons[:MOST_ABSENT])}",
@@ -224,18 +215,10 @@ class Gangs:
             )
         return present
 
-    async def _give_back(self, gang: str, plan: Plan) -> None:
-        """Ends reservations of pods that were deleted, or got another node, during the write."""
-        members = self._members.get(gang, {})
-        for node, made in plan.items():
-            for uid in [each.pod_uid for each in made]:
-                if uid not in members or members[uid].node not in (None, node):
-                    await self._reservations.cancel(uid, {node})
-
-    async def _planned(
+    async def _plan(
         self, gang: str, waiting: Sequence[PodToSchedule], best: BestNodes, pod: PodToSchedule, node: NodeName
     ) -> tuple[Plan | None, dict[NodeName, int]]:
-        """Plans, if possible with this pod on this node. Returns also the positions of the reservations used."""
+        """Plans, if possible with this pod on this node. Returns also the positions on which the plan is based."""
         positions: dict[NodeName, int] = {}
 
         def candidate(name: NodeName) -> GangPlacement | None:
@@ -267,7 +250,7 @@ class Gangs:
 
 
 def pod_class(pod: PodToSchedule) -> tuple[bytes, bytes]:
-    """Returns a key that is equal for pods with the same request and constraints."""
+    """A key that is equal for pods with the same request and constraints."""
     return pod_class_key(pod.request), msgspec.json.encode(pod.constraints, order="deterministic")
 
 

@@ -1,23 +1,24 @@
 """
-Keeps the assumed pods of a node: pods whose devices the node does not report yet.
+Keeps the pods of a node whose devices its facts do not have yet, and those whose devices they still have.
 
 A bound pod has its devices, CPUs and memory from the moment of the bind, because the next pod is filtered before the kubelet
-has admitted it. Three kinds of pods are kept:
+has admitted it. Three kinds of pods are assumed:
 
-- reserved pods: their devices were chosen, and `AssumedPod` has them;
-- bound pods without a known reservation, such as another scheduler's: `decide_demand` predicts each,
-in the order of binding,
-on the
-  node with the ones before;
-- pods whose bind has begun here and which are not reserved yet: they are predicted in the same way, after the bound ones.
+- reserved pods, with the devices of their reservation;
+- bound pods without a known reservation, such as another scheduler's: `decide_demand` predicts the devices of each, in the
+  order of binding, on the node with the pods before it;
+- pods whose bind has begun here and which are not reserved yet: predicted in the same way, after the bound ones.
 
-A hold ends device by device, by the rule of `core.state.node_reservations`: a device that the node has reported once
+An assumption ends device by device, by the rule of `core.state.node_reservations`: a device that the node has reported once
 stays ended after the container returns it, and a device that the node has allocated to any container is not held a
 second time.
+
+A terminated pod holds nothing, although the facts may have its devices for some seconds.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,9 +38,10 @@ from topoalign.core.state.reserved_parts import (
     ReservedPart,
     ids_held,
     is_something,
+    reported_parts,
     rest_of,
-    shown_by,
 )
+from topoalign.core.state.terminated_pods import has_anything_of, without_pods
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 Requested = Callable[[Reservation], PodRequest | None]
@@ -51,13 +53,6 @@ def unknown_request(reserved: Reservation) -> PodRequest | None:
     return None
 
 
-class AssumedPod(msgspec.Struct, frozen=True, kw_only=True):
-    """The assumed devices of a pod that the node does not report yet."""
-
-    reserved: Reservation
-    """The devices that it will get. Its expiry does not count: the owner of the hold ends it."""
-
-
 @dataclass(slots=True)
 class BoundPod:
     """A pod that is bound to the node, or will be soon."""
@@ -66,15 +61,29 @@ class BoundPod:
     """Kept after the pod was reported: a record without the UID identifies it by these."""
     waiting: PodToSchedule | None
     """The pod, until the node has reported it."""
-    hold: AssumedPod | None = None
+    hold: Reservation | None = None
     """Its predicted devices. None: not predicted yet, or its kubelet would refuse it."""
 
 
-class AssumedPods:
-    """The assumed pods of one node."""
+class TerminatedPod(NamedTuple):
+    """A pod that the API server reports as terminated, or no longer has."""
+
+    names: frozenset[PodNames]
+    """Its namespace and name, if known."""
+    until: float
+    """Monotonic seconds up to which it counts as gone, also if the node's facts still have it."""
+
+
+class NodePods:
+    """The assumed, terminating and terminated pods of one node."""
 
     def __init__(self) -> None:
-        self._reserved: dict[str, AssumedPod] = {}
+        self.terminating: set[str] = set()
+        """UIDs of the pods that are being deleted."""
+        self.terminated: dict[str, TerminatedPod] = {}
+        """By UID."""
+        self._reserved: dict[str, Reservation] = {}
+        """Without their expiry, so that equal ones compare equal: who reserves ends them."""
         self._bound: dict[str, BoundPod] = {}
         """In the order of binding."""
         self._assumed: dict[str, BoundPod] = {}
@@ -82,12 +91,12 @@ class AssumedPods:
         self._shown: dict[str, set[ReservedPart]] = {}
         """UID -> the ended parts of its reservation."""
 
-    def reserve(self, holds: Sequence[AssumedPod]) -> bool:
+    def reserve(self, reservations: Sequence[Reservation]) -> bool:
         """
         Replaces the reserved pods. A bound one keeps its devices until the node reports it. Returns whether anything
         changed.
         """
-        now = {each.reserved.pod_uid: without_time(each) for each in holds}
+        now = {each.pod_uid: msgspec.structs.replace(each, seconds_left=0.0) for each in reservations}
         if list(now.values()) == list(self._reserved.values()):
             return False
         for uid, hold in self._reserved.items():
@@ -115,11 +124,37 @@ class AssumedPods:
         was_assumed = self._assumed.pop(uid, None) is not None
         return was_assumed and uid not in self._reserved and uid not in self._bound
 
-    def end(self, uid: str) -> bool:
-        """Removes a pod that is deleted or will not be admitted. Returns whether it was known."""
+    def end(self, uid: str, until: float) -> bool:
+        """
+        Removes a pod that is deleted or will not be admitted. Returns whether it was assumed; then it counts as terminated
+        `until` this monotonic second.
+        """
+        self.terminating.discard(uid)
+        names = self.names_of({uid})
         had = self._reserved.pop(uid, None), self._bound.pop(uid, None), self._assumed.pop(uid, None)
         self._shown.pop(uid, None)
-        return any(had)
+        if not any(had):
+            return False
+        self.terminated[uid] = TerminatedPod(names, until)
+        return True
+
+    def expire(self, now: float) -> bool:
+        """Lets the facts of pods that terminated long ago count again. Returns whether there were any."""
+        kept = {uid: each for uid, each in self.terminated.items() if each.until > now}
+        has_changed = len(kept) < len(self.terminated)
+        self.terminated = kept
+        return has_changed
+
+    def terminated_in(self, facts: NodeState) -> tuple[str, ...]:
+        """UIDs of the terminated pods that the node's facts still have."""
+        return tuple(uid for uid, each in self.terminated.items() if has_anything_of(facts, uid, each.names))
+
+    def without_terminated(self, facts: NodeState) -> NodeState:
+        """Returns the facts without terminated pods. A name that a bound pod also has may be that pod's."""
+        if not self.terminated:
+            return facts
+        names = frozenset[PodNames]().union(*(each.names for each in self.terminated.values()))
+        return without_pods(facts, self.terminated.keys(), names - self.names_of(self.uids))
 
     @property
     def uids(self) -> frozenset[str]:
@@ -133,7 +168,7 @@ class AssumedPods:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is known of any pod here."""
+        """Whether no pod is assumed here."""
         return not (self._reserved or self._bound or self._assumed)
 
     @property
@@ -158,61 +193,58 @@ class AssumedPods:
     @property
     def planned(self) -> list[Reservation]:
         """Reservations of pods that are planned with their gangs and not bound."""
-        return [hold.reserved for uid, hold in self._reserved.items() if self._is_planned(uid)]
+        return [each for uid, each in self._reserved.items() if self._is_planned(uid)]
 
     def waiting(self, state: NodeState, requested: Requested = unknown_request) -> list[tuple[PodToSchedule, bool]]:
         """
         Returns the pods that the kubelet may admit in any order, after the last `settle`, each with whether it is
-        predicted to be admitted. These are the pods of which the node, in this state without holds, has reported
-        nothing, and whose devices of a resource are not all with a container that is not known yet. If another pod has
-        got a pod's devices or CPUs, the kubelet will allocate others. A reserved pod with an unknown request keeps its
-        position in every order. So does one that is planned with its gang, because its kubelet has not received it yet.
+        predicted to be admitted. The node, in this `state` without assumed pods, has reported nothing of these pods, and
+        their devices of a resource are not all with a container that is not known yet. If another pod has got a pod's
+        devices or CPUs, the kubelet will allocate others. A reserved pod with an unknown request keeps its position in
+        every order. So does one that is planned with its gang, because its kubelet has not received it yet.
         """
-        found: list[tuple[PodToSchedule, AssumedPod | None]] = [
-            (PodToSchedule(uid=uid, request=request), hold)
-            for uid, hold in self._reserved.items()
-            if not self._is_planned(uid) and (request := requested(hold.reserved) or self._request(uid)) is not None
-        ]
+        found: list[tuple[PodToSchedule, Reservation | None]] = []
+        for uid, hold in self._reserved.items():
+            request = None if self._is_planned(uid) else requested(hold)
+            bound = self._bound.get(uid)
+            if request is None and not self._is_planned(uid) and bound is not None and bound.waiting is not None:
+                request = bound.waiting.request
+            if request is not None:
+                found.append((PodToSchedule(uid=uid, request=request), hold))
         found += [
             (unreserved(each.waiting), each.hold)
             for uid, each in self._bound.items()
             if each.waiting is not None and uid not in self._reserved
         ]
-        unknown = given_to_unknown(state)
+        unknown = devices_of_unknown_containers(state)
         return [(pod, hold is not None) for pod, hold in found if hold is None or self._is_untouched(hold, unknown)]
 
     def _is_planned(self, uid: str) -> bool:
         """Whether the pod is reserved with its gang, and its bind has not begun."""
-        return uid in self._reserved and self._reserved[uid].reserved.planned and uid not in self._bound
-
-    def _request(self, uid: str) -> PodRequest | None:
-        """Returns the request of a bound pod, until the node has reported it."""
-        bound = self._bound.get(uid)
-        return bound.waiting.request if bound is not None and bound.waiting is not None else None
+        return uid in self._reserved and self._reserved[uid].planned and uid not in self._bound
 
     def settle(self, facts: NodeState, state: NodeState, rules: AdmissionRules) -> None:
         """
         Updates the pods by these facts of the node. Then predicts the devices of bound pods in `state`: the node as its
-        kubelet has it, without holds.
+        kubelet has it, without assumed pods.
         """
         held = [*self._reserved.values(), *(each.hold for each in self._bound.values() if each.hold is not None)]
-        for part in shown_by(facts, [each.reserved for each in held]):
+        for part in reported_parts(facts, held):
             self._shown.setdefault(part.pod_uid, set()).add(part)
         given = ReportedHoldings(facts, co_allocated=False)
         for uid, bound in self._bound.items():
             if bound.waiting is None or uid in self._reserved:
                 continue
-            if bound.hold is not None and not self._left(bound.hold).containers:
+            if bound.hold is not None and not self._rest_of(bound.hold).containers:
                 bound.hold = bound.waiting = None
             elif bound.hold is None and given.knows(uid, bound.names):
                 bound.waiting = None
             elif bound.hold is None:
-                before = self.added_to(state, rules, until=uid)
-                bound.hold = predicted(before, bound.waiting, rules)
+                bound.hold = predict(self.added_to(state, rules, until=uid), bound.waiting, rules)
         for uid, assumed in self._assumed.items():
             assert assumed.waiting is not None, "an assumed pod waits for its bind"
             if assumed.hold is None and uid in self.assumed:
-                assumed.hold = predicted(self.added_to(state, rules, until=uid), assumed.waiting, rules)
+                assumed.hold = predict(self.added_to(state, rules, until=uid), assumed.waiting, rules)
 
     def added_to(
         self, state: NodeState, rules: AdmissionRules, without: Collection[str] = (), until: str = ""
@@ -223,46 +255,41 @@ class AssumedPods:
         """
         for uid, hold in self._reserved.items():
             if uid not in without:
-                state = holding_reserved(state, self._left(hold))
+                state = holding_reserved(state, self._rest_of(hold))
         assumed = (each for each in self._assumed.items() if each[0] not in self._bound)
         for uid, pod in (*self._bound.items(), *assumed):
             if uid == until:
                 break
             if pod.waiting is not None and uid not in self._reserved and uid not in without:
-                expected = pod.hold or predicted(state, pod.waiting, rules)
-                state = state if expected is None else holding_reserved(state, self._left(expected))
+                expected = pod.hold or predict(state, pod.waiting, rules)
+                state = state if expected is None else holding_reserved(state, self._rest_of(expected))
         return state
 
-    def _left(self, hold: AssumedPod) -> Reservation:
-        """Returns the part of a hold that has not ended."""
-        ended = frozenset(self._shown.get(hold.reserved.pod_uid, ()))
-        rest = (rest_of(each, hold.reserved.pod_uid, ended) for each in hold.reserved.containers)
-        return msgspec.structs.replace(hold.reserved, containers=tuple(filter(is_something, rest)))
+    def _rest_of(self, hold: Reservation) -> Reservation:
+        """Returns the part of a reservation or prediction that has not ended."""
+        ended = frozenset(self._shown.get(hold.pod_uid, ()))
+        rest = (rest_of(each, hold.pod_uid, ended) for each in hold.containers)
+        return msgspec.structs.replace(hold, containers=tuple(filter(is_something, rest)))
 
-    def _is_untouched(self, hold: AssumedPod, unknown: Collection[str]) -> bool:
+    def _is_untouched(self, hold: Reservation, unknown: Collection[str]) -> bool:
         """
         Whether the node has reported nothing of a pod. `unknown`: devices of containers that are not known yet. If they
         include all devices of a resource reserved for a container, they count as that container's.
         """
-        if self._shown.get(hold.reserved.pod_uid):
+        if self._shown.get(hold.pod_uid):
             return False
         return not any(
             all(part in unknown for device in ids for part in held.virtual_functions.get(device, (device,)))
-            for held in reserved_allocations(hold.reserved)
+            for held in reserved_allocations(hold)
             for ids in held.from_kubelet.values()
             if ids
         )
 
 
-def given_to_unknown(state: NodeState) -> frozenset[str]:
+def devices_of_unknown_containers(state: NodeState) -> frozenset[str]:
     """Returns the devices of containers that are not known yet; for a shared NIC, its virtual functions."""
     unknown = (each for each in state.allocations.values() if each.owner is None)
     return frozenset[str]().union(*map(ids_held, unknown))
-
-
-def without_time(hold: AssumedPod) -> AssumedPod:
-    """Returns the hold without its expiry, so that equal holds compare equal."""
-    return msgspec.structs.replace(hold, reserved=msgspec.structs.replace(hold.reserved, seconds_left=0.0))
 
 
 def unreserved(pod: PodToSchedule) -> PodToSchedule:
@@ -270,10 +297,8 @@ def unreserved(pod: PodToSchedule) -> PodToSchedule:
     return PodToSchedule(uid=pod.uid, request=msgspec.structs.replace(pod.request, annotations={}))
 
 
-def predicted(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> AssumedPod | None:
-    """
-    Predicts the devices of a pod on a node in this state. None: its kubelet would refuse it, or it cannot be predicted.
-    """
+def predict(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> Reservation | None:
+    """Predicts the devices of a pod on a node in this state. None: its kubelet would refuse it, or the pod is invalid."""
     try:
         demand = read_pod(unreserved(pod).request, rules)
     except InvalidField:
@@ -282,7 +307,7 @@ def predicted(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> As
     if not isinstance(decision, Admission):
         return None
     equal = [msgspec.structs.replace(each, slots={}) for each in decision.allocations]  # no amounts are reserved for it
-    return AssumedPod(reserved=reservation_of(pod.uid, pod.request, equal, 0.0))
+    return reservation_of(pod.uid, pod.request, equal, 0.0)
 
 
 def holds_something(request: PodRequest) -> bool:

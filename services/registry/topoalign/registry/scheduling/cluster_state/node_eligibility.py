@@ -8,8 +8,7 @@ import msgspec
 
 from topoalign.client.verifying import Unsettled
 from topoalign.core.admission.free_amounts import Free
-from topoalign.core.admission.kinds import NodeKind
-from topoalign.core.admission.prediction import KubeletUnknown
+from topoalign.core.admission.prediction import KubeletUnknown, NodeKind
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.topology.model import Topology
 from topoalign.registry.cluster_nodes import ClusterNode

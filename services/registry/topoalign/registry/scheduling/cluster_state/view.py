@@ -1,18 +1,14 @@
 """
 Keeps the state on which each node's kubelet would decide next: the view of the cluster for the scheduler's calls.
 
-For each node of `Cluster` the view has its eligibility, its kind (hardware and rules without what is unique to it), and the
+For each node of `Cluster` the view has its eligibility, its kind (hardware and rules, without uuids and the like), and the
 version of its last change. A node is renewed when its facts arrive, between two calls; only facts that arrived just before a
-call are applied within it. A renewal costs only its own node.
-
-The `PredictionBasis`, the data of a prediction, is large and computed from the node's facts on demand; a few are cached.
+call are applied within it. The data of a prediction (`PredictionBasis`) is large and computed on demand; a few are cached.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import anyio
@@ -20,20 +16,20 @@ import msgspec
 
 from topoalign.client.verifying import Unsettled
 from topoalign.core.admission.free_amounts import count_free, has_more
-from topoalign.core.admission.kinds import NodeKind, kind_key
-from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
+from topoalign.core.admission.prediction import NodeKind, PredictionBasis, kind_key, prediction_basis
 from topoalign.core.admission.resolvability import with_healthy_devices, without_any_allocation
 from topoalign.core.demand.pod_demand import check_rules
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable
 from topoalign.core.model.ids import NodeName
+from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Clock
 from topoalign.core.scoring.quality import NodePacking
 from topoalign.core.scoring.scorers import NodeScorer, Scoring, scorer_by_name
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.reserved_parts import PodNames
-from topoalign.core.state.terminated_pods import has_anything_of, without_pods
+from topoalign.core.state.terminated_pods import without_pods
 from topoalign.registry.cluster_nodes import Cluster, bare
-from topoalign.registry.scheduling.cluster_state.assumed_pods import AssumedPod, AssumedPods
+from topoalign.registry.recent_dict import RecentDict
+from topoalign.registry.scheduling.cluster_state.assumed_pods import NodePods
 from topoalign.registry.scheduling.cluster_state.node_eligibility import (
     KUBELET_UNKNOWN,
     NodeView,
@@ -48,26 +44,16 @@ QUALITY = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
 FEW = 16
 """Nodes that are renewed in one step, which takes some milliseconds."""
 HELD_SECONDS = 0.005
-"""Delay of a renewal after an assumption or a reservation, because a bind does both."""
+"""Delay of a renewal after an assumption or a reservation: a bind does both."""
 TERMINATED_SECONDS = 15.0
 """
-How long the devices of a terminated pod count as free although the node's facts still have them: a kubelet frees them before
-the API server reports the pod as terminated, and the node's facts follow within a second. A pod that was deleted by
-force may still run.
+How long the devices of a terminated pod count as free although the node's facts still have them. Usually the facts follow
+within a second; but a pod that was deleted by force may still run.
 """
 BASES_KEPT = 128
 """Nodes whose prediction basis is cached."""
-NOTHING_HELD = AssumedPods()
-"""Shared by all nodes without assumed pods: read only."""
-
-
-class TerminatedPod(NamedTuple):
-    """A pod that the API server reports as terminated, or no longer has."""
-
-    names: frozenset[PodNames]
-    """Its namespace and name, if known."""
-    until: float
-    """Monotonic seconds up to which it counts as gone, also if the node's facts still have it."""
+NO_PODS = NodePods()
+"""Shared by all nodes without such pods: read only."""
 
 
 class ClusterView:
@@ -78,17 +64,17 @@ class ClusterView:
         cluster: Cluster,
         unsettled: Callable[[], Unsettled],
         clock: Clock,
-        scorer: NodeScorer[Any, Any] = QUALITY,
+        scorer: NodeScorer = QUALITY,
         *,
         foreign: Callable[[NodeName], str] = lambda node: "",
         unmanaged: Callable[[NodeName], bool] = lambda node: False,
         offered: Callable[[NodeName], None] = lambda node: None,
     ) -> None:
         """
-        `unsettled`: of the client that `cluster` is folded from. `scorer`: nodes are scored with it. `foreign`: the code of
-        the refusal if another system allocates the node's GPUs; empty: none does. `unmanaged`: whether topoalign does not
-        run the node; then it is not in the view. `offered` is called with each node that is offered and was not, or has
-        more free than before.
+        `unsettled`: of the client that `cluster` is folded from. `scorer` scores the nodes. `foreign`: the code of the
+        refusal if another system allocates the node's GPUs; empty: none does. `unmanaged`: whether topoalign does not manage
+        the node; then it is not in the view. `offered` is called with each node that was not offered before or has more
+        free resources.
         """
         self.scorer = scorer
         self.version = 0
@@ -98,7 +84,7 @@ class ClusterView:
         self.offers = OfferedResources()
         self.foreign = foreign
         self.reserved_on: dict[str, frozenset[NodeName]] = {}
-        """UID of a pod -> the nodes with a reservation for it: several after attempts on several nodes."""
+        """UID of a reserved pod -> its nodes: several after attempts on several nodes."""
         self.nodes_with_pending: set[NodeName] = set()
         """Nodes with pods that are reserved, or bound and not reported yet."""
         self.turns = partial(TaskTurns, clock)
@@ -109,22 +95,19 @@ class ClusterView:
         self._unmanaged = unmanaged
         self._offered = offered
         self._unsettled = Unsettled(frozenset(), frozenset())
-        self._holds: dict[NodeName, AssumedPods] = {}
+        self._pods: dict[NodeName, NodePods] = {}
         self._unassumed: set[NodeName] = set()
-        """Nodes that have more free because the bind of a pod has failed, and are not renewed yet."""
-        self._terminating: dict[NodeName, set[str]] = {}
-        """Node -> UIDs of its pods that are being deleted."""
-        self._terminated: dict[NodeName, dict[str, TerminatedPod]] = {}
-        """Node -> UID -> a pod that has ended there."""
+        """Nodes to be renewed that have more free resources because the bind of a pod has failed."""
         self._labels: dict[NodeName, Mapping[str, str]] = {}
         self._deleted: set[NodeName] = set()
         self._free_places: list[int] = []
         self._changed: dict[NodeName, int] = {}
         """Node -> version, in the order of the versions."""
         self._kinds: WeakValueDictionary[object, NodeKind] = WeakValueDictionary()
-        self._bases: OrderedDict[NodeName, tuple[int, PredictionBasis]] = OrderedDict()
+        self._bases = RecentDict[NodeName, tuple[int, PredictionBasis]](BASES_KEPT)
+        """Node -> the version of its last change, and its basis then."""
         self._due: dict[NodeName, None] = dict.fromkeys(cluster.nodes)
-        """The nodes that are to be renewed, in the order of their facts."""
+        """The nodes to be renewed, in the order of their facts."""
         self._is_due = anyio.Event()
         self._is_due_now = anyio.Event()
         """Set if a node must be renewed for more than its reservations."""
@@ -136,20 +119,16 @@ class ClusterView:
 
     def mark(self, node: NodeName) -> None:
         """Marks a node for renewal."""
-        self._due[node] = None
-        self._is_due.set()
+        self._mark_for_later(node)
         self._is_due_now.set()
 
-    def _mark_held(self, node: NodeName) -> None:
-        """Marks a node whose assumed or reserved pods have changed for a later renewal: its bind goes on first."""
+    def _mark_for_later(self, node: NodeName) -> None:
+        """Marks a node whose assumed or reserved pods have changed: its bind goes on before the renewal."""
         self._due[node] = None
         self._is_due.set()
 
     async def run(self, behind: Callable[[], str | None], pause: float) -> None:
-        """
-        Renews nodes when their facts arrive, until cancelled. Starts when `behind`, checked every `pause` seconds, is
-        None.
-        """
+        """Renews nodes when their facts arrive, until cancelled, once `behind` is None, which is checked every `pause` s."""
         while behind() is not None:
             await self._clock.sleep(pause)
         turns = TaskTurns(self._clock)
@@ -168,7 +147,7 @@ class ClusterView:
                 await self._is_due_now.wait()
 
     def waiting(self) -> str | None:
-        """Readiness: why not every node can be judged at once."""
+        """Readiness: why not every node is judged yet."""
         return None if self._started else f"{len(self._due)} nodes are not looked at yet"
 
     def is_behind(self) -> bool:
@@ -221,107 +200,90 @@ class ClusterView:
         self._renewed.set()
         self._renewed = anyio.Event()
 
-    def hold(self, node: NodeName, holds: Sequence[AssumedPod]) -> None:
+    def reserve(self, node: NodeName, reservations: Sequence[Reservation]) -> None:
         """Replaces the reserved pods of the node."""
-        kept = self._holds.setdefault(node, AssumedPods())
-        before = tuple(kept.reserved)
-        if kept.reserve(holds):
+        pods = self._pods.setdefault(node, NodePods())
+        before = tuple(pods.reserved)
+        if pods.reserve(reservations):
             for uid in before:
                 self._end_reserved(uid, node)
-            for uid in kept.reserved:
+            for uid in pods.reserved:
                 self.reserved_on[uid] = self.reserved_on.get(uid, frozenset()) | {node}
-            self._mark_held(node)
-        self._let_go(node)
+            self._mark_for_later(node)
+        self._drop_empty(node)
 
     def expect(self, node: NodeName, pod: PodToSchedule) -> None:
         """Adds a pod bound to the node, in the order of binding. No effect if it is known or reserved."""
-        if self._holds.setdefault(node, AssumedPods()).expect(pod):
+        if self._pods.setdefault(node, NodePods()).expect(pod):
             self.mark(node)
 
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
         """Adds a pod whose bind to the node has begun; it holds its predicted devices until `unassume`."""
-        if self._holds.setdefault(node, AssumedPods()).assume(pod):
-            self._mark_held(node)
+        if self._pods.setdefault(node, NodePods()).assume(pod):
+            self._mark_for_later(node)
 
     def unassume(self, node: NodeName, pod_uid: str) -> None:
         """
-        Removes an assumed pod after its bind. After a failed bind the scheduler retries waiting pods by itself, so the freed
-        resources of the node trigger no requeue.
+        Removes an assumed pod after its bind. Resources that a failed bind frees trigger no requeue: the scheduler retries
+        waiting pods by itself.
         """
-        if node not in self._holds:
+        if node not in self._pods:
             return
-        if self._holds[node].unassume(pod_uid):
+        if self._pods[node].unassume(pod_uid):
             self._unassumed.add(node)
             self.mark(node)
-        self._let_go(node)
+        self._drop_empty(node)
 
-    def gone(self, node: NodeName, pod_uid: str) -> None:
+    def end(self, node: NodeName, pod_uid: str) -> None:
         """
-        Takes a pod of the node that has terminated, was deleted, or will not be admitted. Its devices in the node's facts
-        count as free from now on.
+        Ends a pod of the node that has terminated, was deleted, or will not be admitted. Its devices in the node's facts
+        count as free for `TERMINATED_SECONDS`.
         """
         self._end_reserved(pod_uid, node)
-        self._end_terminating(node, pod_uid)
-        names = self.holds(node).names_of({pod_uid})
-        if node not in self._holds or not self._holds[node].end(pod_uid):
+        if node not in self._pods:
             return
-        self._let_go(node)
-        until = self._clock.monotonic() + TERMINATED_SECONDS
-        self._terminated.setdefault(node, {})[pod_uid] = TerminatedPod(names, until)
-        self.mark(node)
+        if self._pods[node].end(pod_uid, self._clock.monotonic() + TERMINATED_SECONDS):
+            self.mark(node)
+        self._drop_empty(node)
 
     def begin_termination(self, node: NodeName, pod_uid: str) -> None:
-        """Takes a pod of the node that is being deleted."""
-        self._terminating.setdefault(node, set()).add(pod_uid)
+        """Notes that a pod of the node is being deleted."""
+        self._pods.setdefault(node, NodePods()).terminating.add(pod_uid)
 
     def terminating(self, node: NodeName) -> frozenset[str]:
         """UIDs of the pods of the node that are being deleted, and still there."""
-        return frozenset(self._terminating.get(node, ()))
+        return frozenset(self.pods_on(node).terminating)
 
     def terminated(self, node: NodeName) -> tuple[str, ...]:
         """UIDs of the terminated pods of the node that its facts still have."""
-        ended = self._terminated.get(node)
-        if not ended or node not in self._cluster:
-            return ()
-        state = self._cluster.member(node).state
-        return tuple(uid for uid, each in ended.items() if has_anything_of(state, uid, each.names))
+        return self.pods_on(node).terminated_in(self.facts(node)) if node in self._cluster else ()
 
     def expire_terminated(self) -> None:
         """Lets facts count again for pods that terminated `TERMINATED_SECONDS` ago."""
-        now = self._clock.monotonic()
-        for node, ended in list(self._terminated.items()):
-            over = [uid for uid, each in ended.items() if each.until <= now]
-            for uid in over:
-                del ended[uid]
-            if over:
+        for node, pods in list(self._pods.items()):
+            if pods.expire(self._clock.monotonic()):
                 self.mark(node)
-            if not ended:
-                del self._terminated[node]
+                self._drop_empty(node)
 
-    def _end_terminating(self, node: NodeName, pod_uid: str) -> None:
-        here = self._terminating.get(node, set())
-        here.discard(pod_uid)
-        if not here:
-            self._terminating.pop(node, None)
-
-    def _let_go(self, node: NodeName) -> None:
-        if self._holds[node].is_empty:
-            del self._holds[node]
+    def _drop_empty(self, node: NodeName) -> None:
+        pods = self._pods[node]
+        if pods.is_empty and not pods.terminating and not pods.terminated:
+            del self._pods[node]
 
     def _end_reserved(self, uid: str, node: NodeName) -> None:
-        if left := self.reserved_on.pop(uid, frozenset()) - {node}:
-            self.reserved_on[uid] = left
+        if others := self.reserved_on.pop(uid, frozenset()) - {node}:
+            self.reserved_on[uid] = others
 
-    def holds(self, node: NodeName) -> AssumedPods:
-        """Returns the assumed pods of a node."""
-        return self._holds.get(node, NOTHING_HELD)
+    def pods_on(self, node: NodeName) -> NodePods:
+        """The assumed and terminated pods of a node. Do not change them."""
+        return self._pods.get(node, NO_PODS)
 
     def labels(self, node: NodeName) -> Mapping[str, str]:
-        """Those of its Kubernetes Node; empty while they are not known."""
+        """The labels of its Kubernetes Node; empty: not known."""
         return self._labels.get(node, {})
 
     def label(self, node: NodeName, labels: Mapping[str, str]) -> None:
-        """Takes a Kubernetes Node with these labels."""
+        """Notes a Kubernetes Node with these labels."""
         self._labels[node] = dict(labels)
         if node in self._deleted:
             self._deleted.remove(node)
@@ -329,7 +291,7 @@ class ClusterView:
 
     def forget(self, node: NodeName) -> None:
         """
-        Takes the deletion of a Kubernetes Node: it is not offered until `label` is called again. Its assumed pods stay until
+        Notes the deletion of a Kubernetes Node: it is not offered until `label` is called again. Its assumed pods stay until
         they are deleted or their reservations end, because a kubelet that registers its node again still has them.
         """
         self._labels.pop(node, None)
@@ -337,47 +299,39 @@ class ClusterView:
         self.mark(node)
 
     def basis(self, node: NodeView) -> PredictionBasis:
-        """Returns the data of predictions for an offered node, with its assumed pods."""
+        """The data of predictions for an offered node, with its assumed pods."""
         kept = self._bases.get(node.name)
         if kept is None or kept[0] != node.version:
-            kept = node.version, self.basis_of(self._cluster.member(node.name).state)
-            self._bases[node.name] = kept
-        self._bases.move_to_end(node.name)
-        if len(self._bases) > BASES_KEPT:
-            self._bases.popitem(last=False)
+            kept = node.version, self.basis_of(self.facts(node.name))
+        self._bases[node.name] = kept
         return kept[1]
 
     def basis_of(
         self, state: NodeState, without: frozenset[str] = frozenset(), *, settle: bool = False
     ) -> PredictionBasis:
         """
-        Returns the data of predictions for any facts of a node. `without`: UIDs of pods that count as gone; `settle`: these
-        are the node's current facts. Raises KubeletUnknown, and InvalidField for rules that no kubelet accepts.
+        The data of predictions for these facts of a node. `without`: UIDs of pods that count as gone; `settle`: whether
+        these are the node's current facts. Raises KubeletUnknown, and InvalidField for rules that no kubelet accepts.
         """
-        basis = prediction_basis(bare(self._without_terminated(state)), self._clock.wall())
+        pods = self.pods_on(state.node)
+        basis = prediction_basis(bare(pods.without_terminated(state)), self._clock.wall())
         check_rules(basis.rules)
-        holds = self._holds.get(state.node)
-        if holds is None:
+        if pods.is_empty:
             return basis
         if settle:
-            holds.settle(state, basis.state, basis.rules)
-        return msgspec.structs.replace(basis, state=holds.added_to(basis.state, basis.rules, without))
-
-    def _without_terminated(self, state: NodeState) -> NodeState:
-        """Returns the facts without terminated pods. A name that a bound pod also has may be that pod's."""
-        ended = self._terminated.get(state.node)
-        if not ended:
-            return state
-        names = frozenset[PodNames]().union(*(each.names for each in ended.values()))
-        holds = self.holds(state.node)
-        return without_pods(state, ended.keys(), names - holds.names_of(holds.uids))
+            pods.settle(state, basis.state, basis.rules)
+        return msgspec.structs.replace(basis, state=pods.added_to(basis.state, basis.rules, without))
 
     def facts(self, node: NodeName) -> NodeState:
-        """Returns the state of a node by its facts. Raises NotFound."""
+        """The state of a node by its facts. Raises NotFound."""
         return self._cluster.member(node).state
 
+    def facts_without(self, node: NodeName, uids: frozenset[str]) -> NodeState:
+        """As `facts`, without these pods."""
+        return without_pods(self.facts(node), uids, self.pods_on(node).names_of(uids))
+
     def _look(self) -> None:
-        """Marks nodes whose settling has changed, which needs no fact of theirs."""
+        """Marks nodes whose allocations became certain or uncertain without a fact."""
         had = self._unsettled
         self._unsettled = self._unsettled_now()
         for before, now in zip(had, self._unsettled, strict=True):
@@ -422,7 +376,7 @@ class ClusterView:
         except (Unavailable, InvalidField):
             view.refusal = KUBELET_UNKNOWN
             return
-        if self.holds(view.name).pending:
+        if self.pods_on(view.name).pending:
             self.nodes_with_pending.add(view.name)
         hardware = basis.state.hardware
         view.kind = self._kinds.setdefault(kind_key(basis), NodeKind(hardware, basis.rules, basis.registered))

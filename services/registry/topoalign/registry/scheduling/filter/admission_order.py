@@ -2,9 +2,9 @@
 Decides whether a kubelet would admit pending pods in every order.
 
 A kubelet admits pods in the order in which it receives them, which may differ from the order of their binds. So while a node
-has pods that it does not report yet, another pod is bound only if all of them are admitted in every order. Two pods that fit
-one after the other may not fit in the other order, if the first one takes CPUs of two NUMA nodes. Also, pods may end
-meanwhile. That frees resources, and a pending pod may then be aligned to NUMA nodes that another one needs (`realignment`).
+has pods that it does not report yet, another pod is bound only if all of them are admitted in every order. Example: two pods
+do not fit in the other order, because then the first one takes CPUs of two NUMA nodes. Also, when other pods end, a pending
+pod may be aligned to NUMA nodes that another one needs (`realignment`).
 
 A kubelet does not name the pod of an Allocate. Pods of the same class are interchangeable. Two pending pods are ambiguous
 (`are_ambiguous`), and are not bound at the same time, in these cases:
@@ -54,7 +54,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.runtime.request_turns import TaskTurns
 
 MOST_ORDERS = 24
-"""Orders that are tried: those of four pods of different classes, with 64 decisions."""
+"""Orders that are tried: those of four pods of different classes take 64 decisions."""
 MOST_PODS = 16
 """Pods in one order. Binds of a node wait while it is tried."""
 
@@ -62,7 +62,7 @@ MOST_PODS = 16
 Place = tuple[object, tuple[tuple[int, ...] | None, ...]]
 """The class of a pod, and the NUMA nodes to which its parts of GPUs are aligned; None: the policy aligns none."""
 Ends = frozenset[tuple[Place, int]]
-"""How often pods that must have their reservation are aligned in this way, after one order of all pods."""
+"""After one order of all pods: how often pods that must have their reservation are aligned in this way."""
 
 
 class PendingPod(NamedTuple):
@@ -87,8 +87,8 @@ class PendingPod(NamedTuple):
 
 def are_ambiguous(topology: Topology, one: PendingPod, other: PendingPod) -> bool:
     """
-    Whether an Allocate for one of the pods may get the reservation of the other, and that matters. This is so if both have a
-    container with the same number of GPUs or slots, or the same computing time or memory, and other requests with it.
+    Whether an Allocate for one of the pods may get the reservation of the other, and that matters: both have a container
+    with the same number of GPUs or slots, or the same computing time or memory, and their other requests differ.
     """
     if one.key == other.key:
         return False
@@ -110,13 +110,13 @@ def are_ambiguous(topology: Topology, one: PendingPod, other: PendingPod) -> boo
 
 
 def requested_units(topology: Topology, pod: PendingPod) -> set[tuple[Amount, int]]:
-    """Returns what the containers of a pod request in vcuda units, and over how many GPUs each spreads them."""
+    """The vcuda units that the containers of a pod request, each with the number of GPUs for them."""
     asked = ((units_asked(topology, each.devices), each.cards) for each in pod.demand.containers)
     return {(units, gpus) for units, gpus in asked if units is not None}
 
 
 def requested_slots(topology: Topology, pod: PendingPod) -> set[Share]:
-    """Returns what the containers of a pod request in vGPU slots. Raises InvalidShare for invalid annotations."""
+    """The vGPU slots that the containers of a pod request. Raises InvalidShare for invalid annotations."""
     asked = (each.share(topology) for each in pod.demand.containers)
     return {share for share in asked if share is not None and share.resource is not None}
 
@@ -134,7 +134,7 @@ class Later(NamedTuple):
 
     pods: Sequence[PendingPod] = ()
     guarded: Sequence[PendingPod] = ()
-    """Those of them that must fit also if another pod is aligned elsewhere because a pod has ended."""
+    """The ones that must also fit if another pod is aligned elsewhere because a pod has ended."""
 
 
 NOBODY_LATER = Later()
@@ -146,20 +146,25 @@ async def all_fit(state: NodeState, pods: Sequence[PendingPod], turns: TaskTurns
     `later` ones. A decision takes up to a millisecond, so it yields to the event loop between decisions.
     """
     if state.allocations:  # of all known containers, also those with CPUs only: they may end
-        led = list[PendingPod]()
+        judged = list[PendingPod]()
         for place, pod in enumerate(pods):
             await turns.give()
-            others = [each.demand for each in (*pods[:place], *pods[place + 1 :])]
-            is_judged = pod.must_fit and pod.may_wait
-            if is_judged and not finds_its_gpus(state, pod.demand, others):
-                return False
-            if is_judged and not await finds_co_allocated(state, pod.demand, pod.takes, turns):
-                return False
-            led.append(counted_by_numbers(state.hardware, pod))
-        if is_refused_for_memory(state, led):
+            if pod.must_fit and pod.may_wait:
+                others = [each.demand for each in (*pods[:place], *pods[place + 1 :])]
+                try:
+                    if not finds_gpus(state, pod.demand, others):
+                        return False
+                except InvalidShare:  # annotations of one of them have changed since its reservation
+                    return False
+                if not await finds_co_allocated(state, pod.demand, pod.takes, turns):
+                    return False
+            judged.append(decided_by_amounts(state.hardware, pod))
+        if is_refused_for_memory(state, judged):
             return False
-        pods = led
-    if are_judged_by_amounts(pods):
+        pods = judged
+    # The order does not matter if amounts alone decide and the policy refuses no pod for its alignment.
+    admits_unaligned = POLICIES[pods[0].demand.rules.policy].admits(NO_AFFINITY)
+    if admits_unaligned and all(each.decides and each.must_fit for each in pods):
         return fit_in_turn(state, (*pods, *later.pods))
     return await fit_from(state, pods, turns, AlignmentBudget() if may_realign(state, pods[0]) else None, set(), later)
 
@@ -167,7 +172,7 @@ async def all_fit(state: NodeState, pods: Sequence[PendingPod], turns: TaskTurns
 def fit_as_equals(state: NodeState, pods: Sequence[PendingPod]) -> bool:
     """
     Whether the pods are of one class and are admitted in every order and for every end of other pods: amounts alone decide,
-    a kubelet aligns each to a single NUMA node, and enough of them fit there. An end only adds free resources.
+    a kubelet aligns each to a single NUMA node, and all of them fit.
     """
     takes = pods[0].takes
     if takes is None or takes.rest is not None or not takes.strict or any(map(several, takes.preferred)):
@@ -177,29 +182,10 @@ def fit_as_equals(state: NodeState, pods: Sequence[PendingPod]) -> bool:
     return fit_as_counted(count_free(state, pods[0].demand.rules), [*map(in_amounts, pods)])
 
 
-def are_judged_by_amounts(pods: Sequence[PendingPod]) -> bool:
-    """
-    Whether the order of the pods does not matter: amounts alone decide about each, all must fit, and the policy refuses
-    none for its alignment.
-    """
-    if not POLICIES[pods[0].demand.rules.policy].admits(NO_AFFINITY):
-        return False
-    return all(each.decides and each.must_fit for each in pods)
-
-
-def finds_its_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand]) -> bool:
-    """As `finds_gpus`; False if annotations of one of them have changed since its reservation and are invalid."""
-    try:
-        return finds_gpus(state, pod, others)
-    except InvalidShare:
-        return False
-
-
 async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: PodNeed | None, turns: TaskTurns) -> bool:
     """
-    Whether a pod with device annotations is admitted also after the end of any one other pod. A kubelet reads no
-    annotations, and may align it to NUMA nodes whose free GPUs have no NIC on the same NUMA node. `takes`: as of
-    `PendingPod`.
+    Whether a pod with device annotations is also admitted after the end of any one other pod. A kubelet reads no
+    annotations, and may align it to NUMA nodes without a free GPU and a NIC together. `takes`: as of `PendingPod`.
     """
     is_joint = any(each.joint is not None for each in pod.containers)
     if takes is None or not is_joint or not POLICIES[pod.rules.policy].asks:
@@ -211,8 +197,8 @@ async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: PodNeed | 
     return True
 
 
-def counted_by_numbers(topology: Topology, pod: PendingPod) -> PendingPod:
-    """Returns a pod that finds its GPUs on all NUMA nodes; if these are parts of GPUs, amounts decide about the rest."""
+def decided_by_amounts(topology: Topology, pod: PendingPod) -> PendingPod:
+    """The pod; if it requests parts of GPUs, which it finds on all NUMA nodes, amounts decide about the rest."""
     in_parts = any(topology.kind_of(name) in ("unit", "slot") for name in pod.demand.devices)
     is_joint = any(each.joint is not None for each in pod.demand.containers)
     if not in_parts or is_joint or pod.takes is None or not pod.must_fit:
@@ -222,9 +208,8 @@ def counted_by_numbers(topology: Topology, pod: PendingPod) -> PendingPod:
 
 def is_refused_for_memory(state: NodeState, pods: Sequence[PendingPod]) -> bool:
     """
-    Whether one of the pods may be refused for its memory after others have ended, although its policy admits it without
-    alignment: the memory manager refuses a pod that is aligned to NUMA nodes with too little memory. False if all pods find
-    preferred sets with enough, or if any NUMA node is acceptable. Without a policy the NUMA node of memory does not matter.
+    Whether the memory manager may refuse one of the pods after others have ended, because it is aligned to NUMA nodes with
+    too little memory, although its policy admits it without alignment.
     """
     rules = pods[0].demand.rules
     kinds = {name for pod in pods for name in pod.demand.memory}
@@ -237,8 +222,8 @@ def is_refused_for_memory(state: NodeState, pods: Sequence[PendingPod]) -> bool:
     known = [in_amounts(each) for each in pods]
     if have_ample_memory(free, known):
         return False
-    finds_sets = all(each.takes is not None and each.takes.strict for each in known)
-    return not (finds_sets and fit_whatever_ends(free, known, AlignmentBudget()))
+    have_preferred_sets = all(each.takes is not None and each.takes.strict for each in known)
+    return not (have_preferred_sets and fit_whatever_ends(free, known, AlignmentBudget()))
 
 
 def may_realign(state: NodeState, pod: PendingPod) -> bool:
@@ -249,8 +234,8 @@ def may_realign(state: NodeState, pod: PendingPod) -> bool:
 
 def keeps_containers_together(state: NodeState, pod: PodDemand, takes: PodNeed | None) -> bool:
     """
-    Whether a pod that the node would admit now also fits with all of its containers after any end of other pods. `takes`: as
-    of `PendingPod`. True also if amounts are not enough to judge, as for init containers with devices.
+    Whether a pod that the node would admit now also fits with all of its containers after any end of other pods, or amounts
+    are not enough to judge that. `takes`: as of `PendingPod`.
     """
     if takes is None or takes.rest is None or not state.allocations or POLICIES[pod.rules.policy].admits(NO_AFFINITY):
         return True
@@ -260,8 +245,7 @@ def keeps_containers_together(state: NodeState, pod: PodDemand, takes: PodNeed |
 
 def fits_before_all(state: NodeState, pod: PendingPod, later: Later) -> bool:
     """
-    Decides as `all_fit`, for a single pod that is admitted first. If amounts alone decide about all of them and none is
-    refused for its alignment, a pod that fits together with the others also fits before them.
+    Decides as `all_fit`, for a single pod that is admitted before the `later` ones and fits together with them.
     """
     if all(each.decides for each in (pod, *later.pods)) and POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY):
         return True
@@ -289,7 +273,7 @@ def fit_in_turn(state: NodeState, pods: Sequence[PendingPod]) -> bool:
 
 
 def in_amounts(pod: PendingPod) -> PendingPodAmounts:
-    """Returns the pod judged by amounts only."""
+    """The pod judged by amounts only."""
     return PendingPodAmounts(pod.key, pod.must_fit, pod.takes, pod.decides)
 
 
@@ -303,8 +287,8 @@ async def fit_from(  # noqa: C901  # one search over orders
     aligned: tuple[Place, ...] = (),
 ) -> bool:
     """
-    Searches the orders from a state of the node on. `steps`: None if nothing can end, or no pod is refused for its
-    alignment. `ends`: results of the orders that were tried; `aligned`: of the pods admitted so far.
+    Whether all orders of the pods are admitted in this state. `steps`: None if nothing can end, or no pod is refused for
+    its alignment. `ends`: results of the orders that were tried; `aligned`: of the pods admitted so far.
     """
     tried = set()
     for place, pod in enumerate(pods):
@@ -343,8 +327,8 @@ async def fit_from(  # noqa: C901  # one search over orders
 
 def aligned_places(topology: Topology, pod: PendingPod, admission: Admission) -> tuple[Place, ...]:
     """
-    Returns the alignment of a pod that must have its reserved slots or units; empty for others. Also empty if its slots are
-    listed without NUMA nodes, because then the kubelet offers the reserved ones for every alignment.
+    The alignment of a pod that must have its reserved slots or units; empty for others. Also empty if its slots are listed
+    without NUMA nodes, because then the kubelet offers the reserved ones for every alignment.
     """
     if not has_its_own(pod.demand.request, admission.allocations):
         return ()

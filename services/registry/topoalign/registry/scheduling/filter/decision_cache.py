@@ -1,12 +1,12 @@
 """
 Caches the decision of each node about each class of pods. Only nodes that changed are decided again.
 
-Pods with the same request are one `PodClass`, without regard to names: a pending pod holds nothing, and allocations of a pod
-with the same name belong to another pod (`as_others`). For each class and node the cache has a byte, the number of the
-refusal or 0, and the sort key of the node. It also has the version of the cluster up to which they are valid.
+Pods with the same request are one `PodClass`, whatever their names are: a pending pod holds nothing, and allocations of a
+pod with the same name belong to another pod (`as_others`). For each class and node the cache has a byte, the number of the
+refusal or 0, and the sort key of the node; and for each class the version of the cluster up to which these are valid.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ import msgspec
 
 from topoalign.core.admission.admit import decide_demand, drive_async
 from topoalign.core.admission.feasibility import PodNeed, alignment_need, judge_amounts, need_of, need_steps
-from topoalign.core.admission.kinds import NodeKind
+from topoalign.core.admission.prediction import NodeKind
 from topoalign.core.admission.resolvability import UNDECIDED, with_healthy_devices, without_any_allocation
 from topoalign.core.admission.share_alignment import containers_aligned_to_gpus
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
@@ -28,27 +28,26 @@ from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.decisions import Admission, Resolvability
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, Namespace, NodeName, PodName
-from topoalign.core.model.requests import CARDS, ContainerRequest, PodRequest
+from topoalign.core.model.requests import CARDS, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import without_uuids
 from topoalign.core.scoring.scorers import Key, NodeScorer
 from topoalign.core.state.fold import NodeState, initial_state
+from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.scheduling_api import Filtered, NodeRefusal, PodToSchedule
 from topoalign.runtime.request_turns import TaskTurns
-
-# Sort keys of nodes for a class of pods, and the scores computed from them.
-#
-# Thousands of nodes share few keys. So each key has a number, and each node the number of its key.
-
 
 MOST_STALE = 4
 """Keys per node; above this most keys are of former states."""
 
 
 class NodeKeys:
-    """The sort keys of the nodes of a cluster for one pod class."""
+    """
+    The sort keys of the nodes for one pod class. Thousands of nodes share few keys, so each key has a number, and each node
+    the number of its key.
+    """
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -62,7 +61,7 @@ class NodeKeys:
 
     @property
     def are_stale(self) -> bool:
-        """Whether all keys should be computed again, because most belong to no node any more."""
+        """Whether most keys belong to no node any more, so that all should be computed again."""
         return len(self._keys) > MOST_STALE * len(self.numbers) + 64
 
     def scores_among(self, view: ClusterView, nodes: Sequence[NodeName], last: Collection[NodeName]) -> Sequence[int]:
@@ -109,6 +108,7 @@ class KindNeed:
         """`need`: the resource need on nodes of this kind. None: amounts alone do not decide."""
         self.demand = demand
         self.need = need
+        self.is_decided_by_amounts = need is not None and need.complete
         self.unlisted = unlisted(self.demand, kind, view)
         """Code of the refusal for a resource that no such node has; empty: there is none."""
         self._kind = kind
@@ -125,7 +125,7 @@ class KindNeed:
 
     @cached_property
     def on_empty(self) -> str:
-        """The code of the refusal by an empty, healthy node of this kind; empty: none."""
+        """The code of the refusal by an empty, healthy node of this kind; empty: it admits the pod."""
         return decide_code(empty(self._kind), self.demand)
 
     @cached_property
@@ -138,7 +138,7 @@ class KindNeed:
         is_joint = any(each.joint is not None for each in self.demand.containers)
         return has_rest or is_joint or bool(containers_aligned_to_gpus(self._kind.topology, self.demand))
 
-    def key(self, node: NodeView, scorer: NodeScorer[Any, Any]) -> Key:
+    def key(self, node: NodeView, scorer: NodeScorer) -> Key:
         """Returns the sort key of a node of this kind for the pod; None if its free resources are not known."""
         if (shape := node.shape) is None:
             return None
@@ -150,14 +150,14 @@ class KindNeed:
 
 
 class RefusedByAll(NamedTuple):
-    """The decisions of nodes about a class that all of them refuse."""
+    """The last answer about a class that all nodes of the call refused."""
 
     version: int
     """The version of the cluster for which this is valid."""
     nodes: frozenset[NodeName]
     filtered: Filtered
     counts: Counter[str]
-    """Code of a refusal -> how many nodes."""
+    """Label of a refusal -> number of nodes."""
 
 
 class PodClass:
@@ -172,21 +172,21 @@ class PodClass:
         self.version = -1
         """The version of the cluster up to which `codes` and `keys` are valid."""
         self.refused_by_all: RefusedByAll | None = None
-        """The last answer without any node: it is repeated for pods that wait."""
+        """Repeated for other pods that wait."""
         self.keys = NodeKeys()
-        self._asked: WeakKeyDictionary[NodeKind, KindNeed] = WeakKeyDictionary()
+        self._needs: WeakKeyDictionary[NodeKind, KindNeed] = WeakKeyDictionary()
 
     def of(self, kind: NodeKind, view: ClusterView) -> KindNeed:
-        """Evaluates the class for the nodes of a kind. Raises InvalidField as `KindNeed` does."""
-        asked = self._asked.get(kind)
-        if asked is None:
+        """Evaluates the class for the nodes of a kind. Raises InvalidField."""
+        need = self._needs.get(kind)
+        if need is None:
             demand = pod_demand(self.pod, kind.rules)
-            asked = self._asked[kind] = KindNeed(demand, need_of(kind.topology, demand), kind, view)
-        return asked
+            need = self._needs[kind] = KindNeed(demand, need_of(kind.topology, demand), kind, view)
+        return need
 
-    async def learn(self, kind: NodeKind, view: ClusterView, turns: TaskTurns) -> None:
-        """Does the work of `of`, and yields to the event loop. Raises InvalidField as that does."""
-        if kind in self._asked:
+    async def prepare(self, kind: NodeKind, view: ClusterView, turns: TaskTurns) -> None:
+        """Does the work of `of`, and yields to the event loop. Raises InvalidField."""
+        if kind in self._needs:
             return
 
         async def give(_: None) -> None:
@@ -195,13 +195,13 @@ class PodClass:
         demand = pod_demand(self.pod, kind.rules)
         await turns.give()
         need = await drive_async(need_steps(kind.topology, demand), give)
-        self._asked[kind] = KindNeed(demand, need, kind, view)
+        self._needs[kind] = KindNeed(demand, need, kind, view)
 
     def reset(self) -> None:
         """Drops all decisions."""
         self.version = -1
         self.refused_by_all = None
-        self._asked.clear()
+        self._needs.clear()
         self.keys = NodeKeys()
 
 
@@ -209,34 +209,24 @@ class PodClasses:
     """The classes of recently requested pods."""
 
     def __init__(self) -> None:
-        self._pods: OrderedDict[str, tuple[PodRequest, PodClass]] = OrderedDict()
+        self._pods = RecentDict[str, tuple[PodRequest, PodClass]](PODS_KEPT)
         """UID -> the pod, and its class."""
-        self._requests: OrderedDict[object, PodClass] = OrderedDict()
+        self._requests = RecentDict[object, PodClass](REQUESTS_KEPT)
 
     def of(self, pod: PodToSchedule) -> PodClass:
         """Returns the class of a pod. Raises InvalidField for an invalid pod."""
-        known = self._pods.get(pod.uid)
-        if known is not None and known[0] == pod.request:
-            self._pods.move_to_end(pod.uid)
-            return self._kept(known[1])
-        request = self._kept(PodClass(nameless(validate_pod(pod.request))))
-        self._pods[pod.uid] = pod.request, request
-        if len(self._pods) > PODS_KEPT:
-            self._pods.popitem(last=False)
-        return request
+        request, made = self._pods.get(pod.uid, (None, None))
+        if made is None or request != pod.request:
+            made = PodClass(nameless(validate_pod(pod.request)))
+        kept = self._requests.get(made.key, made)  # one for all pods with this request
+        self._requests[made.key] = kept
+        self._pods[pod.uid] = pod.request, kept
+        return kept
 
     def reset(self) -> None:
         """Drops all decisions."""
         for each in self._requests.values():
             each.reset()
-
-    def _kept(self, request: PodClass) -> PodClass:
-        """Returns the cached class that equals this one, else this one."""
-        kept = self._requests.setdefault(request.key, request)
-        self._requests.move_to_end(request.key)
-        if len(self._requests) > REQUESTS_KEPT:
-            self._requests.popitem(last=False)
-        return kept
 
 
 class DecisionCache:
@@ -261,7 +251,7 @@ class DecisionCache:
         self._numbers: dict[NodeRefusal, int] = {}
 
     def codes(self, request: PodClass) -> bytearray:
-        """Returns refusal codes by node index, 0 if a node would admit the pod. Raises as `KindNeed` does."""
+        """Returns refusal codes by node index, 0 if a node would admit the pod. Raises InvalidField."""
         view = self._view
         self._note_resources()
         if request.version < view.version:
@@ -274,7 +264,7 @@ class DecisionCache:
     async def prepare(self, request: PodClass) -> None:
         """
         Does the work of `codes`, and yields to the event loop: if amounts do not decide, thousands of nodes take seconds.
-        Nodes are judged in the order of their changes, so that the next call continues from there.
+        Nodes are judged in the order of their changes, so that the next call continues where this one stops.
         """
         turns = self._view.turns()
         self._note_resources()
@@ -282,14 +272,13 @@ class DecisionCache:
             request.reset()
         while request.version < self._view.version:
             for kind in {node.kind for node in self._view.changed_since(request.version) if node.kind is not None}:
-                await request.learn(kind, self._view, turns)
+                await request.prepare(kind, self._view, turns)
             request.codes.extend(bytes(self._view.size - len(request.codes)))
             due = [(node.version, node) for node in self._view.changed_since(request.version)]
             if not due:  # the changed nodes were dropped
                 return
             for version, node in reversed(due):
-                is_there = self._view.nodes.get(node.name) is node
-                if is_there and node.version == version:  # else it comes later
+                if self._view.nodes.get(node.name) is node and node.version == version:  # else it comes later
                     self._note(request, node)
                 request.version = version
                 await turns.give()
@@ -306,13 +295,16 @@ class DecisionCache:
     def _note(self, request: PodClass, node: NodeView) -> None:
         code = self.judge(request, node)
         resolvability = self.resolvability(request, node) if code else None
-        helped = resolvability is None and self._is_helped(request, node)
-        request.codes[node.place] = self.number(code, helped=helped, resolvability=resolvability)
-        asked = None if node.kind is None else request.of(node.kind, self._view)
-        request.keys.note(node.place, None if asked is None else asked.key(node, self._view.scorer))
+        need = None if node.kind is None else request.of(node.kind, self._view)
+        # The pod could fit without other pods if the node is offered and no refusal is independent of free resources.
+        may_help = need is not None and not need.unlisted and (need.need is None or not need.need.refused)
+        request.codes[node.place] = self.number(
+            code, helped=resolvability is None and may_help, resolvability=resolvability
+        )
+        request.keys.note(node.place, None if need is None else need.key(node, self._view.scorer))
 
     def judge(self, request: PodClass, node: NodeView) -> str:
-        """Returns the code of a node's refusal; empty if it would admit the pod. Raises InvalidField as `KindNeed` does."""
+        """Returns the code of a node's refusal; empty if it would admit the pod. Raises InvalidField."""
         if node.refusal or node.kind is None:
             return node.refusal
         asked = request.of(node.kind, self._view)
@@ -353,10 +345,7 @@ class DecisionCache:
         return Resolvability.UNHEALTHY if code and code not in UNDECIDED else None
 
     def number(self, code: str, *, helped: bool, resolvability: Resolvability | None = None) -> int:
-        """
-        Returns the number of a refusal; 0 for none. `helped`: as `NodeRefusal.helped_by_victims`; `resolvability`: as
-        there.
-        """
+        """Returns the number of a refusal; 0 for none. `helped`, `resolvability`: as of `NodeRefusal`."""
         if not code:
             return 0
         refusal = NodeRefusal(code=code, helped_by_victims=helped, resolvability=resolvability)
@@ -365,16 +354,6 @@ class DecisionCache:
             number = self._numbers[refusal] = len(self.refusals)
             self.refusals.append(refusal)
         return number
-
-    def _is_helped(self, request: PodClass, node: NodeView) -> bool:
-        """
-        Whether the pod could fit without other pods: the node is offered, and no refusal is independent of free
-        resources.
-        """
-        if node.kind is None:
-            return False
-        asked = request.of(node.kind, self._view)
-        return not asked.unlisted and (asked.need is None or not asked.need.refused)
 
 
 def decide_code(state: NodeState, demand: PodDemand) -> str:
@@ -404,19 +383,16 @@ def unlisted(demand: PodDemand, kind: NodeKind, view: ClusterView) -> str:
 
 def nameless(pod: PodRequest) -> PodRequest:
     """Returns the request of a valid pod with fixed names and the annotations that decide."""
+    init, containers = (
+        tuple(msgspec.structs.replace(each, name=ContainerName(f"{group}-{n}")) for n, each in enumerate(of_group))
+        for group, of_group in (("init", pod.init_containers), ("app", pod.containers))
+    )
     return msgspec.structs.replace(
         pod,
         namespace=NAMESPACE,
         name=POD,
         annotations={key: value for key, value in pod.annotations.items() if key in COUNTING},
-        init_containers=number_containers("init", pod.init_containers),
-        containers=number_containers("app", pod.containers),
+        init_containers=init,
+        containers=containers,
         claims=(),
-    )
-
-
-def number_containers(group: str, containers: tuple[ContainerRequest, ...]) -> tuple[ContainerRequest, ...]:
-    """Returns the containers, each named by its index."""
-    return tuple(
-        msgspec.structs.replace(each, name=ContainerName(f"{group}-{place}")) for place, each in enumerate(containers)
     )

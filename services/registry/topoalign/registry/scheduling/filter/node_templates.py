@@ -1,5 +1,5 @@
 """
-Predicts the hardware of a node that does not exist yet, such as one that cluster-autoscaler may add, from its labels.
+Predicts the decision of a node that does not exist yet, such as one that cluster-autoscaler may add, from its labels.
 
 The label `topoalign.io/machine` is compared with the same label of existing nodes, with the machine that they simulate, and
 with the catalogue; then `node.kubernetes.io/instance-type` with that of existing nodes. The template is the first matching
@@ -10,7 +10,7 @@ of a kubelet without any configuration.
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 
-from topoalign.core.admission.kinds import NodeKind
+from topoalign.core.admission.prediction import NodeKind
 from topoalign.core.model.events import DESCRIBED
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
@@ -25,26 +25,46 @@ INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 UNCONFIGURED = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE, cpu_manager="none", memory_manager="None")
 
 
-class NodeTemplates:
+class NewNodes:
     """
-    Finds templates for new nodes in a view that does not change meanwhile. Existing nodes are searched once for all new
-    ones, and equal labels once, because a request may name thousands of unknown nodes.
+    The decisions of unknown nodes about a pod class, in one request, during which the view does not change. Existing nodes
+    are searched once, and equal labels once, because a request may name thousands of unknown nodes.
     """
 
-    def __init__(self, view: ClusterView) -> None:
+    def __init__(
+        self, view: ClusterView, decisions: DecisionCache, request: PodClass, passes: Callable[[NodeName], bool]
+    ) -> None:
+        """`passes`: whether the pod may go to a node because topoalign does not manage it."""
         self._view = view
-        self._known: dict[tuple[str, str], NodeKind | None] = {}
+        self._decisions = decisions
+        self._request = request
+        self._passes = passes
+        self._codes: dict[str | NodeKind, int] = {}
+        """By the code of a refusal, or by the kind of the template."""
+        self._templates: dict[tuple[str, str], NodeKind | None] = {}
+        """Values of the two labels -> the template."""
         self._labelled: dict[tuple[str, str], NodeKind] | None = None
         """(Label, value) -> the kind of the first node; the empty label stands for the simulated machine."""
 
-    def kind(self, labels: Mapping[str, str]) -> NodeKind | None:
+    def number(self, node: NodeName, labels: Mapping[str, str]) -> int:
+        """Returns the number of the refusal by a node with these labels, or one that others run; 0 if it would admit."""
+        if self._passes(node):
+            return 0
+        code = self._view.foreign(node)
+        what = code or self._template(labels) or UNKNOWN_NODE
+        if what not in self._codes:
+            code = what if isinstance(what, str) else self._decisions.judge_empty(self._request, what)
+            self._codes[what] = self._decisions.number(code, helped=False)
+        return self._codes[what]
+
+    def _template(self, labels: Mapping[str, str]) -> NodeKind | None:
         """Returns the kind of a new node with these labels. None: there is no template."""
         wanted = labels.get(MACHINE, ""), labels.get(INSTANCE_TYPE, "")
-        if wanted not in self._known:
-            self._known[wanted] = next(self._likely(*wanted), None)
-        return self._known[wanted]
+        if wanted not in self._templates:
+            self._templates[wanted] = next(self._possible_kinds(*wanted), None)
+        return self._templates[wanted]
 
-    def _likely(self, machine: str, instance_type: str) -> Iterator[NodeKind]:
+    def _possible_kinds(self, machine: str, instance_type: str) -> Iterator[NodeKind]:
         """Yields possible kinds, the most certain first. Empty labels match nothing."""
         if not machine and not instance_type:
             return
@@ -54,11 +74,8 @@ class NodeTemplates:
         if machine:
             yield from filter(None, (self._labelled.get((label, machine)) for label in (MACHINE, "")))
             if machine in catalogue.names():
-                yield (
-                    template_of_machine(machine)
-                    if alike is None
-                    else NodeKind(template_of_machine(machine).topology, alike.rules, None)
-                )
+                of_machine = template_of_machine(machine)
+                yield of_machine if alike is None else NodeKind(of_machine.topology, alike.rules, None)
         if alike is not None:
             yield alike
 
@@ -76,34 +93,6 @@ def labelled(view: ClusterView) -> dict[tuple[str, str], NodeKind]:
         if announced is not None and announced.source.startswith(DESCRIBED):
             found.setdefault(("", announced.source.removeprefix(DESCRIBED)), kind)
     return found
-
-
-class NewNodes:
-    """The decisions of unknown nodes about a pod class, in one request about many nodes."""
-
-    def __init__(
-        self, view: ClusterView, verdicts: DecisionCache, request: PodClass, passes: Callable[[NodeName], bool]
-    ) -> None:
-        """`passes`: whether the pod may go to a node because topoalign does not run it."""
-        self._view = view
-        self._decisions = verdicts
-        self._request = request
-        self._passes = passes
-        self._templates = NodeTemplates(view)
-        self._numbers: dict[str | NodeKind, int] = {}
-        """The numbers by the code of a refusal, or by the kind of the template."""
-
-    def number(self, node: NodeName, labels: Mapping[str, str]) -> int:
-        """Returns the number of the refusal by a node with these labels, or one that others run; 0 if it would admit."""
-        if self._passes(node):
-            return 0
-        code = self._view.foreign(node)
-        kind = None if code else self._templates.kind(labels)
-        what = code or kind or UNKNOWN_NODE
-        if what not in self._numbers:
-            code = what if isinstance(what, str) else self._decisions.judge_empty(self._request, what)
-            self._numbers[what] = self._decisions.number(code, helped=False)
-        return self._numbers[what]
 
 
 @lru_cache(maxsize=32)

@@ -1,8 +1,8 @@
 """
-Checks whether pods that are planned to a node with their gangs still fit after another pod is admitted.
+Checks whether a pod may take what other pods need: those that are planned to a node with their gangs, or itself later.
 
-A kubelet knows no reservations when it aligns a pod. So reservations for pods that it has not received do not keep another
-pod from their NUMA nodes:
+A kubelet knows no reservations when it aligns a pod. So the reservations of planned pods do not keep another pod from their
+NUMA nodes:
 
     policy restricted, 3 GPUs are free on NUMA node 0 and 2 on node 1; b, of a gang, is planned to the 3
     q requests 1 GPU: together with b it fits on node 1, but the kubelet aligns it to node 0
@@ -10,9 +10,12 @@ pod from their NUMA nodes:
 A pod that is admitted before the planned ones must leave enough for all of them, decided one after the other in the order of
 their reservations. The plan was made in this order. So of the planned pods the first one always passes, and any other one
 that leaves enough for the rest.
+
+A single pending pod may also have to wait, if the end of other pods could lead the kubelet to refuse it. Such a pod requests
+parts of GPUs, or co-allocated NICs, or several containers, one of which may take what another needs. A node where a pod has
+had to wait is ranked last for it; the filter passes the node, because its kubelet would admit the pod now.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -24,8 +27,7 @@ from topoalign.core.admission.realignment import PendingPodAmounts, fit_as_count
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.ids import NodeName, PodName
-from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.state.terminated_pods import without_pods
+from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, unknown_request
 from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
@@ -37,15 +39,8 @@ from topoalign.registry.scheduling.filter.admission_order import (
     in_amounts,
     keeps_containers_together,
 )
-from topoalign.registry.scheduling.filter.decision_cache import PodClass
+from topoalign.registry.scheduling.filter.decision_cache import KindNeed, PodClass
 from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
-
-# A single pending pod may also have to wait, if the end of other pods could lead the kubelet to refuse it. Such a pod
-# requests parts of GPUs, or co-allocated NICs, or several containers, one of which may take what another needs.
-#
-# A node where such a pod has had to wait is ranked last for it. The filter passes the node, because its kubelet would admit
-# the pod now, but other nodes may not have this risk.
-
 
 PODS_KEPT = 1_024
 """Pods whose waiting nodes are kept."""
@@ -58,8 +53,8 @@ class WaitingPods:
         """`request`: returns the class of a pod."""
         self._view = view
         self._request = request
-        self._waited = OrderedDict[str, set[NodeName]]()
-        """By UID of the pod."""
+        self._waited = RecentDict[str, set[NodeName]](PODS_KEPT)
+        """UID of a pod -> the nodes where it had to wait."""
 
     async def refusal(self, node: NodeName, pod: PodToSchedule) -> str:
         """
@@ -72,19 +67,15 @@ class WaitingPods:
         asked = self._request(pod).of(view.kind, self._view)
         if not asked.may_be_parted:
             return ""
-        without = frozenset({pod.uid}) | self._view.holds(node).assumed
+        without = frozenset({pod.uid}) | self._view.pods_on(node).assumed
         state = self._view.basis_of(self._view.facts(node), without).state
-        demand = asked.demand
-        takes = asked.takes
         if (
-            finds_gpus(state, demand)
-            and keeps_containers_together(state, demand, takes)
-            and await finds_co_allocated(state, demand, takes, self._view.turns())
+            finds_gpus(state, asked.demand)
+            and keeps_containers_together(state, asked.demand, asked.takes)
+            and await finds_co_allocated(state, asked.demand, asked.takes, self._view.turns())
         ):
             return ""
-        self._waited.setdefault(pod.uid, set()).add(node)
-        if len(self._waited) > PODS_KEPT:
-            self._waited.popitem(last=False)
+        self._waited[pod.uid] = {*self.last_for(pod.uid), node}
         return PODS_PENDING
 
     def last_for(self, uid: str) -> Collection[NodeName]:
@@ -132,35 +123,25 @@ class PlannedPods:
         self._request = request
         self._crowds = WeakKeyDictionary[NodeView, Crowd]()
 
-    def on(self, node: NodeView | None) -> list[Planned]:
+    def on(self, node: NodeView) -> list[Planned]:
         """Returns the pods that are planned to a node, in the order of their reservations."""
-        if node is None or node.kind is None:
+        if node.kind is None:
             return []
-        asked = [(each, self._requested(each)) for each in self._view.holds(node.name).planned]
-        return [
-            Planned(each.pod_uid, each.gang, self.pending_pod(f"planned {place}", pod, node, node.kind.rules))
-            for place, (each, request) in enumerate(asked)
-            if request is not None
-            for pod in [self._request(PodToSchedule(uid=each.pod_uid, request=request))]
-        ]
-
-    def pending_pod(
-        self, name: str, request: PodClass, node: NodeView | None, rules: AdmissionRules, *, must_fit: bool = True
-    ) -> PendingPod:
-        """Returns a pending pod of a node, under this name."""
-        named = msgspec.structs.replace(request.pod, name=PodName(f"{request.pod.name} {name}"))
-        asked = request.of(node.kind, self._view) if node is not None and node.kind is not None else None
-        takes, decides = (
-            (None, False) if asked is None else (asked.takes, asked.need is not None and asked.need.complete)
-        )
-        return PendingPod(request.key, pod_demand(named, rules), must_fit, takes, decides)
+        planned = []
+        for place, each in enumerate(self._view.pods_on(node.name).planned):
+            request = self._requested(each)
+            if request is not None:
+                pod_class = self._request(PodToSchedule(uid=each.pod_uid, request=request))
+                need = pod_class.of(node.kind, self._view)
+                planned.append(Planned(each.pod_uid, each.gang, pending_pod(f"planned {place}", pod_class, need)))
+        return planned
 
     def refusal(self, request: PodClass, node: NodeView, gone: frozenset[str] = frozenset()) -> str:
         """
         Returns `GANG_FIRST` if an unplanned pod leaves too little for the planned pods of an offered node; else empty.
         `gone`: UIDs of pods that count as gone.
         """
-        if not self._view.holds(node.name).planned:  # true for most of thousands of nodes
+        if not self._view.pods_on(node.name).planned:  # true for most of thousands of nodes
             if self._crowds:
                 self._crowds.pop(node, None)
             return ""
@@ -169,10 +150,11 @@ class PlannedPods:
         planned = [each for each in self.on(node) if each.uid not in gone]
         if not planned or node.kind is None:
             return ""
-        facts = without_pods(self._view.facts(node.name), gone, self._view.holds(node.name).names_of(gone))
-        state = self._view.basis_of(facts, gone | {each.uid for each in planned}).state
-        fits = fits_before_all(state, self.pending_pod("new", request, node, node.kind.rules), later_than("", planned))
-        return "" if fits else GANG_FIRST
+        state = self._view.basis_of(
+            self._view.facts_without(node.name, gone), gone | {each.uid for each in planned}
+        ).state
+        new = pending_pod("new", request, request.of(node.kind, self._view))
+        return "" if fits_before_all(state, new, later_than("", planned)) else GANG_FIRST
 
     def _has_ample(self, request: PodClass, node: NodeView) -> bool:
         """Whether amounts show that a pod leaves enough for every end of other pods. This holds on most nodes."""
@@ -187,8 +169,15 @@ class PlannedPods:
             free = count_free(self._view.basis_of(facts, uids).state, node.kind.rules)
             crowd = self._crowds[node] = Crowd(node.version, pods, free)
         asked = request.of(node.kind, self._view)
-        new = PendingPodAmounts(request.key, True, asked.takes, asked.need is not None and asked.need.complete)
+        new = PendingPodAmounts(request.key, True, asked.takes, asked.is_decided_by_amounts)
         return fit_as_counted(crowd.free, (new, *crowd.pods)) and next(left_elsewhere(new, crowd.free), None) is None
+
+
+def pending_pod(name: str, request: PodClass, need: KindNeed, *, must_fit: bool = True) -> PendingPod:
+    """Returns a pending pod of a node with this need, under this name."""
+    named = msgspec.structs.replace(request.pod, name=PodName(f"{request.pod.name} {name}"))
+    demand = pod_demand(named, need.demand.rules)
+    return PendingPod(request.key, demand, must_fit, need.takes, need.is_decided_by_amounts)
 
 
 def later_than(uid: str, planned: list[Planned]) -> Later:

@@ -7,8 +7,8 @@ Enforces ResourceQuotas for parts of GPUs: whether a namespace may have another 
 
 Only pods that request what quotas count are checked. While the quotas are not listed, pods that name an amount wait
 (`QuotasUnknown`). An amount that a pod does not name counts by the size of the GPUs of its node, so the result may differ
-from node to node; a new pod has no node yet and counts with the amounts that it names. A quota with scopes applies to some
-pods only and is not enforced; this is logged.
+from node to node; a new pod has no node yet and counts with the amounts that it names. A quota with scopes is not enforced,
+which is logged.
 """
 
 from collections import Counter
@@ -37,32 +37,36 @@ from topoalign.registry.ports import SeenPod, SeenQuota
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
-# The sums of a namespace are updated as pods are created, bound and end, because adding up 5,000 pods at each filter call
-# takes 9 ms. All pods are counted again when nodes offer amounts under other names, and the pods of a node when the size of
-# its GPUs changes.
+log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class NamespaceUse:
-    """The pods of one namespace that ask for devices and have not ended."""
+    """
+    The pods of one namespace that ask for devices and have not ended, and their sums.
+
+    The sums are updated as pods are created, bound and end, because adding up 5,000 pods at each filter call takes 9 ms. All
+    pods are counted again when nodes offer amounts under other names, and the pods of a node when the size of its GPUs
+    changes.
+    """
 
     def __init__(self, offers: OfferedResources) -> None:
         self.pods: dict[str, PodRequest] = {}
-        """UID -> what it asks for."""
+        """UID -> its request."""
         self.bound: dict[str, NodeName] = {}
-        """UID -> its node, of those that have one."""
+        """UID -> node."""
         self._offers = offers
         self._per_gpu: PerGpu | None = None
         """The names of amounts by which the pods were counted; None: they were not."""
         self._version = 0
-        """Of the sizes by which they were."""
+        """Of the sizes by which the pods were counted."""
         self._sizes: dict[str, GpuSizes] = {}
-        """UID -> those of its node by which it was counted."""
+        """UID -> sizes by which the pod was counted."""
         self._amounts: dict[str, Amounts] = {}
-        """UID -> what it holds on its node; without a node what it names."""
+        """UID -> amounts on its node; without a node those that it names."""
         self._elsewhere: dict[str, tuple[GpuSizes, Amounts]] = {}
-        """UID -> what a pod without a node holds with GPUs of this size, as it was asked last."""
-        self._all: dict[ResourceName, int] = {}
-        self._of_bound: dict[ResourceName, int] = {}
+        """UID of a pod without a node -> its amounts with GPUs of this size, as requested last."""
+        self._all: Counter[ResourceName] = Counter()
+        self._of_bound: Counter[ResourceName] = Counter()
 
     def add(self, uid: str, request: PodRequest) -> None:
         """Adds a new pod."""
@@ -85,27 +89,27 @@ class NamespaceUse:
         self.bound.pop(uid, None)
 
     def all(self) -> Amounts:
-        """Returns the sum of all pods; pods without a node count with the amounts that they name."""
+        """The sum of all pods; pods without a node count with the amounts that they name."""
         self._count_all()
         return self._all
 
     def placed(self, others: Mapping[str, NodeName], without: Collection[str]) -> Amounts:
-        """Returns the sum of the bound pods and of these `others` on their nodes, without the pods `without`."""
+        """The sum of the bound pods and of these `others` on their nodes, without the pods `without`."""
         per_gpu = self._count_all()
-        used = dict(self._of_bound)
+        used = self._of_bound.copy()
         for uid in self.bound.keys() & without:
-            change(used, self._amounts[uid], -1)
+            used.subtract(self._amounts[uid])
         for uid in (others.keys() & self._amounts.keys()) - self.bound.keys() - {*without}:
-            change(used, self._amounts_on(uid, others[uid], per_gpu), 1)
+            used.update(self._amounts_on(uid, others[uid], per_gpu))
         return used
 
     def of(self, uids: Collection[str], node: NodeName | None) -> Amounts:
-        """Returns the sum of these pods on this node; None: of the amounts that they name."""
+        """The sum of these pods on this node; None: of the amounts that they name."""
         per_gpu = self._count_all()
         return sum_quota_amounts(self._amounts_on(uid, node, per_gpu) for uid in uids if uid in self._amounts)
 
     def _amounts_on(self, uid: str, node: NodeName | None, per_gpu: PerGpu) -> Amounts:
-        """Returns the amounts of a pod without a node if it were on this one."""
+        """The amounts of a pod without a node if it were on this one."""
         sizes = self._offers.sizes_on(node)
         known = self._elsewhere.get(uid)
         if known is None or known[0] != sizes:
@@ -113,15 +117,15 @@ class NamespaceUse:
         return known[1]
 
     def _count_all(self) -> PerGpu:
-        """Counts all pods by the offered names of amounts, which it returns, and the offered sizes."""
+        """Counts all pods by the offered sizes and names of amounts. Returns the names."""
         per_gpu = amounts_per_gpu(self._offers.slots)
         version = self._offers.sizes_version
         if per_gpu != self._per_gpu:
             self._amounts = {}
             self._sizes = {}
             self._elsewhere = {}
-            self._all = {}
-            self._of_bound = {}
+            self._all.clear()
+            self._of_bound.clear()
             for uid in self.pods:
                 self._count(uid, per_gpu)
         elif version != self._version:
@@ -136,26 +140,17 @@ class NamespaceUse:
     def _count(self, uid: str, per_gpu: PerGpu) -> None:
         sizes = self._sizes[uid] = self._offers.sizes_on(self.bound.get(uid))
         amounts = self._amounts[uid] = quota_amounts(self.pods[uid], per_gpu, sizes)
-        change(self._all, amounts, 1)
+        self._all.update(amounts)
         if uid in self.bound:
-            change(self._of_bound, amounts, 1)
+            self._of_bound.update(amounts)
 
     def _uncount(self, uid: str) -> None:
         amounts = self._amounts.pop(uid, {})
         self._sizes.pop(uid, None)
         self._elsewhere.pop(uid, None)
-        change(self._all, amounts, -1)
+        self._all.subtract(amounts)
         if uid in self.bound:
-            change(self._of_bound, amounts, -1)
-
-
-def change(used: dict[ResourceName, int], amounts: Amounts, sign: int) -> None:
-    """Adds the amounts, or takes them away."""
-    for name, amount in amounts.items():
-        used[name] = used.get(name, 0) + sign * amount
-
-
-log = structlog.get_logger("topoalign.registry.scheduling")
+            self._of_bound.subtract(amounts)
 
 
 class QuotasUnknown(Unavailable):
@@ -185,9 +180,9 @@ class Quotas:
         freed: Callable[[], None] = lambda: None,
     ) -> None:
         """
-        `reserved`: UID of each pod for which something is reserved -> where. `mates`: UID of a pod -> those of the pods of
-        its gang that wait for a node: all of them are reserved with the first. `freed` is called after a failed bind because
-        of which another pod was refused: no event of Kubernetes follows.
+        `reserved`: UID of each reserved pod -> its nodes. `mates`: UID of a pod -> UIDs of the pods of its gang that wait
+        for a node, all of which are reserved with the first. `freed` is called after a failed bind because of which another
+        pod was refused: no event of Kubernetes follows.
         """
         self.listed = False
         """Whether all quotas are known."""
@@ -201,18 +196,18 @@ class Quotas:
         self._held: dict[str, NamespaceUse] = {}
         """By namespace."""
         self._namespaces: dict[str, str] = {}
-        """UID of a pod -> its namespace, if it asks for devices."""
+        """UID of a pod that asks for devices -> its namespace."""
         self._claims = Counter[str]()
-        """UIDs of pods that are being bound, and of those that wait with them."""
+        """UIDs of pods that are being bound, and of their gangs."""
         self._claimed_on: dict[str, NodeName] = {}
-        """The same -> the node."""
+        """UID of such a pod -> the node."""
         self._read = set[str]()
         """UIDs of pods that are being bound and not reported yet."""
         self._refused_beside_claims = False
         """Whether a pod was refused while others were being bound, which may fail."""
 
     def see(self, quota: SeenQuota) -> bool:
-        """Takes a quota. Returns whether a limit has changed: Kubernetes also writes its own counts into quotas."""
+        """Notes a quota. Returns whether a limit has changed: Kubernetes also writes its own counts into quotas."""
         if self._quotas.get(quota.uid) == quota:
             return False
         if quota.scoped and quota.limits:
@@ -234,11 +229,13 @@ class Quotas:
         return before != now
 
     def see_pod(self, pod: SeenPod) -> None:
-        """Takes a pod that has not ended. Its request does not change."""
+        """Notes a pod that has not ended. Its request does not change."""
         self._read.discard(pod.uid)
         if pod.uid not in self._namespaces:
-            if not names_devices(pod):
-                return
+            spec = pod.content.spec
+            containers = () if spec is None else (*(spec.init_containers or ()), *(spec.containers or ()))
+            if not any("/" in name for each in containers if each.resources for name in each.resources.limits or ()):
+                return  # most pods have no limit of an extended resource, and need not be read
             try:
                 request = without_annotations(pod).to_schedule().request
             except InvalidField:  # no kubelet gives it anything
@@ -266,17 +263,15 @@ class Quotas:
 
     def check_waiting(self, pod: PodToSchedule, node: NodeName | None = None, without: Collection[str] = ()) -> None:
         """
-        Raises OverQuota and QuotasUnknown for a pod that is to be bound to this node, with its gang; None: to any node,
-        so the amounts that it names count. A placed pod counts already. `without`: UIDs of pods that count as gone.
+        Raises OverQuota and QuotasUnknown for a pod that is to be bound to this node, with its gang; None: to any node, so
+        the amounts that it names count. `without`: UIDs of pods that count as gone.
         """
         self._check_one(pod.uid, pod.request, node, without)
 
     def full_on(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], without: Collection[str] = ()
     ) -> frozenset[NodeName]:
-        """
-        Returns the nodes on which a waiting pod exceeds its quota. `without`: as `check_waiting`. Raises QuotasUnknown.
-        """
+        """The nodes on which a waiting pod exceeds its quota. `without`: as of `check_waiting`. Raises QuotasUnknown."""
         if not self._limits.get(pod.request.namespace):
             return frozenset()
         by_sizes: dict[int, list[NodeName]] = {}
@@ -288,8 +283,8 @@ class Quotas:
     @contextmanager
     def claim(self, uid: str, node: NodeName) -> Iterator[None]:
         """
-        Counts the pod and its gang on this node while it is being bound. After a successful bind the pod itself still
-        counts, because its reservation may end before Kubernetes reports the bind. Raises as `check_waiting`.
+        Counts the pod and its gang on this node while it is being bound. After a successful bind the pod itself counts on,
+        because its reservation may end before Kubernetes reports the bind. Raises as `check_waiting`.
         """
         namespace = self._namespaces.get(uid)
         if namespace is not None:
@@ -317,8 +312,8 @@ class Quotas:
 
     def check_read(self, pod: PodToSchedule, node: NodeName) -> None:
         """
-        Raises as `check_waiting` for a pod that is being bound and was read because it is not reported yet. It counts until
-        the bind ends, and again when it is reported.
+        Raises as `check_waiting` for a pod that is being bound and not reported yet. It counts until the bind ends, and
+        again when it is reported.
         """
         if pod.uid in self._namespaces or pod.uid not in self._claims:
             return
@@ -328,7 +323,7 @@ class Quotas:
         self._add(pod.uid, pod.request)
 
     def _places(self) -> Mapping[str, NodeName]:
-        """The pods that are being bound or reserved -> the node, the first one where something is reserved on several."""
+        """UID of each pod that is being bound or reserved -> its node, the first one of several."""
         return {**{uid: min(nodes) for uid, nodes in self._reserved().items()}, **self._claimed_on}
 
     def _check_one(self, uid: str, pod: PodRequest, node: NodeName | None, without: Collection[str] = ()) -> None:
@@ -377,7 +372,7 @@ class Quotas:
 
 
 def quota_has_room(quotas: Quotas | None, pod: PodToSchedule, node: NodeName, gone: Collection[str]) -> bool:
-    """Whether the quota of its namespace has room for a waiting pod on a node if these were gone. Raises QuotasUnknown."""
+    """Whether the quota of a waiting pod has room on a node if these pods were gone. Raises QuotasUnknown."""
     try:
         if quotas is not None:
             quotas.check_waiting(pod, node, gone)
@@ -387,16 +382,9 @@ def quota_has_room(quotas: Quotas | None, pod: PodToSchedule, node: NodeName, go
 
 
 def without_annotations(pod: SeenPod) -> SeenPod:
-    """Returns the pod without annotations, which a user may change while it runs; kubelet and quotas ignore them."""
+    """The pod without annotations, which a user may change while it runs; kubelet and quotas ignore them."""
     metadata = pod.content.metadata
     if metadata is None or not metadata.annotations:
         return pod
     alone = msgspec.structs.replace(metadata, annotations=None)
     return msgspec.structs.replace(pod, content=msgspec.structs.replace(pod.content, metadata=alone))
-
-
-def names_devices(pod: SeenPod) -> bool:
-    """Whether a container has a limit of an extended resource. Most pods have none, and need not be read."""
-    spec = pod.content.spec
-    containers = () if spec is None else (*(spec.init_containers or ()), *(spec.containers or ()))
-    return any("/" in name for each in containers if each.resources for name in each.resources.limits or ())

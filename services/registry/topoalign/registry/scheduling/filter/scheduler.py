@@ -5,7 +5,7 @@ Nothing here changes the view. An unknown node is judged by its node template (`
 `topoalign.io/machine`, or an empty node of the same instance type, with the rules of that node's kubelet.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import compress
@@ -17,12 +17,16 @@ from topoalign.core.demand.share_annotations import uuid_selection
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import GANG, Compat, PodRequest
-from topoalign.core.scoring.scorers import HamiScorer
+from topoalign.core.scoring.scorers import HAMI
 from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod
 from topoalign.core.sharing.pod_warnings import warnings_of
 from topoalign.core.sharing.quota_amounts import OverQuota
-from topoalign.core.state.terminated_pods import without_pods
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, given_to_unknown, unknown_request
+from topoalign.registry.recent_dict import RecentDict
+from topoalign.registry.scheduling.cluster_state.assumed_pods import (
+    Requested,
+    devices_of_unknown_containers,
+    unknown_request,
+)
 from topoalign.registry.scheduling.cluster_state.node_eligibility import UNKNOWN_NODE
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
@@ -35,25 +39,22 @@ from topoalign.registry.scheduling.filter.decision_cache import (
     decide_code,
 )
 from topoalign.registry.scheduling.filter.node_templates import NewNodes
-from topoalign.registry.scheduling.filter.pending_pods import PlannedPods, WaitingPods, later_than
+from topoalign.registry.scheduling.filter.pending_pods import PlannedPods, WaitingPods, later_than, pending_pod
 from topoalign.registry.scheduling.filter.pod_quotas import Quotas, quota_has_room
 from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, Filtered, PodToSchedule, Victims
-
-# Invalid pods are denied by the webhook and refused by the filter on all nodes.
-
 
 PODS_KEPT = 4_096
 """Pods whose result is kept, because waiting pods are checked repeatedly."""
 
 
 class PodChecks:
-    """Checks pods against what the nodes offer."""
+    """Finds invalid pods by what the nodes offer: the webhook denies them, and the filter refuses them on all nodes."""
 
     def __init__(self, offers: OfferedResources, *, ranks_as_hami: bool = False) -> None:
         """`ranks_as_hami`: whether a pod's HAMi policy ranks the nodes."""
         self._offers = offers
         self._ranks_as_hami = ranks_as_hami
-        self._known: OrderedDict[str, tuple[PodRequest, object, InvalidField | NoFit | None]] = OrderedDict()
+        self._known = RecentDict[str, tuple[PodRequest, object, InvalidField | NoFit | None]](PODS_KEPT)
         """UID -> the pod, the offers at that time, and the error."""
 
     @property
@@ -62,7 +63,7 @@ class PodChecks:
         return "hami" if "hami" in self._offers.compats else ""
 
     def check(self, request: PodRequest) -> None:
-        """Raises what `check_pod` of the core does: a kubelet decides on every node of Kubernetes."""
+        """Raises the errors of `check_pod`, for a pod about which a kubelet decides."""
         offers = self._offers
         demand = check_pod(
             request, offers.units, offers.slots, self._compat, otherwise=offers.not_in_slots, by_kubelet=True
@@ -76,27 +77,19 @@ class PodChecks:
     def check_waiting(self, pod: PodToSchedule) -> None:
         """Checks a pod that may be checked again, and keeps the result."""
         offers = self._offers
+        has_named_gpu = not offers.gpus.isdisjoint(uuid_selection(pod.request.annotations).wanted or ())
+        offered = offers.units, offers.slots, offers.not_in_slots, self._compat, has_named_gpu
         known = self._known.get(pod.uid)
-        offered = offers.units, offers.slots, offers.not_in_slots, self._compat, self._has_known(pod.request)
         if known is None or known[0] is not pod.request or known[1] != offered:
-            known = pod.request, offered, self._error(pod.request)
-            self._known[pod.uid] = known
-            if len(self._known) > PODS_KEPT:
-                self._known.popitem(last=False)
-        self._known.move_to_end(pod.uid)
+            failure: InvalidField | NoFit | None = None
+            try:
+                self.check(pod.request)
+            except (InvalidField, NoFit) as error:
+                failure = error
+            known = pod.request, offered, failure
+        self._known[pod.uid] = known
         if known[2] is not None:
             raise known[2].with_traceback(None)
-
-    def _has_known(self, request: PodRequest) -> bool:
-        """Whether a node has one of the GPUs that the pod names."""
-        return not self._offers.gpus.isdisjoint(uuid_selection(request.annotations).wanted or ())
-
-    def _error(self, request: PodRequest) -> InvalidField | NoFit | None:
-        try:
-            self.check(request)
-        except (InvalidField, NoFit) as error:
-            return error
-        return None
 
 
 PLANNED_ELSEWHERE = "PlannedElsewhere"
@@ -164,7 +157,7 @@ class Scheduler:
         """
         self.view = view
         self.passes = passes
-        self.checks = PodChecks(view.offers, ranks_as_hami=isinstance(view.scorer, HamiScorer))
+        self.checks = PodChecks(view.offers, ranks_as_hami=view.scorer is HAMI)
         """Refuses invalid pods."""
         self._behind = behind
         self._planned_node = planned
@@ -177,15 +170,15 @@ class Scheduler:
         self._decisions = DecisionCache(view, self._classes, self._planned.refusal)
         self.lone = WaitingPods(view, self._classes.of)
         """Judges pods without other pending pods."""
-        self._asked: OrderedDict[object, Sequence[NodeName]] = OrderedDict()
+        self._asked = RecentDict[object, Sequence[NodeName]](GANGS_KEPT)
         """
         Gang, pod class and constraints -> the nodes of the last call: the scheduler's other filters exclude all others.
         """
-        self._nominated: OrderedDict[tuple[str, NodeName], float] = OrderedDict()
+        self._nominated = RecentDict[tuple[str, NodeName], float](NOMINATED_KEPT)
         """UID of a pod and its nominated node -> monotonic second of its first refusal there."""
 
     async def prepare(self, pod: PodToSchedule) -> None:
-        """As `Scheduling.prepare`."""
+        """As `SchedulingApi.prepare`."""
         turns = self.view.turns()
         while True:
             await self.view.catch_up()
@@ -198,9 +191,11 @@ class Scheduler:
     def filter(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
     ) -> Filtered:
-        """As `Scheduling.filter`. Raises NotReadYet."""
+        """As `SchedulingApi.filter`. Raises NotReadYet."""
         request = self._request(pod)
-        self._note_asked(pod, request, nodes)
+        if GANG in pod.request.annotations and len(nodes) > 1:  # a single node may be the nominated one
+            known = self.view.nodes
+            self._asked[key_of_gang(pod, request)] = tuple(known[node].name for node in nodes if node in known)
         return self._filter(pod, request, nodes, labels)
 
     def _filter(
@@ -274,25 +269,24 @@ class Scheduler:
         if not number:
             self._nominated.pop((pod.uid, node), None)
             return number
-        since = self._nominated.setdefault((pod.uid, node), self.view.now)
-        if len(self._nominated) > NOMINATED_KEPT:
-            self._nominated.popitem(last=False)
-        if self.view.now < since + NOMINATED_SECONDS:
+        if (pod.uid, node) not in self._nominated:
+            self._nominated[pod.uid, node] = self.view.now
+        if self.view.now < self._nominated[pod.uid, node] + NOMINATED_SECONDS:
             raise VictimsTerminating(node)
         return number
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
-        """As `Scheduling.prioritize`; a node that is not known has 0, and one that comes last. Raises NotReadYet."""
+        """As `SchedulingApi.prioritize`; 0 for an unknown node and one that comes last. Raises NotReadYet."""
         request = self._request(pod)
         self._decisions.codes(request)
         return request.keys.scores_among(self.view, nodes, self.lone.last_for(pod.uid))
 
     async def best(self, pod: PodToSchedule, chosen: NodeName | None = None) -> Sequence[NodeName]:
         """
-        Returns all nodes that would admit the pod, the best first. If equal pods of its gang were filtered, these are the
-        nodes of that call, because only the scheduler knows all of its filters. Else they are the nodes that Kubernetes'
-        filters allow as far as known, and the node that the scheduler has `chosen` now. Yields to the event loop, as
-        `prepare`. Raises as `filter` does.
+        Returns the nodes that would admit the pod, the best first. If equal pods of its gang were filtered, these are nodes
+        of that call, because only the scheduler knows all of its filters. Else they are nodes that Kubernetes' filters
+        allow as far as known. The node that the scheduler has `chosen` now is added. Yields to the event loop, as `prepare`.
+        Raises as `filter` does.
         """
         await self.prepare(pod)
         request = self._request(pod)
@@ -306,7 +300,7 @@ class Scheduler:
         return sorted(passed, key=lambda node: (-scores[node], node))
 
     async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
-        """As `Scheduling.preempt`. Raises NotReadYet."""
+        """As `SchedulingApi.preempt`. Raises NotReadYet."""
         await self.view.catch_up()
         request = self._request(pod, quota=False)
         turns = self.view.turns()
@@ -330,7 +324,7 @@ class Scheduler:
         await self.view.catch_up()
         request = self._request(pod)
         view = self.view.nodes.get(node)
-        holds = self.view.holds(node)
+        holds = self.view.pods_on(node)
         uids = frozenset({pod.uid}) | holds.assumed  # binds of a node reserve one after the other
         if view is not None and holds.is_empty:  # no pod is pending, and nothing is held in addition to the facts
             return self._decisions.judge(request, view) or await self.lone.refusal(node, pod)
@@ -342,14 +336,15 @@ class Scheduler:
         planned = self._planned.on(view)
         moving = uids | {each.uid for each, _ in waiting} | {each.uid for each in planned}
         pending = [
-            self._planned.pending_pod(str(place), self._classes.of(each), view, fixed.rules, must_fit=must_fit)
+            pending_pod(str(place), pod_class, pod_class.of(view.kind, self.view), must_fit=must_fit)
             for place, (each, must_fit) in enumerate(((pod, True), *waiting))
+            for pod_class in (self._classes.of(each),)
         ]
         if not planned and holds.pending <= moving and fit_as_equals(fixed.state, pending):
             return ""
         code = self._judge_without(request, node, uids)
         if code:  # a container that is not known yet is counted beside what is reserved for its pod
-            return PODS_PENDING if given_to_unknown(facts) else code
+            return PODS_PENDING if devices_of_unknown_containers(facts) else code
         is_planned = any(each.uid == pod.uid for each in planned)
         if not waiting and not is_planned:
             return self._crowds(request, node, uids) or await self.lone.refusal(node, pod)
@@ -365,7 +360,7 @@ class Scheduler:
     def would_admit_without(self, node: NodeName, pod: PodToSchedule, uids: Collection[str]) -> bool:
         """Whether the node would admit the pod without these pods of it. Raises as `filter` does."""
         request = self._request(pod, quota=False)
-        return not self._refusal_without(pod, request, node, {*uids, *self.view.holds(node).assumed})
+        return not self._refusal_without(pod, request, node, {*uids, *self.view.pods_on(node).assumed})
 
     def _refusal_without(self, pod: PodToSchedule, request: PodClass, node: NodeName, uids: Collection[str]) -> str:
         """Returns the code of a node's refusal of the pod without these pods; empty if it would admit the pod then."""
@@ -377,16 +372,6 @@ class Scheduler:
         """As `PlannedPods.refusal`, of a node that may not be offered."""
         view = self.view.nodes.get(node)
         return "" if view is None else self._planned.refusal(request, view, gone)
-
-    def _note_asked(self, pod: PodToSchedule, request: PodClass, nodes: Sequence[NodeName]) -> None:
-        """Keeps the nodes of a call. A single node may be the nominated one, so it is not kept."""
-        if GANG in pod.request.annotations and len(nodes) > 1:
-            key = key_of_gang(pod, request)
-            known = self.view.nodes
-            self._asked[key] = tuple(known[node].name for node in nodes if node in known)  # no copies of the names
-            self._asked.move_to_end(key)
-            if len(self._asked) > GANGS_KEPT:
-                self._asked.popitem(last=False)
 
     def _request(self, pod: PodToSchedule, *, quota: bool = True) -> PodClass:
         """
@@ -414,8 +399,7 @@ class Scheduler:
         asked = request.of(view.kind, self.view)
         if asked.unlisted:
             return asked.unlisted
-        facts = without_pods(self.view.facts(node), uids, self.view.holds(node).names_of(uids))
-        return decide_code(self.view.basis_of(facts, uids).state, asked.demand)
+        return decide_code(self.view.basis_of(self.view.facts_without(node, uids), uids).state, asked.demand)
 
 
 def refused_before(request: PodClass, version: int, nodes: Sequence[NodeName]) -> RefusedByAll | None:

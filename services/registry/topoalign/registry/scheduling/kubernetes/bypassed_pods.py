@@ -1,13 +1,11 @@
 """
 Finds pods that kube-scheduler has bound without the extender, because its `managedResources` lacks their resources.
 
-These are pods that the watch reported without a node and then on a node of topoalign, that request a resource which the node
-offers and name our scheduler, and for which no registry has a reservation. The extender reserves before it binds, and all
-registries see all reservations. A pod is checked some seconds after its bind, because the bus may deliver the reservation
-after the API server reports the Binding.
+Such a pod names our scheduler, waited and was then bound to a node of topoalign, requests a resource that the node offers,
+and has no reservation of any registry: the extender reserves before it binds. A pod is checked some seconds after its bind,
+because the bus may deliver the reservation after the API server reports the Binding.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection
 
 import structlog
@@ -17,11 +15,12 @@ from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import PodEvent, SeenPod
+from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.binding.binding import DEFAULT_SCHEDULER
 
 CHECK_SECONDS = 15.0
-"""A pod is checked after this time, at most twice as long. Before that, a node without an answer is known, because the bus
-may be disconnected then."""
+"""A pod is checked after this time, or at most twice as long. Within it a node that does not answer is known: the bus may be
+disconnected."""
 NOTED_SECONDS = 3600.0
 """How long a resource is noted after the last such pod."""
 MOST_REMEMBERED = 10_000
@@ -43,31 +42,28 @@ class BypassedPods:
     ) -> None:
         """
         `report` writes an Event. `offered`: what a node offers; empty if its allocator does not answer. `behind`: why
-        reservations are missing. `scheduler`: as for `check_scheduler_and_node`.
+        reservations are missing. `scheduler`: the configured name, or empty.
         """
         self._clock = clock
         self._report = report
         self._offered = offered
         self._behind = behind
         self._schedulers = {DEFAULT_SCHEDULER, scheduler or DEFAULT_SCHEDULER}
-        self._reserved = OrderedDict[str, None]()
-        """UIDs of pods with a present or former reservation, the oldest first."""
+        self._reserved = RecentDict[str, None](MOST_REMEMBERED)
+        """UIDs of pods with a present or former reservation."""
         self._bound: dict[str, tuple[SeenPod, NodeName]] = {}
         """Pods that were bound since the last check, without a reservation that was known then."""
         self._noted: dict[ResourceName, float] = {}
         """Resource that `managedResources` lacks -> when a pod was last bound so, in monotonic seconds."""
 
     def observe(self, event: ReservationsChanged) -> None:
-        """Takes changed reservations of a node: the pods of the event are or were reserved."""
+        """Notes the pods of changed reservations, which are or were reserved."""
         uids = (each.pod_uid for each in event.reservations)
         for uid in (*uids, *event.consumed, *event.expired, *event.cancelled):
             self._reserved[uid] = None
-            self._reserved.move_to_end(uid)
-        while len(self._reserved) > MOST_REMEMBERED:
-            self._reserved.popitem(last=False)
 
     def note_bound(self, pod: SeenPod, node: NodeName) -> None:
-        """Takes a pod that was reported without a node and is now on this one."""
+        """Notes a pod that waited and is now bound to this node."""
         if pod.uid not in self._reserved and (pod.scheduler or DEFAULT_SCHEDULER) in self._schedulers:
             self._bound[pod.uid] = pod, node
 

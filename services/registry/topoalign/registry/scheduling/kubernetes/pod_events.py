@@ -1,22 +1,106 @@
 """
-Writes Events of pods in addition to the scheduler's: the reservation, why a bind failed, and why no node admits the pod,
-with the counts that the scheduler's texts must not have.
+Writes Kubernetes Events of pods: their reservation, why a bind failed, why no node admits them, and what went past us.
 
-An Event changes no pod and triggers no retry. `EventWriter` bounds their number.
+They are additions to the scheduler's Events, with the counts that the scheduler's texts must not have. An Event changes no
+pod and triggers no retry.
+
+A task of its own writes them, and nothing waits for it. The same Event of the same pod is written once in ten minutes, and
+not while it exists: all replicas use the same name. At most 60 are written at once and then two a second, because the
+cluster's own store keeps them; more are dropped and counted. A failed Event is not written again.
 """
 
+from asyncio import Queue
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
+import anyio
+import anyio.lowlevel
+import structlog
+
 from topoalign.core.model.errors import TopoalignError, clean, quoted
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.reservations import Reservation
-from topoalign.registry.ports import PodEvent
+from topoalign.core.ports import Clock
+from topoalign.registry.ports import KubernetesApi, PodEvent
+from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.scheduling_api import BindsPods, PodToSchedule
 
+AGAIN_SECONDS = 600.0
+"""An Event exists for an hour; a repetition within ten minutes adds nothing."""
+BURST = 60
+BURST_SECONDS = 30.0
+MOST_REMEMBERED = 10_000
+MOST_WAITING = 100
 MOST_CODES = 5
 """Reasons that an Event names."""
+
+log = structlog.get_logger("topoalign.registry.scheduling")
+
+
+class TokenBucket:
+    """
+    A bucket of `most` tokens, which fills up within `seconds`.
+
+    Example: 6 in 60 s allows six at once, and then one every ten seconds.
+    """
+
+    def __init__(self, clock: Clock, most: int, seconds: float) -> None:
+        self._clock = clock
+        self._most = most
+        self._each = seconds / most
+        self._full_at = clock.monotonic()
+        """Monotonic seconds at which the bucket is full."""
+
+    def take(self) -> bool:
+        """Takes a token; False if there is none."""
+        if self.wait() > 0:
+            return False
+        self._full_at = max(self._full_at, self._clock.monotonic()) + self._each
+        return True
+
+    def wait(self) -> float:
+        """Seconds until there is a token."""
+        missing = max(0.0, self._full_at - self._clock.monotonic())
+        return max(0.0, missing - (self._most - 1) * self._each)
+
+
+class EventWriter:
+    """Writes Events of pods; `run` it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.counts: Counter[str] = Counter()
+        """`written`, `repeated`, `dropped`, `failed`."""
+        self._clock = clock
+        self._bucket = TokenBucket(clock, BURST, BURST_SECONDS)
+        self._written = RecentDict[tuple[str, str, str], float](MOST_REMEMBERED)
+        """`PodEvent.key` -> monotonic seconds of its last write."""
+        self._waiting = Queue[PodEvent](MOST_WAITING)
+
+    def submit(self, report: PodEvent) -> None:
+        """Queues an Event, unless one of the same key was written recently."""
+        now = self._clock.monotonic()
+        last = self._written.get(report.key)
+        if last is not None and now < last + AGAIN_SECONDS:
+            self.counts["repeated"] += 1
+        elif self._waiting.full() or not self._bucket.take():
+            self.counts["dropped"] += 1
+        else:
+            self._written[report.key] = now
+            self._waiting.put_nowait(report)
+
+    async def run(self, api: KubernetesApi) -> None:
+        """Writes queued Events to this API server until cancelled."""
+        while True:
+            report = await self._waiting.get()
+            await anyio.lowlevel.checkpoint()  # the call that it is about is answered first
+            try:
+                await api.report(report)
+            except TopoalignError as error:
+                self.counts["failed"] += 1
+                log.info("an event was not written", reason=report.reason, finding=error.finding)
+            else:
+                self.counts["written"] += 1
 
 
 class BindEvents:
@@ -39,7 +123,7 @@ class BindEvents:
         self._claim = claim
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
-        """As `Scheduling.bind`."""
+        """As `BindsPods.bind`."""
         try:
             with self._claim(uid, node):
                 await self._binder.bind(namespace, name, uid, node)
@@ -50,50 +134,35 @@ class BindEvents:
             )
             raise
         reservation = self._reserved(uid).get(node)
-        devices = [] if reservation is None else list_reserved_devices(reservation)
+        devices = [
+            device
+            for container in (reservation.containers if reservation is not None else ())
+            for by_resource in (container.devices, container.co_allocated)
+            for ids in by_resource.values()
+            for device in ids
+        ]
         if devices:
             note = f"reserved on {clean(node)}: {quoted(devices)}"
             self._submit(PodEvent(namespace=namespace, name=name, uid=uid, reason="DevicesReserved", note=note))
 
 
-class RefusalEvents:
-    """Writes Events about pods that no node admits."""
-
-    def __init__(self, submit: Callable[[PodEvent], None], nodes: Collection[NodeName]) -> None:
-        """`submit` queues an Event. `nodes`: those of Kubernetes."""
-        self._submit = submit
-        self._nodes = nodes
-
-    def refuse(self, pod: PodToSchedule, counts: Counter[str]) -> None:
-        """Writes an Event that no node admits the pod. `counts`: label of a refusal -> the number of nodes."""
-        namespace = pod.request.namespace
-        name = pod.request.name
-        why = "; ".join(f"{label} on {count}" for label, count in counts.most_common(MOST_CODES))
-        asked = f"{counts.total()} node{'s' if counts.total() != 1 else ''} that the scheduler asked about"
-        note = (
-            f"none of the {asked} (the cluster has {len(self._nodes)}) admits the pod: {why}; "
+def refusal_event(pod: PodToSchedule, counts: Counter[str], nodes: Collection[NodeName]) -> PodEvent:
+    """
+    The Event that no node admits a pod. `counts`: label of a refusal -> the number of nodes; `nodes`: those of Kubernetes.
+    """
+    namespace = pod.request.namespace
+    name = pod.request.name
+    why = "; ".join(f"{label} on {count}" for label, count in counts.most_common(MOST_CODES))
+    asked = f"{counts.total()} node{'s' if counts.total() != 1 else ''} that the scheduler asked about"
+    return PodEvent(
+        namespace=namespace,
+        name=name,
+        uid=pod.uid,
+        reason="NoNodeFits",
+        note=(
+            f"none of the {asked} (the cluster has {len(nodes)}) admits the pod: {why}; "
             f"see `topoalign why {clean(namespace)}/{clean(name)}`"
-        )
-        identity = " ".join(sorted(counts))  # counts change with every pod of the cluster
-        self._submit(
-            PodEvent(
-                namespace=namespace,
-                name=name,
-                uid=pod.uid,
-                reason="NoNodeFits",
-                note=note,
-                identity=identity,
-                kind="Warning",
-            )
-        )
-
-
-def list_reserved_devices(reservation: Reservation) -> list[str]:
-    """Returns all reserved devices of a pod, container by container."""
-    return [
-        device
-        for container in reservation.containers
-        for devices in (container.devices, container.co_allocated)
-        for ids in devices.values()
-        for device in ids
-    ]
+        ),
+        identity=" ".join(sorted(counts)),  # counts change with every pod of the cluster
+        kind="Warning",
+    )

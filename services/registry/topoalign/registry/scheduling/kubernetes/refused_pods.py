@@ -1,23 +1,21 @@
 """
 Counts pods that a node refused after they were bound, and deletes them if configured.
 
-The kubelet sets such a pod to Failed, with a reason, and it is not scheduled again: its controller creates another one. Its
-reservation ends at once. If configured, pods of controllers are deleted, six a minute, so that a controller that creates
-pods faster than nodes can admit them does not fill the cluster with failed ones.
+The kubelet sets such a pod to Failed, with a reason, and its controller creates another one. The deletion of these pods,
+six a minute, keeps the cluster from filling with failed pods if a controller creates them faster than nodes admit them.
 """
 
 from asyncio import Queue
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from collections.abc import Callable
 
 import structlog
 
 from topoalign.core.model.errors import TopoalignError, clean
-from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import KubernetesApi, PodEvent, SeenPod
-from topoalign.registry.scheduling.kubernetes.requeue import RequeueBucket
+from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
+from topoalign.registry.scheduling.kubernetes.pod_events import TokenBucket
 
 REFUSALS = frozenset(
     {
@@ -42,25 +40,6 @@ MOST_WAITING = 1000
 log = structlog.get_logger("topoalign.registry.scheduling")
 
 
-class Cancelling(Protocol):
-    """The reservations, as far as they are needed here."""
-
-    def of_pod(self, uid: str) -> Mapping[NodeName, object]:
-        """Returns the reservations of this pod, by node."""
-
-    def behind(self) -> str | None:
-        """Why the reservations are not known yet."""
-
-    def pods(self) -> Mapping[str, tuple[str, str]]:
-        """Returns UID -> namespace and name of all reserved pods."""
-
-    def forget(self, node: NodeName) -> None:
-        """Forgets a node that is gone, unless it has reservations."""
-
-    async def cancel(self, uid: str, nodes: Collection[NodeName] | None = None) -> None:
-        """Ends the reservations of this pod, on these nodes or on all. Raises a TopoalignError."""
-
-
 def was_refused(pod: SeenPod) -> bool:
     """Whether the node that the pod is bound to has refused it."""
     return pod.phase == "Failed" and (pod.reason in REFUSALS or pod.reason.startswith(OTHERS))
@@ -73,8 +52,8 @@ class RefusedPods:
         self,
         api: KubernetesApi,
         clock: Clock,
-        reservations: Cancelling,
-        submit: Callable[[PodEvent], None] = lambda report: None,
+        reservations: ClusterReservations,
+        submit: Callable[[PodEvent], None],
         *,
         delete: bool,
     ) -> None:
@@ -87,11 +66,11 @@ class RefusedPods:
         self._reservations = reservations
         self._delete = delete
         self._submit = submit
-        self._bucket = RequeueBucket(clock, DELETED, DELETED_SECONDS)
+        self._bucket = TokenBucket(clock, DELETED, DELETED_SECONDS)
         self._waiting = Queue[SeenPod](MOST_WAITING)
 
-    def take(self, pod: SeenPod) -> None:
-        """Takes a pod that a node has refused."""
+    def note(self, pod: SeenPod) -> None:
+        """Counts and reports a pod that a node has refused."""
         reserved = bool(self._reservations.of_pod(pod.uid))
         reason = pod.reason if pod.reason in REFUSALS else OTHERS
         self.counts[reason, reserved] += 1
@@ -103,7 +82,7 @@ class RefusedPods:
             reason=clean(pod.reason),
             reserved=reserved,
         )
-        self._submit(report_of(pod, reserved))
+        self._submit(refused_event(pod, reserved))
         if self._delete and pod.controller and not pod.deleting and not self._waiting.full():
             self._waiting.put_nowait(pod)
 
@@ -113,19 +92,16 @@ class RefusedPods:
             pod = await self._waiting.get()
             await self._clock.sleep(self._bucket.wait())
             self._bucket.take()
-            await self._remove(pod)
-
-    async def _remove(self, pod: SeenPod) -> None:
-        try:
-            await self._api.delete(pod.namespace, pod.name, pod.uid)
-        except TopoalignError as error:
-            log.info("a refused pod was not deleted", pod=clean(pod.name), finding=error.finding)
-        else:
-            self.deleted += 1
+            try:
+                await self._api.delete(pod.namespace, pod.name, pod.uid)
+            except TopoalignError as error:
+                log.info("a refused pod was not deleted", pod=clean(pod.name), finding=error.finding)
+            else:
+                self.deleted += 1
 
 
-def report_of(pod: SeenPod, reserved: bool) -> PodEvent:
-    """Returns the Event about a refused pod."""
+def refused_event(pod: SeenPod, reserved: bool) -> PodEvent:
+    """The Event about a refused pod."""
     now = "what was reserved for it is free again" if reserved else "it was bound without a reservation"
     return PodEvent(
         namespace=pod.namespace,

@@ -2,13 +2,12 @@
 Requeues waiting pods when resources become free without a change in the API server.
 
 kube-scheduler retries a refused pod when an object of the cluster changes, else after five minutes. No object changes when a
-reservation expires, when a node is offered again, or when a kubelet frees the devices of a pod that ended before. So an
-annotation of a node is changed. Each change requeues all waiting pods. So there is at most one change in five seconds,
-for all requests in this time, and none while no pod waits.
+reservation expires, when a node is offered again, or when a kubelet frees the devices of a pod that ended before. So this
+module changes an annotation of a node, which requeues all waiting pods. It does so at most once in five seconds, for all
+requests in this time, and never while no pod waits.
 
-The watch reports a pod some time after the scheduler has it. So the filter may refuse a pod by an old state, and the
-state may change before the pod is reported. Therefore a request without a waiting pod is kept, and done if a pod is
-reported within `KEPT_SECONDS`.
+The watch reports a pod later than the scheduler has it. Therefore a request without a waiting pod is kept, and done if a pod
+is reported within `KEPT_SECONDS`:
 
     filter by the old state -> the node changes: request, no pod waits -> the filter refuses -> the pod is reported: requeue
 """
@@ -22,34 +21,6 @@ from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import KubernetesApi
-
-
-class RequeueBucket:
-    """
-    A token bucket of `most` tokens, which fills up within `seconds`.
-
-    Example: 6 in 60 s allows six at once, and then one every ten seconds.
-    """
-
-    def __init__(self, clock: Clock, most: int, seconds: float) -> None:
-        self._clock = clock
-        self._most = most
-        self._each = seconds / most
-        self._full_at = clock.monotonic()
-        """Monotonic seconds at which the bucket is full."""
-
-    def take(self) -> bool:
-        """Takes a token; False if there is none."""
-        if self.wait() > 0:
-            return False
-        self._full_at = max(self._full_at, self._clock.monotonic()) + self._each
-        return True
-
-    def wait(self) -> float:
-        """Seconds until there is a token."""
-        missing = max(0.0, self._full_at - self._clock.monotonic())
-        return max(0.0, missing - (self._most - 1) * self._each)
-
 
 PAUSE = 5.0
 """Seconds between two changes, failed ones included."""
@@ -70,18 +41,19 @@ class Requeue:
         self._waiting = waiting
         self._nodes = nodes
         self._why = ""
+        """The last open request; empty: none."""
         self._since = 0.0
-        """The last open request, and its monotonic seconds."""
+        """Monotonic seconds of this request."""
         self._news = anyio.Event()
 
     def ask(self, why: str) -> None:
-        """Requests a requeue, because refused pods may fit now. `why` is a word for operators who look at the node."""
+        """Requests a requeue, because refused pods may fit now. `why`: a word for operators who look at the node."""
         self._why = why
         self._since = self._clock.monotonic()
         self._news.set()
 
-    def show(self) -> None:
-        """Takes a pod that waits now."""
+    def note_waiting(self) -> None:
+        """Notes that a pod waits now."""
         if self._why:
             self._news.set()
 

@@ -1,9 +1,9 @@
 """
 Keeps the NodeResourceTopology objects of the nodes up to date, for scheduler plugins that read them.
 
-Every ten seconds the changed nodes are written, one after the other, twenty a second; an object that would be
-the same is not. Each belongs to its Node, so that Kubernetes deletes it with the node. What cannot be written is tried
-again, after all others; where the cluster does not have the kind, after a minute.
+Every ten seconds the changed objects are written, one after the other, twenty a second. Each belongs to its Node, so that
+Kubernetes deletes it with the node. An object that could not be written is written again after all others, or after a minute
+if the cluster does not have the kind.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ class TopologyObjects:
     ) -> None:
         """`uid_of`: the UID of a Kubernetes Node; None: there is no such Node, so nothing is written."""
         self.written = 0
-        """How many objects were written."""
+        """Number of objects."""
         self._api = api
         self._clock = clock
         self._view = view
@@ -42,7 +42,7 @@ class TopologyObjects:
         self._version = 0
         """The version of the view up to which changes were processed."""
         self._due: dict[NodeName, None] = {}
-        """Nodes to look at, in the order in which they are written."""
+        """Nodes with changes, in the order in which they are written."""
         self._last: dict[NodeName, dict[str, Any]] = {}
         """Node -> the object written last."""
 
@@ -62,10 +62,7 @@ class TopologyObjects:
                 log.warning("a NodeResourceTopology was not written", finding=error.finding)
 
     async def _write_due(self) -> None:
-        """
-        Writes the due objects. Raises as `apply_topology`; then the rest stays due, and the node that failed comes
-        last.
-        """
+        """Writes the due objects. After an error of `apply_topology` the rest stays due, and the failed node comes last."""
         for node in tuple(self._due):
             made = self._object(node)
             del self._due[node]

@@ -1,10 +1,9 @@
 """
-Finds nodes that topoalign does not run, such as those of NVIDIA's device plugin. The extender lets pods pass to them.
+Finds nodes that topoalign does not manage, such as those of NVIDIA's device plugin. The extender lets pods pass to them.
 
 A node without any published fact is unmanaged if its Node has the label `topoalign.io/managed: "false"`, or by the setting
-`TOPOALIGN_UNKNOWN_NODES`. A node with published facts is managed, whatever its label is and whether or not its allocator
-answers, because its devices would otherwise be allocated twice. This is logged once and noted. `topoalign forget` makes
-a node that was moved away unmanaged.
+`TOPOALIGN_UNKNOWN_NODES`. A node with published facts is always managed, because its devices would otherwise be allocated
+twice; a label on it is logged once and noted. `topoalign forget` makes a node that was moved away unmanaged.
 
 Pods of gangs do not pass, because the gang cannot be reserved as a whole there.
 """
@@ -19,13 +18,13 @@ from topoalign.registry.ports import SeenNode
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 MANAGED = "topoalign.io/managed"
-"""Label of a Node; `false`: topoalign does not run it."""
+"""Label of a Node; `false`: topoalign does not manage it."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class UnmanagedNodes:
-    """The nodes of Kubernetes that topoalign does not run."""
+    """The nodes of Kubernetes that topoalign does not manage."""
 
     def __init__(self, cluster: Cluster, *, pass_unknown: bool) -> None:
         """`pass_unknown`: whether nodes without the label count as well."""
@@ -43,11 +42,11 @@ class UnmanagedNodes:
         return self._nodes[node] or self._pass_unknown
 
     def passes(self, pod: PodToSchedule, node: NodeName) -> bool:
-        """Whether the pod may go to the node because topoalign does not run it."""
+        """Whether the pod may go to the node because topoalign does not manage it."""
         return node in self and GANG not in pod.request.annotations
 
     def see(self, node: SeenNode) -> NodeName | None:
-        """Takes a node of the API server. Returns it if its label has changed."""
+        """Notes a node of the API server. Returns it if its label has changed."""
         before = self._nodes.get(node.name, False)
         labelled = node.labels.get(MANAGED) == "false"
         self._nodes[node.name] = labelled
@@ -62,7 +61,7 @@ class UnmanagedNodes:
         self._logged.discard(node)
 
     def observe(self, node: NodeName) -> None:
-        """Takes a change of a node's facts, or that it was forgotten."""
+        """Logs a labelled node when its first fact arrives."""
         if self._nodes.get(node) and node not in self._logged and node in self._cluster:
             self._logged.add(node)
             log.warning(
@@ -70,7 +69,7 @@ class UnmanagedNodes:
             )
 
     def finding(self) -> str | None:
-        """Names the nodes that topoalign runs although their label is `false`; None: there are none."""
+        """Names the managed nodes with that label; None: there are none."""
         nodes = sorted(node for node, labelled in self._nodes.items() if labelled and node in self._cluster)
         if not nodes:
             return None

@@ -1,38 +1,43 @@
 """
-AdmissionReview v1 of Kubernetes: the API server's request about a pod, and the response.
+Answers AdmissionReview v1 of Kubernetes: checks a pod, and fills in what it leaves out.
 
-Created pods are checked completely. A pod that is updated, also through its subresource `status`, is checked again if
-an annotation of topoalign differs, by what it asks for: the rest was checked before, and hardly any of it may change. A
-Binding must have no annotation of topoalign: the API server copies its annotations to the pod.
+    any pod             annotations in `topoalign.io/` that users do not write: a reader could take them for ours
+    any Binding         annotations in `topoalign.io/`: the API server copies them to the pod
+    pods that request   a node of their own choice, a privileged container, another scheduler: these bypass the decision;
+    devices of ours     invalid requests and annotations, which no node would ever admit
+
+Pods with Koordinator's annotations that request GPUs by its names count as such, unless they name another scheduler: a
+kubelet ignores these names, and the containers would start without a GPU.
+
+A pod without a scheduler's name gets ours, if one is set. A container that requests slots of GPUs gets the amounts that it
+leaves out (`core.sharing.slot_defaults`), and is checked with them. No label or annotation exempts a pod, because whoever
+creates a pod can write them. Namespaces are exempted in the webhook's configuration.
+
+Created pods are checked completely. A pod that is updated, also through its subresource `status`, is checked again if an
+annotation of topoalign differs: the other checks were made before. The API server asks twice: the mutating webhook may
+change the pod, and the validating one sees it with the changes of others.
 """
 
 import base64
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 import structlog
 from starlette.routing import BaseRoute
 
-from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Unavailable, Undecodable, clean
+from topoalign.core.demand.gangs import annotation_path
+from topoalign.core.deviceshare.demand import OF_USERS, OWN_DOMAIN, is_joint
+from topoalign.core.deviceshare.koordinator_names import GPU_RESOURCES
+from topoalign.core.model.errors import BadRequest, NoFit, TopoalignError, Unavailable, Undecodable, clean, quoted
+from topoalign.core.model.ids import GPU, NIC, Namespace, ResourceName
+from topoalign.core.model.requests import PodRequest
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.sharing.quota_amounts import OverQuota
+from topoalign.core.sharing.slot_defaults import FilledIn, with_defaults
+from topoalign.kubelet.files import manifest
 from topoalign.registry.scheduling.extender.handlers import BODY_SECONDS, Call, call_route
-from topoalign.registry.scheduling.webhook.pod_review import (
-    Check,
-    Forbidden,
-    JsonPatch,
-    LeftOut,
-    Offered,
-    ReviewedPod,
-    Warn,
-    annotations_of,
-    changes_to,
-    check_binding,
-    check_update,
-    names_another,
-    no_warnings,
-    nothing_left_out,
-    paths_in_limits,
-)
+from topoalign.registry.scheduling.scheduling_api import with_counting
 
 LARGEST_REVIEW = 3 * 1024 * 1024
 """Bytes: a pod before and after an update, of 1.5 MiB each at most."""
@@ -40,25 +45,87 @@ BINDINGS = (("pods", "binding"), ("bindings", ""))
 """Resource and subresource of what is created to bind a pod; the second is the older form of the first."""
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
+DEFAULT_SCHEDULER = "default-scheduler"
+MIRROR = "kubernetes.io/config.mirror"
+"""The annotation of a pod by which a kubelet shows one of its static pods: it runs already."""
+NODES = "system:nodes"
+"""The group of kubelets."""
+PLACE = re.compile(r"spec\.(\w+)\[(\d+)\]")
+POSITION = re.compile(r"\.(\d+)(?=\.|$)")
 
 log = structlog.get_logger("topoalign.registry.webhook")
 
 
+class Forbidden(BadRequest):
+    """
+    Raised for a field that no pod may have when it is created.
+
+    `field` is its path.
+
+    Remedy: Remove the field from the manifest.
+    """
+
+    code = "Forbidden"
+
+    def __init__(self, field: str, finding: str, remedy: str) -> None:
+        self.field = field
+        super().__init__(f"{field}: {finding}", remedy)
+
+
+class SecurityContext(msgspec.Struct, frozen=True):
+    """The checked fields of a container's security context."""
+
+    privileged: bool | None = None
+
+
+class EnvVariable(msgspec.Struct, frozen=True):
+    """The checked fields of an environment variable."""
+
+    name: str = ""
+
+
+class ReviewedContainer(manifest.ManifestContainer, frozen=True, rename="camel"):
+    """The checked fields of a container."""
+
+    env: list[EnvVariable] | None = None
+    security_context: SecurityContext | None = None
+
+
+class ReviewedSpec(manifest.ManifestSpec, frozen=True, kw_only=True, rename="camel"):
+    """The checked fields of a pod's `spec`."""
+
+    containers: list[ReviewedContainer] | None = None  # type: ignore[assignment]  # of more fields
+    init_containers: list[ReviewedContainer] | None = None  # type: ignore[assignment]  # of more fields
+    node_name: str | None = None
+
+    def list_containers(self) -> Iterator[tuple[str, ReviewedContainer]]:
+        """Yields each container with its path: `spec.containers[0]`."""
+        for group, containers in (("initContainers", self.init_containers), ("containers", self.containers)):
+            for position, container in enumerate(containers or ()):
+                yield f"spec.{group}[{position}]", container
+
+
+class ReviewedPod(manifest.PodManifest, frozen=True, kw_only=True, rename="camel"):
+    """The checked fields of a pod."""
+
+    spec: ReviewedSpec | None = None
+
+
 class UserInfo(msgspec.Struct, frozen=True):
-    """Who asks for the change."""
+    """Who requests the change."""
 
     groups: list[str] | None = None
 
 
 class Resource(msgspec.Struct, frozen=True):
-    """What is changed."""
+    """The resource that is changed."""
 
     group: str = ""
     resource: str = ""
 
 
 class ReviewRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A question."""
+    """The request in a review."""
 
     uid: str
     operation: str = ""
@@ -72,7 +139,7 @@ class ReviewRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Review(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What the API server sends."""
+    """The message of the API server."""
 
     api_version: str
     kind: str
@@ -80,7 +147,7 @@ class Review(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class DenialStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Why it is denied."""
+    """Why a pod is denied."""
 
     code: int
     message: str
@@ -88,7 +155,7 @@ class DenialStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """An answer."""
+    """The response to the request of the same UID."""
 
     uid: str
     allowed: bool
@@ -96,37 +163,53 @@ class Response(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
     patch: str | None = None
     patch_type: str | None = None
     warnings: tuple[str, ...] | None = None
-    """What the client shows to whoever created the pod."""
+    """Shown by the client that creates the pod."""
 
 
 class ReviewAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What the API server reads."""
+    """The message to the API server."""
 
     api_version: str = API_VERSION
     kind: str = KIND
     response: Response
 
 
+class JsonPatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the pod, as JSON Patch (RFC 6902) has it."""
+
+    op: str = "add"
+    path: str
+    value: object
+
+    @property
+    def field(self) -> str:
+        """The path as errors have it: `spec.containers[0].resources.limits[nvidia.com/gpucores]`."""
+        path = POSITION.sub(r"[\1]", self.path[1:].replace("/", "."))
+        before, limits, name = path.partition(".limits.")
+        return f"{before}.limits[{name.replace('~1', '/')}]" if limits else path
+
+
 class Webhook:
-    """
-    Checks pods; `scheduler`: the name of topoalign's, empty if none is required; `check`, `left_out`: as of `changes_to`;
-    `check_updated`: as `check`, of a pod that is there already; `warn`: what of a new pod probably means something else.
-    """
+    """Checks pods for one cluster."""
 
     def __init__(
         self,
         scheduler: str,
-        offered: Offered,
-        check: Check = check_pod,
-        left_out: LeftOut = nothing_left_out,
+        offered: Callable[[ResourceName], bool],
+        check: Callable[[PodRequest], object] = check_pod,
+        left_out: Callable[[PodRequest], Sequence[FilledIn]] = lambda pod: (),
         *,
-        check_updated: Check = check_pod,
-        warn: Warn = no_warnings,
-        seconds: float = BODY_SECONDS,
+        check_updated: Callable[[PodRequest], object] = check_pod,
+        warn: Callable[[Mapping[str, str], Mapping[ResourceName, str]], tuple[str, ...]] = lambda notes, limits: (),
     ) -> None:
+        """
+        `scheduler`: the name of topoalign's, empty if none is required. `offered`: whether some node offers a resource.
+        `check` raises an error for a new pod that the cluster cannot run, `check_updated` for one that exists. `left_out`:
+        the amounts that a pod with slots of GPUs leaves out. `warn` returns the probable mistakes of a new pod, from its
+        annotations and the paths of its limits.
+        """
         self._scheduler = scheduler
         self._offered = offered
-        self._seconds = seconds
         self._check = check
         self._left_out = left_out
         self._check_updated = check_updated
@@ -134,91 +217,179 @@ class Webhook:
 
     def routes(self) -> list[BaseRoute]:
         """`/webhook` for the mutating configuration, `/webhook/validate` for the validating one, which takes no changes."""
-        calls: dict[str, Call] = {
-            "/webhook": self.mutate,
-            "/webhook/validate": self.validate,
-        }
-        return [call_route(path, call, LARGEST_REVIEW, self._seconds) for path, call in calls.items()]
+        calls: dict[str, Call] = {"/webhook": self.mutate, "/webhook/validate": self.validate}
+        return [call_route(path, call, LARGEST_REVIEW, BODY_SECONDS) for path, call in calls.items()]
 
     async def mutate(self, body: bytes) -> bytes:
-        """Whether the pod is allowed, and what is filled in of it."""
+        """Answers whether the pod is allowed, with the changes of it."""
         return self._answer(body, mutating=True)
 
     async def validate(self, body: bytes) -> bytes:
-        """Whether the pod is allowed as it is now. What it leaves out of slots is not asked for: it can be meant without."""
+        """Answers whether the pod is allowed as it is now. It may leave out amounts."""
         return self._answer(body, mutating=False)
 
     def _answer(self, body: bytes, *, mutating: bool) -> bytes:
-        asked = read_review(body)
         try:
-            changes = self._judge(asked, self._left_out if mutating else nothing_left_out)
+            review = msgspec.json.decode(body, type=Review)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Undecodable("the review", clean(str(error), 200)) from error
+        if (review.api_version, review.kind) != (API_VERSION, KIND):
+            raise Undecodable("the review", f"not an {KIND} of {API_VERSION}")
+        asked = review.request
+        try:
+            changes = self._judge(asked, mutating=mutating)
             if changes and not mutating:
                 change = changes[0]
                 raise Forbidden(change.field, f"is not {clean(str(change.value))}", "leave it to the mutating webhook")
         except (BadRequest, NoFit, Unavailable) as error:
             log.info("pod denied", namespace=asked.namespace, code=error.code, finding=error.finding)
-            return denied(asked.uid, error)
-        return allow_pod(asked.uid, changes, self._warnings(asked))
+            return msgspec.json.encode(ReviewAnswer(response=deny_pod(asked.uid, error)))
+        # The API server shows each warning once, whichever webhook returns it.
+        response = Response(uid=asked.uid, allowed=True, warnings=self._warnings(asked) or None)
+        if changes:
+            patch = base64.b64encode(msgspec.json.encode(changes)).decode()
+            response = msgspec.structs.replace(response, patch=patch, patch_type="JSONPatch")
+        return msgspec.json.encode(ReviewAnswer(response=response))
 
-    def _judge(self, asked: ReviewRequest, left_out: LeftOut) -> list[JsonPatch]:
+    def _judge(self, asked: ReviewRequest, *, mutating: bool) -> list[JsonPatch]:
+        """Returns the changes of a pod. Raises Forbidden, InvalidField and the errors of the checks for a denied one."""
+        pod = asked.object
         resource = asked.resource.resource
-        if asked.resource.group or asked.object is None:
+        if asked.resource.group or pod is None:
             return []
         if (resource, asked.sub_resource) in BINDINGS:
-            check_binding(asked.object)
+            for key in sorted(own_annotations(annotations_of(pod))):
+                where = annotation_path(clean(key))
+                raise Forbidden(where, "is not for a Binding to set", "write it when the pod is created")
             return []
         if resource != "pods":
             return []
-        if asked.operation != "CREATE" or asked.sub_resource:
-            check_update(
-                asked.object, asked.old_object, asked.namespace, self._scheduler, self._offered, self._check_updated
-            )
+        if asked.operation == "CREATE" and not asked.sub_resource:
+            return self._judge_new(pod, asked, mutating=mutating)
+        new = annotations_of(pod)
+        old = annotations_of(asked.old_object)
+        check_own_annotations(new, old)
+        if own_annotations(new) != own_annotations(old) and self._requests_ours(pod):
+            self._check_updated(reviewed_request(pod, asked.namespace))
+        return []
+
+    def _judge_new(self, pod: ReviewedPod, asked: ReviewRequest, *, mutating: bool) -> list[JsonPatch]:
+        check_own_annotations(annotations_of(pod), {})
+        if pod.spec is None or not self._requests_ours(pod):
             return []
-        groups = frozenset(asked.user_info.groups or ())
-        return changes_to(asked.object, asked.namespace, groups, self._scheduler, self._offered, self._check, left_out)
+        if NODES in (asked.user_info.groups or ()) and MIRROR in annotations_of(pod):
+            return []
+        check_no_bypass(pod.spec)
+        request = reviewed_request(pod, asked.namespace)
+        filled = self._left_out(request) if mutating else ()
+        self._check(with_defaults(request, filled) if filled else request)
+        changes = [change for each in filled for change in changes_of(each, pod.spec)]
+        if not self._scheduler or pod.spec.scheduler_name == self._scheduler:
+            return changes
+        if pod.spec.scheduler_name in (None, "", DEFAULT_SCHEDULER):
+            return [JsonPatch(path="/spec/schedulerName", value=self._scheduler), *changes]
+        finding = f"{quoted([pod.spec.scheduler_name])} does not know which devices fit together"
+        raise Forbidden("spec.schedulerName", finding, f"leave it out, or name {self._scheduler}")
+
+    def _requests_ours(self, pod: ReviewedPod) -> bool:
+        """Whether the pod requests devices that topoalign allocates."""
+        if pod.spec is None:
+            return False
+        names = [
+            ResourceName(name)
+            for _, container in pod.spec.list_containers()
+            if container.resources is not None
+            for amounts in (container.resources.limits, container.resources.requests)
+            for name in amounts or ()
+        ]
+        for name in names:
+            if name in (GPU, NIC) or name.startswith(OWN_DOMAIN) or ("/" in name and self._offered(name)):
+                return True
+        # A pod that requests GPUs by Koordinator's names; Koordinator's own pods name its scheduler.
+        return (
+            is_joint(annotations_of(pod))
+            and pod.spec.scheduler_name in (None, "", DEFAULT_SCHEDULER, self._scheduler)
+            and any(name in GPU_RESOURCES for name in names)
+        )
 
     def _warnings(self, asked: ReviewRequest) -> tuple[str, ...]:
-        """Those about a pod that is created. The API server shows each text once, whichever webhook returns it."""
+        """The warnings about a pod that is created for our scheduler."""
         pod = asked.object
         if (asked.resource.group, asked.resource.resource, asked.sub_resource) != ("", "pods", "") or pod is None:
             return ()
-        if asked.operation != "CREATE" or pod.spec is None or names_another(pod.spec, self._scheduler):
+        if asked.operation != "CREATE" or pod.spec is None:
             return ()
-        return self._warn(annotations_of(pod), paths_in_limits(pod.spec))
+        if self._scheduler and pod.spec.scheduler_name not in (None, "", DEFAULT_SCHEDULER, self._scheduler):
+            return ()
+        paths = {
+            ResourceName(name): where
+            for where, container in pod.spec.list_containers()
+            if container.resources is not None
+            for name in container.resources.limits or ()
+        }
+        return self._warn(annotations_of(pod), paths)
 
 
-def read_review(body: bytes) -> ReviewRequest:
-    """The question. Raises Undecodable."""
-    try:
-        review = msgspec.json.decode(body, type=Review)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Undecodable("the review", clean(str(error), 200)) from error
-    if (review.api_version, review.kind) != (API_VERSION, KIND):
-        raise Undecodable("the review", f"not an {KIND} of {API_VERSION}")
-    return review.request
+def check_own_annotations(new: Mapping[str, str], old: Mapping[str, str]) -> None:
+    """Raises Forbidden for an annotation of ours that is new or changed and that users do not write."""
+    for key in sorted(new):
+        if key.startswith(OWN_DOMAIN) and key not in OF_USERS and new[key] != old.get(key):
+            raise Forbidden(
+                annotation_path(clean(key)),
+                "is not for users to write",
+                f"leave it out; users write {', '.join(OF_USERS)}",
+            )
 
 
-def allow_pod(uid: str, changes: list[JsonPatch], warnings: tuple[str, ...] = ()) -> bytes:
-    """The answer that allows the pod, with these changes and warnings."""
-    response = Response(uid=uid, allowed=True, warnings=warnings or None)
-    if changes:
-        patch = base64.b64encode(msgspec.json.encode(changes)).decode()
-        response = msgspec.structs.replace(response, patch=patch, patch_type="JSONPatch")
-    return encode_review(response)
+def check_no_bypass(spec: ReviewedSpec) -> None:
+    """Raises Forbidden for a pod that would get devices without the scheduler, or all devices of its node."""
+    if spec.node_name:
+        raise Forbidden("spec.nodeName", "the pod would not pass the scheduler", "use a nodeSelector or affinity")
+    for where, container in spec.list_containers():
+        if container.security_context is not None and container.security_context.privileged:
+            field = f"{where}.securityContext.privileged"
+            raise Forbidden(
+                field, "a privileged container has all devices of its node", "add the capabilities it needs"
+            )
 
 
-def denied(uid: str, error: TopoalignError) -> bytes:
-    """The answer that denies the pod."""
+def reviewed_request(pod: ReviewedPod, namespace: str) -> PodRequest:
+    """The request of the pod. Raises InvalidField for amounts that cannot be read."""
+    request = with_counting(manifest.request_from_pod(pod))
+    return msgspec.structs.replace(request, namespace=Namespace(namespace) if namespace else request.namespace)
+
+
+def changes_of(filled: FilledIn, spec: ReviewedSpec) -> Iterator[JsonPatch]:
+    """Yields the changes of one container. A variable that it sets itself stays."""
+    found = PLACE.fullmatch(filled.where)
+    assert found is not None, "spec.containers[0]"
+    at = f"/spec/{found[1]}/{found[2]}"
+    for name, amount in filled.limits.items():
+        yield JsonPatch(path=f"{at}/resources/limits/{name.replace('~', '~0').replace('/', '~1')}", value=str(amount))
+    env = list(dict(spec.list_containers())[filled.where].env or ())
+    for variable in ({"name": name, "value": value} for name, value in filled.environment.items()):
+        if not env:
+            yield JsonPatch(path=f"{at}/env", value=[variable])
+        elif all(each.name != variable["name"] for each in env):
+            yield JsonPatch(path=f"{at}/env/-", value=variable)
+
+
+def own_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
+    """The annotations in `topoalign.io/`."""
+    return {key: value for key, value in annotations.items() if key.startswith(OWN_DOMAIN)}
+
+
+def annotations_of(pod: ReviewedPod | None) -> Mapping[str, str]:
+    """The annotations of the pod, empty ones for null."""
+    annotations = pod.metadata.annotations if pod is not None and pod.metadata is not None else None
+    return {key: value or "" for key, value in (annotations or {}).items()}
+
+
+def deny_pod(uid: str, error: TopoalignError) -> Response:
+    """The response that denies the pod."""
     code, reason = (403, "Forbidden") if isinstance(error, Forbidden | OverQuota) else (422, "Invalid")
     if isinstance(error, Unavailable):
         code = 503
         reason = "ServiceUnavailable"
     message = f"topoalign: {clean(error.finding, 1000)}; {clean(error.remedy, 1000)}"
-    return encode_review(
-        Response(uid=uid, allowed=False, status=DenialStatus(code=code, message=message, reason=reason))
-    )
-
-
-def encode_review(response: Response) -> bytes:
-    """The answer as JSON."""
-    return msgspec.json.encode(ReviewAnswer(response=response))
+    return Response(uid=uid, allowed=False, status=DenialStatus(code=code, message=message, reason=reason))

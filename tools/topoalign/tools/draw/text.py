@@ -18,10 +18,10 @@ from unicodedata import combining, east_asian_width
 
 import click
 
-from topoalign.cli.draw.device import DrawnDevice, holder_letter
-from topoalign.cli.draw.diagram import Diagram, DrawnNumaNode, Group
-from topoalign.cli.draw.pci_bridges import Bridge, Child
 from topoalign.core.model.topology.cpuset import format_cpuset
+from topoalign.tools.draw.device import DrawnDevice, holder_letter
+from topoalign.tools.draw.diagram import Diagram, DrawnNumaNode, Group
+from topoalign.tools.draw.pci_bridges import Bridge, Child
 
 T = TypeVar("T")
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from topoalign.cli.draw import scene
-from topoalign.cli.draw.device import DrawnDevice, holder_letter
-from topoalign.cli.draw.scene import INK, Box, DrawnLine, Item, Text, fitted, text_width
+from topoalign.tools.draw import scene
+from topoalign.tools.draw.device import DrawnDevice, holder_letter
+from topoalign.tools.draw.scene import INK, Box, DrawnLine, Item, Text, fitted, text_width
 
 WIDTH = 104.0
 NIC_HEIGHT = 34.0

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import cos, pi, sin
 
-from topoalign.cli.draw import scene
-from topoalign.cli.draw.scene import Box, DrawnLine, Item, Text, fitted, text_width
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
+from topoalign.tools.draw import scene
+from topoalign.tools.draw.scene import Box, DrawnLine, Item, Text, fitted, text_width
 
 Pair = tuple[DeviceID, DeviceID, int]
 """Two GPUs, the one with the lower index first, and the number of NVLinks between them."""

@@ -1,10 +1,10 @@
 """
 Writes the machine that NVIDIA's driver reports as a description that `--machine` accepts.
 
-`python -m capture` prints a summary of the machine; with a folder it writes the machine there, without what identifies its
-owner: the shape stays, and globally unique names are replaced. Removed are the uuids of GPUs, MIG instances and NVLink
-clusters, the names of network interfaces, which may contain MAC addresses, and values that have a meaning only on that
-host. Ends with exit code 69 if no driver works.
+`python -m topoalign.tools.capture` prints a summary of the machine; with a folder it writes the machine there, without what
+identifies its owner: the shape stays, and globally unique names are replaced. Removed are the uuids of GPUs, MIG instances
+and NVLink clusters, the names of network interfaces, which may contain MAC addresses, and values that have a meaning only
+on that host. Ends with exit code 69 if no driver works.
 """
 
 import re
@@ -29,7 +29,7 @@ NO_DRIVER = 69
 
 
 async def captured(driver: Driver) -> Machine:
-    """The machine as the driver tells it, anonymous. Raises DriverFault."""
+    """The machine that the driver reports, without the names of its owner. Raises DriverFault."""
     topology = anonymous((await driver.read()).topology)
     return Machine(name=shape_name(topology), topology=topology, source=f"captured by {driver.source}")
 

@@ -7,7 +7,7 @@ from io import BytesIO
 
 from PIL import Image, ImageDraw, ImageFont
 
-from topoalign.cli.draw.scene import PAPER, Box, DrawnLine, Item, Scene, Text
+from topoalign.tools.draw.scene import PAPER, Box, DrawnLine, Item, Scene, Text
 
 FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 

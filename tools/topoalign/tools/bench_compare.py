@@ -1,10 +1,10 @@
 """
 Compares the benchmarks of this tree with those of another revision, run in turn on the same machine.
 
-`python -m bench_compare [--rounds N] BASE [NAME...]` checks BASE out into a temporary folder and runs `topoalign bench
---json` there and here, N times each, every run in a process of its own. What slows the machine down for a while slows both
-down. For each case and figure it prints the median of both and their ratio: p50_ms of 4 before and 3 now is a ratio of 0.75.
-A figure that only one of them has is left out.
+`python -m topoalign.tools.bench_compare [--rounds N] BASE [NAME...]` checks BASE out into a temporary folder and runs
+`topoalign bench --json` there and here, N times each, every run in a process of its own. What slows the machine down for a
+while slows both down. For each case and figure it prints the median of both and their ratio: p50_ms of 4 before and 3 now
+is a ratio of 0.75. A figure that only one of them has is left out.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-HERE = Path(__file__).parents[2]
+HERE = Path(__file__).parents[3]
 ROOMS = ("shared", "tools", "services/allocator", "services/discovery", "services/hinting", "services/registry")
 TIME_LIMIT_SECONDS = 1800
 

@@ -3,9 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from topoalign.cli.draw.device import DrawnDevice, device_of, list_holders, seams_of
-from topoalign.cli.draw.nvlinks import DrawnNvLinks, nvlinks_of
-from topoalign.cli.draw.pci_bridges import MEANINGS, PATHS, Child, devices_in, paths_in, pcie_tree
 from topoalign.cli.formatting import binary
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, DeviceHealth
@@ -14,6 +11,9 @@ from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.state.gpu_partitioning import GpuPartitioning
+from topoalign.tools.draw.device import DrawnDevice, device_of, list_holders, seams_of
+from topoalign.tools.draw.nvlinks import DrawnNvLinks, nvlinks_of
+from topoalign.tools.draw.pci_bridges import MEANINGS, PATHS, Child, devices_in, paths_in, pcie_tree
 
 UNKNOWN = (-1,)
 """Stands for the sockets of a NUMA node that are not known."""

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
 
-from topoalign.cli.draw import scene
-from topoalign.cli.draw.device import DrawnDevice, holder_letter
-from topoalign.cli.draw.device_boxes import NIC_HEIGHT, WIDTH, device_items, draw_cordon, gpu_height, hatching
-from topoalign.cli.draw.diagram import Diagram, DrawnNumaNode, Group
-from topoalign.cli.draw.nvlinks import arcs_fit, link_items
-from topoalign.cli.draw.pci_bridges import MEANINGS, Bridge, Child, levels
-from topoalign.cli.draw.scene import (
+from topoalign.core.model.ids import DeviceID
+from topoalign.tools.draw import scene
+from topoalign.tools.draw.device import DrawnDevice, holder_letter
+from topoalign.tools.draw.device_boxes import NIC_HEIGHT, WIDTH, device_items, draw_cordon, gpu_height, hatching
+from topoalign.tools.draw.diagram import Diagram, DrawnNumaNode, Group
+from topoalign.tools.draw.nvlinks import arcs_fit, link_items
+from topoalign.tools.draw.pci_bridges import MEANINGS, Bridge, Child, levels
+from topoalign.tools.draw.scene import (
     FAINT,
     INK,
     Box,
@@ -27,7 +28,6 @@ from topoalign.cli.draw.scene import (
     text_width,
     wrap_text,
 )
-from topoalign.core.model.ids import DeviceID
 
 # The first half of the layout measures the sizes of all elements of a drawing.
 #

@@ -1,6 +1,5 @@
-"""`topoalign topo draw`: the command."""
+"""`topoalign draw`: the command."""
 
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from topoalign.core.state.gpu_partitioning import partitioning_by_gpu
 from topoalign.core.state.holding_health import UNKNOWN
 
 if TYPE_CHECKING:
-    from topoalign.cli.draw.diagram import Diagram
+    from topoalign.tools.draw.diagram import Diagram
 
 FORMATS = {".svg": "svg", ".png": "png", ".txt": "ascii", "": "ascii"}
 """The formats by the suffix of a file's name."""
@@ -30,7 +29,7 @@ WIDEST = 160
     type=click.Choice(["svg", "png", "ascii"]),
     help="Format.  [default: from the name in --out, else ascii]",
 )
-@click.option("--machine", metavar="NAME|FILE", help="A machine of the catalogue, or a file that describes one.")
+@options.MACHINE
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the picture to this file."
 )
@@ -54,9 +53,9 @@ def draw(
 
     \b
     Examples:
-      topoalign topo draw
-      topoalign topo draw --out node.svg
-      topoalign topo draw --machine dgx-a100 --of png > dgx-a100.png
+      topoalign draw
+      topoalign draw --out node.svg
+      topoalign draw --machine dgx-a100 --of png > dgx-a100.png
     """
     form = form or drawing_format(out)
     if form != "ascii" and out is None and sys.stdout.isatty():
@@ -67,15 +66,15 @@ def draw(
     if form == "ascii":
         print_drawing(diagram, out, ascii_only)
         return
-    from topoalign.cli.draw.layout import scene_of  # only for pictures
+    from topoalign.tools.draw.layout import scene_of  # only for pictures
 
     scene = scene_of(diagram)
     if form == "svg":
-        from topoalign.cli.draw.svg import svg
+        from topoalign.tools.draw.svg import svg
 
         picture = svg(scene).encode()
     else:
-        from topoalign.cli.draw.svg import png  # brings in Pillow
+        from topoalign.tools.draw.svg import png  # brings in Pillow
 
         picture = png(scene)
     if out is None:
@@ -97,8 +96,8 @@ def drawing_format(out: Path | None) -> str:
 
 def of_machine(source: str) -> "Diagram":
     """The diagram of a described machine. Raises what `load_machine` raises."""
-    from topoalign.cli.draw.diagram import diagram_of
     from topoalign.machines import load_machine  # the readers are not needed for a running node
+    from topoalign.tools.draw.diagram import diagram_of
 
     machine = load_machine(source)
     return diagram_of(machine.name, machine.topology)
@@ -107,9 +106,9 @@ def of_machine(source: str) -> "Diagram":
 def of_node(node: str | None, nats: str | None) -> "Diagram":
     """The diagram of a running node, else of this machine. Devices of unknown health get no mark."""
     from topoalign.cli import link  # brings in what talks to the network
-    from topoalign.cli.draw.diagram import diagram_of
+    from topoalign.tools.draw.diagram import diagram_of
 
-    status = link.discovered_or_read_topology(node, nats, os.environ)
+    status = link.discovered_or_read_topology(node, nats)
     devices = (*status.topology.gpu_by_id, *status.topology.nic_by_id)
     known = {device: status.health_of(device) for device in devices}
     health = {device: found for device, found in known.items() if found is not UNKNOWN}
@@ -120,7 +119,7 @@ def of_node(node: str | None, nats: str | None) -> "Diagram":
 
 def print_drawing(diagram: "Diagram", out: Path | None, ascii_only: bool) -> None:
     """Prints the drawing in characters, or writes it to a file."""
-    from topoalign.cli.draw.text import coloured, render_text
+    from topoalign.tools.draw.text import coloured, render_text
 
     if out is not None:
         out.write_text(render_text(diagram, WIDTH, ascii_only) + "\n", "utf-8")

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeAlias
 
-from topoalign.cli.draw.device import DrawnDevice
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.device_links import Link, PcieClass
+from topoalign.tools.draw.device import DrawnDevice
 
 DEEPEST = 6
 """Levels that are drawn. Real machines have three; deeper devices are attached to the last of them."""
