@@ -72,6 +72,7 @@ async def read_hardware(environment: Mapping[str, str]) -> Inventory:
 async def follow_configuration(
     configuration: ConfigurationFile, discovery: Discovery, health_keeper: HealthKeeper, environment: Mapping[str, str]
 ) -> None:
+    """Passes the health settings of each new configuration to the health keeper and to discovery."""
     while True:
         changed = configuration.changed
         health = configuration.current.health

@@ -118,10 +118,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     displaced: tuple[Displaced, ...] = ()
     """Whose devices these are as well, as far as is known: those containers were not seen to end."""
     co_allocated: tuple[DeviceID, ...] = ()
-    """
-    Those of the devices that were allocated together with the others, without a request to the kubelet. The kubelet does not
-    know this; their plugin lists them as unhealthy until they are released.
-    """
+    """Those of the devices that the kubelet did not give: their plugin lists them as unhealthy until the release."""
     slots: dict[DeviceID, Amount] = {}
     """Slot among the devices -> what it holds of its GPU. One that is not here holds an equal part."""
 

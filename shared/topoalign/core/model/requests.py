@@ -163,11 +163,7 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     placement: Placement = Placement.TOPOLOGY
     """Device policy: which GPUs, once the NUMA affinity is known."""
     compat: Compat = ""
-    """
-    Whose answers pods get, with the known faults of that system. Empty: topoalign's; `koordinator`: its scheduler's, to
-    its annotations; `gaia`: gpu-manager's, to requests for units of GPUs; `hami`: its scheduler's, to requests for slots
-    of GPUs.
-    """
+    """Whose answers pods get, with their known faults: topoalign's (empty), `koordinator`'s, `gaia`'s or `hami`'s."""
     prefer_closest_numa_nodes: bool = False
     max_allowable_numa_nodes: int = 8
     """In mode `kubelet`, more NUMA nodes than this are refused, as the kubelet refuses to start. Mode `best` ignores it."""
@@ -220,11 +216,8 @@ class Deadline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class AllocateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    Asks the allocator of a node to admit a pod (`allocate`) or to decide whether it would (`what-if`).
-
-    Asking again for a pod that already holds what it asks for gets the same answer, so it is safe to repeat: also after a
-    restart of the allocator, whose journal has what was granted. It is the same request if it has the pod's name and asks,
-    for each container, for as many of each device, CPU and byte.
+    Asks the allocator of a node to admit a pod (`allocate`) or to decide whether it would (`what-if`). It is safe to repeat,
+    also after a restart: a pod whose containers already hold as many of each device, CPU and byte gets the same answer.
     """
 
     node: NodeName
@@ -246,10 +239,7 @@ class ConfirmRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     reserved: tuple[Reservation, ...] = ()
     """Reservations of the node for other pods, as the asker knows them; what the node has given of them counts once."""
     terminated: tuple[str, ...] = ()
-    """
-    UIDs of pods that the API server shows as terminated or deleted, and the node's newest facts still show with devices,
-    CPUs or memory. Whether they hold them is read from the kubelet before the answer.
-    """
+    """UIDs of pods that are terminated or deleted in the API and still hold something in the newest facts."""
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -272,10 +262,7 @@ class SnapshotRequest(NodeRequest, frozen=True, kw_only=True):
 
 
 class AnnounceRequest(NodeRequest, frozen=True, kw_only=True):
-    """
-    Asks discovery to announce topology and health anew, or the allocator its usage; answered with the (epoch, revision)
-    of each. They have a new epoch, because the caller may have received a greater revision than the one announced.
-    """
+    """Asks for topology and health, or usage, anew in a new epoch; answered with the (epoch, revision) of each."""
 
 
 class AliveRequest(NodeRequest, frozen=True, kw_only=True):
