@@ -61,7 +61,12 @@ class Cores:
         uncores = {cpu: cache_id for cpu, cache_id in cache_ids.items() if cache_id is not None}
         if len(uncores) < len(caches):
             uncores = caches
-        sockets = number_sockets({cpu: _package(unit) for cpu, unit in self._units.items()})
+        packages: dict[int, tuple[int | None, int]] = {}  # CPU -> hwloc's id, and a key
+        for cpu, unit in self._units.items():
+            package = next((place for place in unit.above() if place.type in PACKAGES), None)
+            outside = (None, 0)  # CPUs outside of all packages share one
+            packages[cpu] = outside if package is None else (parse_number(package.get("os_index")), id(package))
+        sockets = number_sockets(packages)
         return tuple(
             Cpu(
                 id=cpu,
@@ -206,12 +211,6 @@ def _cache(unit: Element) -> Element | None:
         or (place.type == "Cache" and (parse_number(place.get("depth")) or 0) >= 3)
     ]
     return shared[-1] if shared else None
-
-
-def _package(unit: Element) -> tuple[int | None, int]:
-    # the id and a key; CPUs outside of all packages share one
-    package = next((place for place in unit.above() if place.type in PACKAGES), None)
-    return (None, 0) if package is None else (parse_number(package.get("os_index")), id(package))
 
 
 _MAJOR = re.compile(r"([0-9]{1,4})(?:\.|$)")

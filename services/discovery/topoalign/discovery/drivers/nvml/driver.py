@@ -264,7 +264,7 @@ class NvmlDriver:
         for uuid, device in devices.items():
             try:
                 ends[uuid] = read_ends(self._nvml, device)
-                for peer in ends.keys() - {uuid}:
+                for peer in [each for each in ends if each != uuid]:
                     level = self._nvml.maybe("nvmlDeviceGetTopologyCommonAncestor", device, devices[peer])
                     levels[uuid, peer] = NVML_LEVEL.get(level)
             except CallFailed as error:
