@@ -133,7 +133,7 @@ class UseSeries:
 
     async def shares(self) -> "NodeShares":
         """The use of this node's GPUs now. Raises a TopoalignError where discovery does not answer, or cannot measure."""
-        from topoalign.core.usage.limiter_library import with_library
+        from topoalign.core.usage.attribution import with_library
 
         shares = await self._measured()
         return shares if self._library is None else with_library(shares, await self._library())
