@@ -20,8 +20,9 @@ from topoalign.core.usage.attribution import (
     OtherUse,
     Use,
     attribute_use,
+    has_library,
+    with_library,
 )
-from topoalign.core.usage.limiter_library import has_library, with_library
 
 TITLES = ("NAME", "DEVICE", "WHO", "HOLDS", "MEMORY", "TIME", "LIBRARY", "PROCESSES")
 IN_ALL = "(in all)"
