@@ -25,7 +25,7 @@ from anyio.abc import TaskStatus
 
 from topoalign.core import wire
 from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED
-from topoalign.core.diagnosis.hami_nodes import CONTESTED_NODE, FOREIGN_NODE, ForeignPage, ForeignRequest
+from topoalign.core.diagnosis.hami_nodes import ContestedNode, ForeignNode, ForeignPage, ForeignRequest
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Endpoint
@@ -217,16 +217,16 @@ class ForeignNodes:
         before = self.refusal(node)
         refusal = ""
         if node in self._nodes and (self.pods(node) or self.liveness(node) is HamiLiveness.LIVE):
-            refusal = CONTESTED_NODE if self._answering(node) else FOREIGN_NODE
+            refusal = ContestedNode.code if self._answering(node) else ForeignNode.code
         if refusal == before:
             return None
         if refusal:
             self.refusals[node] = refusal
         else:
             del self.refusals[node]
-        if refusal == CONTESTED_NODE:
+        if refusal == ContestedNode.code:
             log.warning("HAMi and topoalign both give out the GPUs of a node: it is not offered", node=clean(node))
-        elif before == CONTESTED_NODE:
+        elif before == ContestedNode.code:
             log.info("one alone gives out the GPUs of a node", node=clean(node))
         return node
 

@@ -5,11 +5,6 @@ import msgspec
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import NodeName
 
-FOREIGN_NODE = "ForeignNode"
-"""HAMi gives out the GPUs of the node, and topoalign does not."""
-CONTESTED_NODE = "ContestedNode"
-"""HAMi and topoalign both give out the GPUs of the node."""
-
 
 class ForeignNode(NoFit):
     """
@@ -20,7 +15,7 @@ class ForeignNode(NoFit):
     Remedy: Give the pod to the scheduler of HAMi, or move the node to topoalign.
     """
 
-    code = FOREIGN_NODE
+    code = "ForeignNode"
 
     def __init__(self) -> None:
         super().__init__(
@@ -36,7 +31,7 @@ class ContestedNode(NoFit):
     Remedy: Stop one of them, and delete what HAMi wrote.
     """
 
-    code = CONTESTED_NODE
+    code = "ContestedNode"
 
     def __init__(self) -> None:
         super().__init__(
@@ -45,10 +40,7 @@ class ContestedNode(NoFit):
         )
 
 
-REASONS: dict[str, type[ForeignNode] | type[ContestedNode]] = {
-    FOREIGN_NODE: ForeignNode,
-    CONTESTED_NODE: ContestedNode,
-}
+REASONS: dict[str, type[ForeignNode] | type[ContestedNode]] = {each.code: each for each in (ForeignNode, ContestedNode)}
 """Code -> its error."""
 
 

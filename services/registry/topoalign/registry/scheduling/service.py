@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from topoalign.client import Client
 from topoalign.client.superseded import KeptNodes
 from topoalign.core.admission.gang_plan import GangPlacement
-from topoalign.core.diagnosis.hami_nodes import CONTESTED_NODE, FOREIGN_NODE
+from topoalign.core.diagnosis.hami_nodes import ContestedNode, ForeignNode
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
@@ -84,8 +84,8 @@ class SchedulingMetrics(Collector):
             labels=["by", "contested"],
         )
         codes = Counter(self._foreign.refusals.values())
-        nodes.add_metric([HAMI, "false"], codes[FOREIGN_NODE])
-        nodes.add_metric([HAMI, "true"], codes[CONTESTED_NODE])
+        nodes.add_metric([HAMI, "false"], codes[ForeignNode.code])
+        nodes.add_metric([HAMI, "true"], codes[ContestedNode.code])
         yield nodes
         woken = self._watch.requeue.done
         yield CounterMetricFamily("topoalign_registry_requeues", "Times that pending pods were requeued.", woken)
