@@ -25,9 +25,9 @@ import msgspec
 from topoalign.core.admission.admit import drive
 from topoalign.core.admission.alignment import NotAligned
 from topoalign.core.admission.free_amounts import (
-    Amount,
     Free,
     NodeSets,
+    ResourceAmount,
     count_by_numa_node,
     first_with_room,
     preferred_sets,
@@ -164,7 +164,7 @@ class PodNeed(NodeSets, frozen=True, kw_only=True):
     """Whether the policy looks at NUMA nodes at all."""
     strict: bool
     """Whether the policy refuses a pod that no preferred set has room for."""
-    unplaced: tuple[Amount, ...]
+    unplaced: tuple[ResourceAmount, ...]
     """Devices of which no NUMA node is known."""
     without_memory: tuple[int, ...]
     """The preferred sets where the memory fits nowhere: the memory manager then has no opinion."""
@@ -311,7 +311,7 @@ def judge_amounts(need: PodNeed, free: Free) -> str | None:
         return need.refused
     if free.cpus < 0 and any(step.cpus for step in need.steps):
         return None
-    chosen = first_with_room(need.preferred, need.near, need.memory, free)
+    chosen = need.first_with_room(free)
     if not chosen and need.strict and not need.memory:
         return _lacking_in_total(need, free) or NotAligned.code
     code = _lacking_without_memory(need, free) if need.memory and not chosen else _find_total_shortage(need, free)

@@ -33,7 +33,7 @@ from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.closeness import distance_sum
 from topoalign.core.state.fold import NodeState
 
-Amount = tuple[ResourceName, int]
+ResourceAmount = tuple[ResourceName, int]
 
 NONE = -1
 """Below 0, which means that all are held."""
@@ -156,9 +156,13 @@ class NodeSets(msgspec.Struct, frozen=True, kw_only=True):
 
     preferred: tuple[int, ...]
     """The sets that are preferred on the empty machine, the one to align to first."""
-    near: tuple[Amount, ...]
+    near: tuple[ResourceAmount, ...]
     """What a preferred set must have: CPUs, and devices of which a NUMA node is known."""
-    memory: tuple[Amount, ...]
+    memory: tuple[ResourceAmount, ...]
+
+    def first_with_room(self, free: Free) -> int:
+        """The first preferred set that has room, to which the kubelet aligns; 0: none has."""
+        return first_with_room(self.preferred, self.near, self.memory, free)
 
 
 def sets_for(topology: Topology, rules: AdmissionRules, aligned: Demand, *, looks: bool = True) -> NodeSets:
@@ -177,7 +181,9 @@ def placed_resources(topology: Topology, demand: Demand) -> list[ResourceName]:
     return [name for name in demand.devices if name in known and any(known[name].by_nodes)]
 
 
-def first_with_room(sets: tuple[int, ...], near: tuple[Amount, ...], memory: tuple[Amount, ...], free: Free) -> int:
+def first_with_room(
+    sets: tuple[int, ...], near: tuple[ResourceAmount, ...], memory: tuple[ResourceAmount, ...], free: Free
+) -> int:
     """The first of these sets of NUMA nodes that has all of it; 0: none has."""
     if not sets:
         return 0

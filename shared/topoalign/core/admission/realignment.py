@@ -101,7 +101,7 @@ def containers_fit(need: PodNeed, free: Free, most: Free, steps: AlignmentBudget
     if need.rest is None:
         return True
     steps = steps or AlignmentBudget(MOST_CONTAINER_STEPS)
-    room = first_with_room(need.preferred, need.near, need.memory, free)
+    room = need.first_with_room(free)
     for number in need.preferred:
         left = left_where_taken(need, free, number)
         if number == room:
@@ -115,7 +115,7 @@ def iterate_realigning_ends(state: NodeState, rules: AdmissionRules, need: PodNe
     """The node after the end of one of its pods, of each that may have another one aligned elsewhere than as it is now."""
 
     def place(now: NodeState) -> int:
-        return first_with_room(need.preferred, need.near, need.memory, count_free(now, rules))
+        return need.first_with_room(count_free(now, rules))
 
     room = place(state)
     if need.rest is None and room in need.preferred[:1]:
@@ -131,7 +131,7 @@ def fit_as_counted(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
     for pod in pods:
         if pod.takes is None or pod.takes.rest is not None or not pod.decides or judge_amounts(pod.takes, free) != "":
             return False
-        room = first_with_room(pod.takes.preferred, pod.takes.near, pod.takes.memory, free)
+        room = pod.takes.first_with_room(free)
         if not room or several(room):
             return False
         free = left_where_taken(pod.takes, free, room)
@@ -162,7 +162,7 @@ def have_ample_memory(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
 
 def left_by(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
     """What may be left once the pod is admitted or refused, as `left_elsewhere`; all, where it may get nothing of it."""
-    if pod.takes is None or not first_with_room(pod.takes.preferred, pod.takes.near, pod.takes.memory, free):
+    if pod.takes is None or not pod.takes.first_with_room(free):
         yield free
     if pod.takes is not None:
         yield from _left_after(pod.takes, free)
@@ -187,7 +187,7 @@ def _left_after(need: PodNeed, free: Free) -> Iterator[Free]:
 
 def _left_by_first(need: PodNeed, free: Free, *, besides: bool = False) -> Iterator[Free]:
     """What may be left once the first container is aligned. `besides`: to another set than the first one with room."""
-    room = first_with_room(need.preferred, need.near, need.memory, free)
+    room = need.first_with_room(free)
     for number in need.preferred:
         if number == room and besides:
             return

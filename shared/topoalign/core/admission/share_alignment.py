@@ -100,8 +100,7 @@ def _near_gpus(topology: Topology, resource: ResourceName) -> Gpus:
     """The GPUs of a resource that are near NUMA nodes."""
     devices = topology.devices[resource]
     numbers = subsets(topology.node_ids).numbers
-    machine = topology.node_ids
-    here = node_mask(machine)
+    here = node_mask(topology.node_ids)
     return {
         base: numbers[mask]
         for listed, there in devices.by_nodes.items()
@@ -125,7 +124,7 @@ def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = (
         besides = [each for each in pod.containers if each is not part.container]
         shares = (each.share(state.hardware) for each in (*besides, *other_containers))
         search = AlignmentSearch(state, pod.rules, part, [share for share in shares if share is not None])
-        room = first_with_room(part.aligned.preferred, part.aligned.near, part.aligned.memory, free)
+        room = part.aligned.first_with_room(free)
         before = other_containers if pod.rules.scope is Scope.POD else (*besides, *other_containers)
         for sets, number in _iterate_possible_alignments(part, free, before):
             if number == room and not search.competitors:
