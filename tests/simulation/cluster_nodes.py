@@ -22,9 +22,8 @@ from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
 from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
-from topoalign.allocator.requests.admissions import Admissions
+from topoalign.allocator.requests.admissions import Admissions, Predictions
 from topoalign.allocator.requests.kubelet_files import KubeletWatch
-from topoalign.allocator.requests.predictions import Predictions
 from topoalign.allocator.service import WriterPositions
 from topoalign.allocator.settings import AllocationSettings
 from topoalign.core import wire
