@@ -1,17 +1,16 @@
 """
 A subscriber with guarantees: snapshot first, then events, each once, in order, without gaps.
 
-The stream delivers at least once, and an outbox may repeat an event long after the broker has forgotten its id; a store
-may be lost, or too short. So every allocation event is folded here, per node, with the same `NodeState`
-that the node itself uses: repetitions are dropped, and if the fold finds a gap, it requests a snapshot from the node's
-allocator, and the node's events wait for it. An event that cannot be decoded is counted and put on the
-dead-letter stream, and the subscriber continues.
+The stream delivers at least once, and a store may be lost, or too short. So every allocation event is folded here, per node,
+with the same `NodeState` that the node itself uses: repetitions are dropped, and for a gap a snapshot is requested from the
+node's allocator, for which the node's events wait. An event that cannot be decoded is counted and put on the dead-letter
+stream.
 
-A stream whose positions go back was lost or rolled back. All events of its replacement are read as new, and the fold
-drops repetitions as usual.
+A stream whose positions go back was lost or rolled back. All events of its replacement are read as new, and the fold drops
+repetitions as usual.
 
-Nothing here acknowledges or blocks anything: a slow subscriber delays only itself. No call gives up: if the bus
-refuses, the subscriber waits as for a bus that is away, and logs the refusal once.
+A slow subscriber delays only itself. No call gives up: if the bus refuses, the subscriber waits as for a bus that is away,
+and logs the refusal once.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
