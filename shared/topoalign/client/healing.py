@@ -5,7 +5,6 @@ An allocator is asked again when no snapshot has closed the gap. The interval gr
 requests is limited by `MOST_ASKS`, because another client's forged facts may cause the gaps.
 """
 
-from collections.abc import Iterator
 from itertools import takewhile
 from math import inf
 from weakref import WeakKeyDictionary
@@ -70,18 +69,18 @@ class Healer:
             due = [*takewhile(lambda node: fold.broken[node].asked is None, reversed(fold.broken))]
         due.sort(key=lambda node: fold.broken[node].silent > 0)  # who has answered is asked first
         left = iter(due[:MOST_DUE])
+
+        async def ask_each() -> None:
+            for node in left:
+                await self._ask(fold, node)
+
         async with anyio.create_task_group() as tasks:
             for _ in range(min(ASKED_AT_ONCE, len(due))):
-                tasks.start_soon(self._ask_each, fold, left)
+                tasks.start_soon(ask_each)
 
     def forget(self, node: NodeName) -> None:
         """Keeps nothing of this node."""
         self._asked.pop(node, None)
-
-    async def _ask_each(self, fold: Fold, nodes: Iterator[NodeName]) -> None:
-        """One of several tasks that take the nodes one by one."""
-        for node in nodes:
-            await self._ask(fold, node)
 
     async def _ask(self, fold: Fold, node: NodeName) -> None:
         """Asks once, unless the node's allocator was asked `MOST_ASKS` times recently."""

@@ -1,20 +1,19 @@
 """
 A subscriber with guarantees: snapshot first, then events, each once, in order, without gaps.
 
-The stream delivers at least once, and an outbox may repeat an event long after the broker has forgotten its id; a store
-may be lost, or too short. So every allocation event is folded here, per node, with the same `NodeState`
-that the node itself uses: repetitions are dropped, and if the fold finds a gap, it requests a snapshot from the node's
-allocator, and the node's events wait for it. An event that cannot be decoded is counted and put on the
-dead-letter stream, and the subscriber continues.
+The stream delivers at least once, and a store may be lost, or too short. So every allocation event is folded here, per node,
+with the same `NodeState` that the node itself uses: repetitions are dropped, and for a gap a snapshot is requested from the
+node's allocator, for which the node's events wait. An event that cannot be decoded is counted and put on the dead-letter
+stream.
 
-A stream whose positions go back was lost or rolled back. All events of its replacement are read as new, and the fold
-drops repetitions as usual.
+A stream whose positions go back was lost or rolled back. All events of its replacement are read as new, and the fold drops
+repetitions as usual.
 
-Nothing here acknowledges or blocks anything: a slow subscriber delays only itself. No call gives up: if the bus
-refuses, the subscriber waits as for a bus that is away, and logs the refusal once.
+A slow subscriber delays only itself. No call gives up: if the bus refuses, the subscriber waits as for a bus that is away,
+and logs the refusal once.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import quote
 
@@ -157,7 +156,12 @@ class Client:
         newest = await self._find_end(Stream.ALLOCATIONS, subject)
         resumed = since is not None and since <= newest
         known_until = since if since is not None and resumed else newest
-        passed_over = Superseded({} if superseded else await self._find_newest_snapshots(node, newest))
+        passed_over = Superseded({})
+        if not superseded:  # with no snapshot where the newest one is not certain
+            snapshots = wire.allocation_subjects(node, "snapshot")
+            past = min(newest, await self._find_end(Stream.ALLOCATIONS, snapshots))
+            async with self._bus.follow(Stream.ALLOCATIONS, snapshots) as messages:
+                passed_over = Superseded(await newest_snapshots(messages, past, ASK_AGAIN_SECONDS, self._turns))
         fold = Fold(self.counts)
         position = passed_over.until
         announced = resumed
@@ -278,13 +282,6 @@ class Client:
                     break
                 position = received.position
         return some or [None]
-
-    async def _find_newest_snapshots(self, node: NodeName | None, newest: int) -> Mapping[NodeName, int]:
-        """Node -> the position of its newest snapshot in the past up to this position; empty where that is not certain."""
-        subject = wire.allocation_subjects(node, "snapshot")
-        end = min(newest, await self._find_end(Stream.ALLOCATIONS, subject))
-        async with self._bus.follow(Stream.ALLOCATIONS, subject) as messages:
-            return await newest_snapshots(messages, end, ASK_AGAIN_SECONDS, self._turns)
 
     async def _decode(self, stream: Stream, received: Received) -> Delivery | None:
         """Decodes a message; None for an event of a later version, and for one that cannot be decoded."""

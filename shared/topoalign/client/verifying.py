@@ -1,16 +1,12 @@
 """
 Checks whether a client's view of a node is what the node's own services confirm.
 
-The numbers of a fact do not prove its writer: a client with the permission to publish can forge one, with any epoch,
-seq or revision. So the allocator is asked for its newest fact, and the answer is compared with the view from **before**
-the question. The rules:
+The numbers of a fact do not prove its writer: a client with the permission to publish can forge one. So the allocator is
+asked for its newest fact, and the answer is compared with the view from **before** the question. The rules:
 
 - same epoch and seq: the digests must be equal;
-- a view that is ahead of the answer holds something that the writer has not published: it was believed before the
-  question, and the writer answered after it. Facts that arrive after the question do not matter;
+- a view that is ahead of the answer holds something that the writer has not published;
 - a view that is behind may have a fact under way. It differs only if it is still the same at the next question.
-
-Two different facts with one number are a difference, too.
 
 If allocations differ, the node is unconfirmed (`Fold.mark_unconfirmed`) and its allocator is asked for a snapshot. The
 allocator reports topology and health as discovery confirmed them some seconds ago; so if those seem to differ, discovery

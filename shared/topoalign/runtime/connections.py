@@ -12,6 +12,7 @@ worked on any more.
 
 import asyncio
 import resource
+import ssl
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,6 @@ from topoalign.runtime.request_turns import WORKING, RequestTurns, Working
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
     from uvicorn import Config
-import ssl
 
 MOST = 256
 """Upper bound of open connections. Monitoring and people need a handful."""
@@ -57,7 +57,6 @@ class FairConnection(asyncio.Protocol):
     """Whether bytes of the next request have come."""
     _write_timer: asyncio.TimerHandle | None = None
     _task: "asyncio.Task[Any] | None" = None
-    """The peer of the request under way."""
     _working: Working | None = None
 
     def __init__(self, *of_uvicorn: Any, turns: RequestTurns, **named: Any) -> None:

@@ -62,7 +62,10 @@ class DriverThread:
     async def run(self, work: Callable[[CallProgress], T]) -> T:
         """The work's result. Raises what it raises, and DriverFault for a call that does not end, or without a thread."""
         while self._under_way is not None:
-            await self._outlast(*self._under_way)
+            steps, earlier = self._under_way
+            async with background() as tasks:  # earlier work ends first, however it does
+                tasks.start_soon(self._watch, steps, steps.current[1])
+                await asyncio.gather(asyncio.wrap_future(earlier), return_exceptions=True)
         steps = CallProgress(self._clock)
         result = Future[T]()
         self._under_way = steps, result
@@ -91,12 +94,6 @@ class DriverThread:
         else:
             self._under_way = None
             result.set_result(done)
-
-    async def _outlast(self, steps: CallProgress, result: "Future[Any]") -> None:
-        """Waits until earlier work has ended, however it does. Raises DriverFault when a call of it takes too long."""
-        async with background() as tasks:
-            tasks.start_soon(self._watch, steps, steps.current[1])
-            await asyncio.gather(asyncio.wrap_future(result), return_exceptions=True)
 
     async def _watch(self, steps: CallProgress, awake: float) -> None:
         """Raises DriverFault when a call takes too long. `awake`: since when the loop is known to run."""

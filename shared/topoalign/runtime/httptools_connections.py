@@ -2,8 +2,7 @@
 Connections of servers that are called hundreds of times a second: httptools parses what comes, in C.
 
 An answer leaves in one segment: in two, the second could wait 40 ms for the acknowledgement of the first, and wakes whoever
-reads it twice. The pages of a process go without (`connections`): what asks for them comes seldom, and a node agent saves
-the memory.
+reads it twice. The pages of a process use h11 (`connections`), which bounds the head of a request; here a subclass has to.
 """
 
 import asyncio

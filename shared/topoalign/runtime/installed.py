@@ -35,9 +35,7 @@ class ServiceFailed(Unavailable):
 
 def load_services(names: Sequence[str]) -> dict[str, Serve]:
     """Loads the entries of these services. Raises NotFound, and ServiceFailed for one that cannot be loaded."""
-    points = {point.name: point for point in own_entry_points()}
-    if not points.keys() >= {*names}:  # another package brings it along: all that are installed are read
-        points |= {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
+    points = entry_points(names)
     for name in names:
         if name not in points:
             raise NotFound("service", name, f"installed are: {', '.join(sorted(points, key=start_order)) or 'none'}")
@@ -49,12 +47,18 @@ def load_services(names: Sequence[str]) -> dict[str, Serve]:
         ) from error
 
 
-def own_entry_points() -> metadata.EntryPoints:
-    """The services of this package; none where it runs without being installed."""
+def entry_points(names: Collection[str] | None) -> dict[str, metadata.EntryPoint]:
+    """The services by name: those of this package, and of all others unless it has these; None: of all."""
     try:
-        return metadata.distribution("topoalign").entry_points.select(group=ENTRY_POINTS)
-    except metadata.PackageNotFoundError:
-        return metadata.EntryPoints()
+        own = metadata.distribution("topoalign").entry_points.select(group=ENTRY_POINTS)
+    except metadata.PackageNotFoundError:  # it runs without being installed
+        own = metadata.EntryPoints()
+    points = {point.name: point for point in own}
+    if names is None or not points.keys() >= {
+        *names
+    }:  # another package brings it along: all that are installed are read
+        points |= {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
+    return points
 
 
 def start_order(name: str) -> tuple[int, str]:
@@ -65,9 +69,7 @@ def start_order(name: str) -> tuple[int, str]:
 def settings_by_service(names: Collection[str] | None = None) -> dict[str, type[msgspec.Struct]]:
     """Service -> its settings Struct, of the process and of these services; None: of all installed ones."""
     found: dict[str, type[msgspec.Struct]] = {EVERYWHERE: RuntimeSettings}
-    points = {point.name: point for point in own_entry_points()}
-    if names is None or not points.keys() >= {*names}:
-        points |= {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
+    points = entry_points(names)
     for name in sorted(points if names is None else points.keys() & {*names}, key=start_order):
         try:
             module = import_module(points[name].module.rpartition(".")[0] + ".settings")

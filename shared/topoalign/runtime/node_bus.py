@@ -45,8 +45,7 @@ class NodeBus:
 
     async def newest(self, stream: Stream, subject: str) -> Received | None:
         """As the hub answers; for this node's hardware, as the process answers."""
-        bus = self._local if stream is Stream.NODES and self._is_own(subject) else self.hub
-        return await bus.newest(stream, subject)
+        return await self._bus_of(stream, subject).newest(stream, subject)
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
         """As `publish` each of them, in this order, many under way at once. Returns what the hub returns."""
@@ -59,13 +58,11 @@ class NodeBus:
         self, stream: Stream, subject: str, after: int = 0
     ) -> AbstractAsyncContextManager[AsyncIterator[Received]]:
         """Facts about this node's hardware come from this process, under its own positions; all else from the hub."""
-        bus = self._local if stream is Stream.NODES and self._is_own(subject) else self.hub
-        return bus.follow(stream, subject, after)
+        return self._bus_of(stream, subject).follow(stream, subject, after)
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
         """As the hub answers; for this node's hardware, as the process answers."""
-        bus = self._local if stream is Stream.NODES and self._is_own(subject) else self.hub
-        return await bus.last_position(stream, subject)
+        return await self._bus_of(stream, subject).last_position(stream, subject)
 
     async def forget(self, stream: Stream, subject: str) -> None:
         """Delete the messages on a subject, in the process and at the hub."""
@@ -84,6 +81,9 @@ class NodeBus:
             await stack.enter_async_context(self._local.serve(service, endpoints))
             await stack.enter_async_context(self.hub.serve(service, endpoints))
             yield
+
+    def _bus_of(self, stream: Stream, subject: str) -> Bus:
+        return self._local if stream is Stream.NODES and self._is_own(subject) else self.hub
 
     def _is_own(self, subject: str) -> bool:
         """`topoalign.v1.<kind>.<this node>`: topology, health and usage; allocations have one token more."""

@@ -2,17 +2,17 @@
 Publishes the messages of one writer until the bus has confirmed them, in the writer's order and for as long as it takes.
 
 A publication that is not confirmed may have been stored all the same, so the same message is published again; the store and
-every listener drop the repetition by its id. A round publishes all that is due. Where something of a round is not confirmed
-the next round waits, the longer the more rounds have failed in a row: 0.2, 0.4, 0.8 and so on up to 5 seconds.
+every subscriber drop the repetition by its id. A round publishes all that is due. Where something of it is not confirmed,
+the next round waits: 0.2, 0.4, 0.8 and so on up to 5 seconds.
 
-A writer of whose subjects only the newest message matters has one message due for each subject, and each is tried in every
-round. A writer whose facts stand in one order has as many due as may be under way at once (`publish_all`). Of these a round
-confirms those before the first that is not confirmed, and what comes after it is due again, although it may be stored. Then
-the oldest goes out alone until it is confirmed, so that at most one round is under way past a fact which the bus does not
-take. The order in the stream is therefore the writer's order except where the bus has stored a later message of a round and
-not an earlier one, as when its store has room again, its leader changes in the middle, or the earlier one's id is taken.
-Then the confirmed positions are not in order: the writer receives each of them in its own order, and publishes what its
-subscribers need to close the gap (`Source.confirm`).
+- A writer of whose subjects only the newest message matters has one message due for each subject. Each is tried in every
+  round.
+- A writer whose facts stand in one order has several due (`publish_all`). A round confirms those before the first that is
+  not confirmed; the rest is due again. Then the oldest goes out alone until it is confirmed, so that at most one round is
+  under way past a fact that the bus does not take.
+
+The order in the stream differs from the writer's only where the bus has stored a later message of a round and not an earlier
+one. The writer receives each position in its own order, and publishes what closes the gap (`Source.confirm`).
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -2,17 +2,15 @@
 Follows a stream: messages in order, each at least once, through any number of lost connections.
 
 Nothing is created at the server for a follower, because whoever may create consumers may publish on every subject. It reads
-messages directly from the store, in batches, from the position after the last message that its reader had. After the last
-message it subscribes to news: the store publishes each message that it has stored, with its position (`stores.NEWS`). News
-that is the next message for certain is taken as it is; after any other the store is read again. News may be lost, for
-example when another server of a cluster takes over, so a follower also looks at the store every few seconds. A follower
-that falls behind ends that subscription, because NATS would send every message twice, and reads batches.
+messages directly from the store, in batches. After the last message it subscribes to news: the store publishes each message
+that it has stored, with its position (`event_stores.NEWS`). News that is the next message for certain is taken as it is;
+after any other the store is read again. News may be lost, so a follower also looks at the store every few seconds. One that
+falls behind ends that subscription, because NATS would send every message twice.
 
-The next batch is requested when the last one has arrived, so that the server works while the reader does, and never when two
-have arrived that the reader has not had: a slow reader costs the server nothing.
+The next batch is requested when the last one has arrived, and never when two have arrived that the reader has not had: the
+server works while the reader does, and a slow reader costs the server nothing.
 
-A refusal is treated like a loss, because operators change permissions and limits while the process runs. It is logged
-once, with its remedy.
+A refusal is treated like a loss, because operators change permissions while the process runs. It is logged once.
 """
 
 from collections import deque

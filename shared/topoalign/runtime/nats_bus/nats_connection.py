@@ -1,13 +1,11 @@
 """
 Manages one connection to a NATS server, from connect to loss. It is never repaired: to continue, open a new one.
 
-So every connection, the first and the hundredth, passes the same checks, and nothing that was sent on a lost one is
-sent later without its caller's knowledge (the client library would buffer it). The library's own reconnection is
-therefore disabled, and its buffer switched off.
+So every connection passes the same checks, and nothing that was sent on a lost one is sent later without its caller's
+knowledge: the library's own reconnection and its buffer are switched off.
 
-A request on a connection ends as soon as its result is known: answered, refused, timed out, or the connection lost.
-NATS does not report a missing permission as the answer of a request, but as an error of the connection. Here the report is
-matched to the request by its subject.
+A request ends as soon as its result is known: answered, refused, timed out, or the connection lost. NATS reports a missing
+permission as an error of the connection, which is matched to the request by its subject.
 """
 
 import asyncio
