@@ -328,10 +328,8 @@ class ClusterView:
             self.mark(node)
 
     def forget(self, node: NodeName) -> None:
-        """
-        Notes the deletion of a Kubernetes Node: it is not offered until `label` is called again. Its assumed pods stay until
-        they are deleted or their reservations end, because a kubelet that registers its node again still has them.
-        """
+        """Notes the deletion of a Kubernetes Node: it is not offered until `label` is called again."""
+        # Its pods stay assumed: a kubelet that registers its node again still has them.
         self._labels.pop(node, None)
         self._deleted.add(node)
         self.mark(node)
