@@ -23,8 +23,7 @@ from topoalign.core.ports import Bus
 from topoalign.core.sharing.hami.node_annotations import UNKNOWN_NUMA, HamiLiveness
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import held_by_slot, sum_amounts
-from topoalign.core.usage.attribution import DeviceShares, attribute_use
-from topoalign.core.usage.limiter_library import has_library, with_library
+from topoalign.core.usage.attribution import DeviceShares, attribute_use, has_library, with_library
 from topoalign.registry.cluster_nodes import ClusterNode, bare
 from topoalign.registry.foreign_nodes import HAMI, ForeignNodes, HamiView
 
