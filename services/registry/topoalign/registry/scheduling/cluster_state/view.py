@@ -299,7 +299,7 @@ class ClusterView:
     def expire_terminated(self) -> None:
         """Lets facts count again for pods that terminated `TERMINATED_SECONDS` ago."""
         for node, pods in list(self._pods.items()):
-            if pods.expire(self._clock.monotonic()):
+            if pods.terminated and pods.expire(self._clock.monotonic()):
                 self.mark(node)
                 self._drop_empty(node)
 

@@ -190,7 +190,7 @@ class Scheduler:
         """
         request = self._request(pod)
         if GANG in pod.request.annotations and len(nodes) > 1:  # a single node may be the nominated one
-            known = self.view.nodes
+            known = self.view.nodes  # whose names are kept, not copies
             self._asked[key_of_gang(pod, request)] = tuple(known[node].name for node in nodes if node in known)
         return self._filter(pod, request, nodes, labels)
 
