@@ -10,7 +10,7 @@ import topoalign.registry
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import NoFit, RemoteNoFit
 from topoalign.registry.scheduling.cluster_state import view
-from topoalign.registry.scheduling.extender.extender_answers import BY_CODE, refusal_text
+from topoalign.registry.scheduling.extender.extender_answers import FINDINGS, refusal_text
 
 PRODUCT = ("topoalign.core", "topoalign.registry")
 
@@ -28,14 +28,14 @@ def test_every_refusal_has_a_text() -> None:
     codes = misfits() | {code for name, code in vars(view).items() if name.isupper() and isinstance(code, str)}
 
     assert len(codes) > 20
-    assert set() == codes - BY_CODE.keys()
+    assert set() == codes - FINDINGS.keys()
 
 
 def test_a_text_is_a_code_with_a_finding_and_a_remedy() -> None:
     """No figure, name or comma: kube-scheduler counts nodes by text and joins texts by commas; a new text wakes the pod."""
     form = re.compile(r"([A-Za-z]+): [A-Za-z .()-]+; [A-Za-z ./-]+")
 
-    texts = [(code, refusal_text(code, resolvability)) for code in BY_CODE for resolvability in (None, *Resolvability)]
+    texts = [(code, refusal_text(code, resolvability)) for code in FINDINGS for resolvability in (None, *Resolvability)]
 
     assert [] == [text for code, text in texts if (found := form.fullmatch(text)) is None or found[1] != code]
     assert [] == [text for _, text in texts if len(text) > 145]
@@ -44,7 +44,7 @@ def test_a_text_is_a_code_with_a_finding_and_a_remedy() -> None:
 def test_nobody_is_advised_to_wait_where_the_end_of_pods_does_not_help() -> None:
     texts = [
         refusal_text(code, resolvability)
-        for code in BY_CODE
+        for code in FINDINGS
         for resolvability in (Resolvability.NEVER, Resolvability.UNHEALTHY)
     ]
     waits = [text for text in texts if "wait until pods end" in text]
@@ -67,4 +67,4 @@ def test_what_annotations_bring_about_is_told_with_them() -> None:
 def test_the_page_of_errors_explains_every_code() -> None:
     page = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()
 
-    assert [] == [code for code in BY_CODE if f"| `{code}` |" not in page]
+    assert [] == [code for code in FINDINGS if f"| `{code}` |" not in page]

@@ -152,22 +152,13 @@ def count(state: NodeState, resource: ResourceName) -> ResourceCount:
 def foreign_summary(foreign: ForeignNodes, node: NodeName) -> NodeSummary:
     """The summary of a node that only HAMi manages, with the GPUs that HAMi has registered."""
     gpus = foreign.gpus(node)
-    return NodeSummary(
-        name=node,
-        source=None,
-        revision=None,
-        boot_id=None,
+    return msgspec.structs.replace(
+        summarize(NodeState(node=node)),
         gpus=len(gpus),
-        nics=0,
         numa_nodes=len({gpu.numa for gpu in gpus} - {UNKNOWN_NUMA}),
-        cpus=CpuCount(total=0, exclusive=0),
-        resources={},
         allocations=foreign.pods(node),
-        epoch=0,
-        seq=0,
         digest="",
         stale=foreign.liveness(node) is not HamiLiveness.LIVE,
-        last_event=None,
         foreign=HAMI,
     )
 

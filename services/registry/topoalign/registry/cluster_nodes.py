@@ -99,16 +99,12 @@ def bare(state: NodeState) -> NodeState:
 
 
 class AllocationIndex:
-    """
-    The live allocations of all nodes in the order of node and id, so that a page of them costs what it returns.
-
-    Three sorted lists have an entry for each allocation: (node, id), (namespace, node, id) and (pod, node, id). A query
-    walks a range of one of them, from where the last page ended. With a pod and a namespace that is the range of the pod,
-    and the caller leaves out other namespaces. A grant or a release moves the entries behind it; in lists of 40,000 that
-    takes some microseconds.
-    """
+    """The live allocations of all nodes in the order of node and id, so that a page of them costs what it returns."""
 
     def __init__(self) -> None:
+        # Each list has an entry for each allocation, with its node and id last. A query walks a range of one list, from
+        # where the last page ended. A grant or a release moves the entries behind it; in lists of 40,000 that takes some
+        # microseconds.
         self._all: list[Key] = []
         self._by_namespace: list[Key] = []
         self._by_pod: list[Key] = []
@@ -237,14 +233,12 @@ class Cluster:
     def allocations(
         self, after: Key = (), node: NodeName | None = None, namespace: str | None = None, pod: str | None = None
     ) -> Iterator[tuple[AllocationKey, ClusterNode, Allocation]]:
-        """
-        The live allocations after this key, by node and id; of one node, namespace or pod if given. With pod and namespace,
-        pods of the same name in other namespaces are skipped; else only rows that are returned are read.
-        """
+        """The live allocations after this key, by node and id; of one node, namespace or pod if given."""
         for key in self._index.keys(after, node, namespace, pod):
             member = self._members[key[0]]
             allocation = member.state.allocations[key[1]]
             owner = allocation.owner
+            # With pod and namespace, the keys also contain pods of the same name in other namespaces.
             if namespace is None or (owner is not None and owner.namespace == namespace):
                 yield key, member, allocation
 

@@ -95,11 +95,10 @@ def freezing(soon: Callable[[Callable[[], object]], object]) -> Iterator[None]:
     """
     While the context is open, freezes the remaining objects after each full pass of the garbage collector, and calls for
     such a pass `soon` after every `MOST_PASSES` over the younger objects.
-
-    A pass over the facts of thousands of nodes blocks the loop for tenths of a second. So each pass covers only the objects
-    since the last one. What remains after it is in use, not garbage. Without this, the collector waits with a full pass
-    until there are a quarter more objects than after the last one, and then blocks the loop for a twentieth of a second.
     """
+    # A pass over the facts of thousands of nodes blocks the loop for tenths of a second. So each pass covers only the
+    # objects since the last one; what remains after it is in use. The collector alone waits with a full pass until there
+    # are a quarter more objects than after the last one, and then blocks the loop for a twentieth of a second.
     passes = 0
 
     def freeze(phase: str, info: Mapping[str, int]) -> None:

@@ -252,16 +252,10 @@ class KubernetesApi(Protocol):
         """Creates an Event about a pod, unless there is one of the same key (`PodEvent.key`)."""
 
     async def wake(self, node: NodeName, text: str) -> None:
-        """
-        Sets the annotation `topoalign.io/woken` of a node to this text. A change of a node makes the scheduler try all
-        pods that wait. Raises ApiNotFound if there is no such node.
-        """
+        """Sets the annotation `topoalign.io/woken` of a node, so that waiting pods are tried again. Raises ApiNotFound."""
 
     async def apply_topology(self, topology: Mapping[str, Any]) -> None:
-        """
-        Creates or replaces a NodeResourceTopology (topology.node.k8s.io/v1alpha2), given as the whole object. Raises
-        ApiNotFound where the cluster does not have that kind.
-        """
+        """Creates or replaces a NodeResourceTopology (v1alpha2). Raises ApiNotFound if the cluster lacks the kind."""
 
     async def version(self) -> tuple[int, int]:
         """The API server's version: (1, 36)."""

@@ -103,13 +103,14 @@ class ShownPod(manifest.PodManifest, frozen=True, kw_only=True):
 
 def what_prevents_scheduling(spec: PodSpec, status: PodStatus) -> str:
     """
-    Why no scheduler places the pod yet, as `SeenPod.waits_for`. A claim that the pod names itself is not looked up. A claim
-    from a template has an entry in the status once it exists, or is not needed.
+    Why no scheduler places the pod yet, as `SeenPod.waits_for`.
 
     Source: Kubernetes v1.36, plugins SchedulingGates and DynamicResources; API type PodResourceClaimStatus.
     """
     if spec.scheduling_gates:
         return "has scheduling gates"
+    # A claim from a template has an entry in the status once it exists, or is not needed. A claim that the pod names itself
+    # is not looked up.
     existing = {claim.name for claim in status.resource_claim_statuses or ()}
     missing = [
         claim.name

@@ -96,7 +96,7 @@ BEGINNINGS = (OWN_DOMAIN, DEVICE_PREFIX)
 """Prefixes of keys that are ours, or are refused as misspelled."""
 
 
-def counting(annotations: Mapping[str, str]) -> dict[str, str]:
+def relevant_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
     """The relevant annotations; of more than `MOST_CHARACTERS` the first ones, up to one character more."""
     found: dict[str, str] = {}
     remaining = MOST_CHARACTERS + 1
@@ -109,9 +109,9 @@ def counting(annotations: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def with_counting(request: PodRequest) -> PodRequest:
+def with_relevant_annotations(request: PodRequest) -> PodRequest:
     """The request with relevant annotations only. Raises InvalidField for more than `MOST_CHARACTERS`."""
-    kept = counting(request.annotations)
+    kept = relevant_annotations(request.annotations)
     if sum(map(len, (*kept, *kept.values()))) > MOST_CHARACTERS:
         finding = f"more than {MOST_CHARACTERS} characters about devices"
         raise InvalidField("metadata.annotations", finding, "shorten the lists of types and uuids")
@@ -120,7 +120,7 @@ def with_counting(request: PodRequest) -> PodRequest:
 
 def pod_to_schedule(uid: str, pod: manifest.PodManifest) -> PodToSchedule:
     """The pod with its relevant annotations. Raises InvalidField for an invalid pod."""
-    request = with_counting(manifest.request_from_pod(pod))
+    request = with_relevant_annotations(manifest.request_from_pod(pod))
     nominated = pod.status and pod.status.nominated_node_name
     return PodToSchedule(
         uid=uid,
@@ -130,9 +130,9 @@ def pod_to_schedule(uid: str, pod: manifest.PodManifest) -> PodToSchedule:
     )
 
 
-def without_others(pod: manifest.PodManifest) -> manifest.PodManifest:
+def drop_other_annotations(pod: manifest.PodManifest) -> manifest.PodManifest:
     """The manifest with relevant annotations only; with too many if it had too many."""
     if pod.metadata is None or not pod.metadata.annotations:
         return pod
-    kept = counting({key: value or "" for key, value in pod.metadata.annotations.items()})
+    kept = relevant_annotations({key: value or "" for key, value in pod.metadata.annotations.items()})
     return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=dict(kept)))

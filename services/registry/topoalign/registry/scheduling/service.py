@@ -144,9 +144,8 @@ class SchedulingService:
         foreign: ForeignNodes | None = None,
     ) -> None:
         """
-        `client`, `cluster`: of the registry; they keep usage. `api`: None if the registry has no access to Kubernetes, and
-        binds nothing. `replica`: an id that no other registry has. `freeze`: as of `Registry`. `foreign`: the nodes that
-        HAMi manages; None: its own object.
+        `client`, `cluster`: of the registry; they keep usage. `api`: None if the registry has no access to Kubernetes.
+        `replica`: an id that no other registry has. `freeze`: as of `Registry`. `foreign`: None: an object of its own.
         """
         clock = context.clock
         self._context = context

@@ -348,10 +348,7 @@ class PodBinder:
         return seen
 
     async def _reserve(self, pod: PodToSchedule, node: NodeName, until: float) -> None:
-        """
-        Reserves the devices that the node confirms. Waits `until` this second of the loop for temporary obstacles. Raises
-        PodsPending and NodeRefuses, and the errors of the confirmation and of the write.
-        """
+        """Reserves the devices that the node confirms. Waits `until` this second of the loop for temporary obstacles."""
         gang = await self._plan(pod, node)
         self._checks.assume(node, pod)
         turn = self._turns.setdefault(node, anyio.Lock())

@@ -64,15 +64,12 @@ class ReservationsByNode(dict[NodeName, NodeReservations]):
 
 def are_ambiguous_reservations(one: Reservation, other: Reservation) -> bool:
     """
-    Whether the node may use one of the reservations for the pod of the other, and that matters. This is for the reservation
-    of a deleted pod, which the node uses until it ends; requests of existing pods are compared by `admission_order`.
-
-    - Both have the same number of GPUs, and one has co-allocated NICs.
-    - Both have the same number of slots, and one must have its own or has other amounts.
-    - Both have the same number of units of one kind, and differ in the other kind or in the number of GPUs.
+    Whether the node may use one of the reservations for the pod of the other, and that matters. For the reservation of a
+    deleted pod, which the node uses until it ends; requests of existing pods are compared by `admission_order`.
     """
     if any(are_other_slots(a, b) or are_other_units(a, b) for a in one.containers for b in other.containers):
         return True
+    # Both have the same number of GPUs, and one has co-allocated NICs.
     parts = [each for pod in (one, other) for each in pod.containers]
     gpus, others = ({len(each.devices.get(GPU, ())) for each in pod.containers} - {0} for pod in (one, other))
     return any(each.co_allocated for each in parts) and not gpus.isdisjoint(others)
@@ -209,10 +206,8 @@ class ClusterReservations:
 
     async def write(self, changes: Sequence[ReservationChange]) -> None:
         """
-        Publishes these changes, all or none, and returns once they are stored. After a cancelled call they may be stored,
-        and are received then.
-
-        Raises BusConflict, after reading the newest messages, if a change is not based on the newest one; raises BusRefused.
+        Publishes these changes, all or none, and returns once they are stored. Raises BusRefused, and BusConflict, after
+        reading the newest messages, if a change is not based on the newest one.
         """
         events = [self._event(change) for change in changes]
         batch = [

@@ -141,10 +141,7 @@ class Gangs:
         return [each for each, member in members.items() if member.node is None and not member.has_succeeded]
 
     async def plan(self, best: BestNodes, pod: PodToSchedule, node: NodeName) -> str:
-        """
-        Reserves for the pod's whole gang, and returns its name; empty: it has none. Raises InvalidField, and GangWaits if
-        the gang does not fit as a whole, if pods are missing, or if the pod is planned to another node.
-        """
+        """Reserves for the pod's whole gang; returns its name, or empty without one. Raises InvalidField and GangWaits."""
         gang = gang_of(pod.request)
         if gang is None:
             return ""

@@ -192,10 +192,10 @@ class NodePods:
     def waiting(self, state: NodeState, requested: Requested = unknown_request) -> list[tuple[PodToSchedule, bool]]:
         """
         The pods that the kubelet may admit in any order, after the last `settle`, each with whether it is predicted to be
-        admitted. The node, in this `state` without assumed pods, has reported nothing of these pods, and their devices of a
-        resource are not all with a container that is not known yet. A reserved pod with an unknown request keeps its
-        position in every order. So does one that is planned with its gang, because its kubelet has not received it yet.
+        admitted. `state`: the node without assumed pods, which has reported nothing of these pods.
         """
+        # A reserved pod with an unknown request keeps its position in every order. So does one that is planned with its
+        # gang, because its kubelet has not received it yet.
         found: list[tuple[PodToSchedule, Reservation | None]] = []
         for uid, hold in self._reserved.items():
             request = None if self._is_planned(uid) else requested(hold)

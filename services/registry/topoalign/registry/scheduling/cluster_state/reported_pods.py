@@ -23,7 +23,7 @@ from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.ports import SeenNode, SeenPod
 from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
-from topoalign.registry.scheduling.scheduling_api import PodToSchedule, without_others
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule, drop_other_annotations
 
 REQUESTS_KEPT = 10_000
 """Reserved pods whose requests are kept: far more than are bound and not reported yet."""
@@ -122,7 +122,7 @@ class ReportedPods:
 
     def wait(self, pod: SeenPod) -> None:
         """Notes a pod without a node."""
-        self.waiting[pod.uid] = msgspec.structs.replace(pod, content=without_others(pod.content))
+        self.waiting[pod.uid] = msgspec.structs.replace(pod, content=drop_other_annotations(pod.content))
         self._notify_reported()
 
     def bind(self, uid: str, node: NodeName) -> None:

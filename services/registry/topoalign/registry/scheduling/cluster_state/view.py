@@ -299,7 +299,7 @@ class ClusterView:
     def expire_terminated(self) -> None:
         """Lets facts count again for pods that terminated `TERMINATED_SECONDS` ago."""
         for node, pods in list(self._pods.items()):
-            if pods.expire(self._clock.monotonic()):
+            if pods.terminated and pods.expire(self._clock.monotonic()):
                 self.mark(node)
                 self._drop_empty(node)
 
@@ -328,10 +328,8 @@ class ClusterView:
             self.mark(node)
 
     def forget(self, node: NodeName) -> None:
-        """
-        Notes the deletion of a Kubernetes Node: it is not offered until `label` is called again. Its assumed pods stay until
-        they are deleted or their reservations end, because a kubelet that registers its node again still has them.
-        """
+        """Notes the deletion of a Kubernetes Node: it is not offered until `label` is called again."""
+        # Its pods stay assumed: a kubelet that registers its node again still has them.
         self._labels.pop(node, None)
         self._deleted.add(node)
         self.mark(node)

@@ -268,10 +268,7 @@ def spelled(raw: Raw, kind: Any, what: str) -> Any:
 
 
 def go_spelled(value: Any, kind: Any) -> Any:
-    """
-    Returns the value with the keys of structs in the spelling of this module, without unknown keys. Values that do not have
-    the shape of the type stay as they are. Raises Undecodable for two keys that are one field.
-    """
+    """The value with the keys of structs as this module spells them. Raises Undecodable for a repeated key."""
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(each for each in get_args(kind) if each is not type(None))
     if isinstance(value, list) and get_origin(kind) is list:
@@ -286,6 +283,7 @@ def go_spelled(value: Any, kind: Any) -> Any:
     named: dict[str, Any] = {}
     for key, inner in value.items():
         known = fields.get(key.casefold())
+        # Unknown keys are dropped, as in Go.
         if known is None:
             continue
         if known.encode_name in named:

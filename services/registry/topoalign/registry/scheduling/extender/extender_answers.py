@@ -113,9 +113,6 @@ FINDINGS: Mapping[str, str] = {
 }
 """Code -> finding and remedy."""
 
-BY_CODE: Mapping[str, str] = {code: f"{code}: {finding}" for code, finding in FINDINGS.items()}
-
-
 CAUSES: Mapping[Resolvability, str] = {
     Resolvability.NEVER: "even on an empty node; the pod never fits so ask topoalign why",
     Resolvability.UNHEALTHY: "as devices are unhealthy or cordoned; look at topoalign topo",
@@ -126,16 +123,15 @@ CAUSES: Mapping[Resolvability, str] = {
 @lru_cache(maxsize=512)
 def refusal_text(code: str, resolvability: Resolvability | None = None) -> str:
     """The constant text of a refusal with this code and `NodeRefusal.resolvability`."""
-    finding, _, remedy = FINDINGS.get(code, OTHER).partition("; ")
+    text = FINDINGS.get(code, OTHER)
+    finding, _, remedy = text.partition("; ")
     cause = CAUSES.get(resolvability) if resolvability is not None else None
-    if cause is not None and "wait" in remedy:
-        return f"{code}: {finding} {cause}"
-    return BY_CODE.get(code) or f"{code}: {OTHER}"
+    return f"{code}: {finding} {cause}" if cause is not None and "wait" in remedy else f"{code}: {text}"
 
 
 def text_of_error(code: str) -> str:
     """The text of an error with this code, if it is not known whether a node would refuse the pod."""
-    return BY_CODE.get(code) or f"{code}: {UNANSWERED}"
+    return f"{code}: {FINDINGS.get(code, UNANSWERED)}"
 
 
 VICTIMS_COUNT_FROM = (1, 38)

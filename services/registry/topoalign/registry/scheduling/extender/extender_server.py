@@ -117,20 +117,17 @@ def read_files(directory: Path) -> Files:
 
 
 def context_of(directory: Path, files: Files) -> ssl.SSLContext:
-    """
-    A server's TLS context, from TLS 1.2 on. With an authority it requires certificates of clients, TLS 1.3, and no
-    resumption, because a client that resumes a session shows no certificate. Raises InvalidField for files that do not fit
-    together.
-    """
+    """A server's TLS context. Raises InvalidField for files that do not fit together."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.num_tickets = 0
     try:
         context.load_cert_chain(directory / CERTIFICATE, directory / KEY, password=lambda: b"")
         if AUTHORITY in files:
+            # A client that resumes a session shows no certificate, so none is resumed: TLS 1.3 does not without tickets.
             context.load_verify_locations(cadata=files[AUTHORITY].decode())
             context.verify_mode = ssl.CERT_REQUIRED
-            context.minimum_version = ssl.TLSVersion.TLSv1_3  # which resumes no session without tickets
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
     except (ssl.SSLError, ValueError, OSError) as error:
         finding = f"the files do not fit together: {clean(str(error), 200)}"
         raise InvalidField(

@@ -170,11 +170,9 @@ async def all_fit(state: NodeState, pods: Sequence[PendingPod], turns: TaskTurns
 
 
 def fit_as_equals(state: NodeState, pods: Sequence[PendingPod]) -> bool:
-    """
-    Whether the pods are of one class and are admitted in every order and for every end of other pods: amounts alone decide,
-    a kubelet aligns each to a single NUMA node, and all of them fit.
-    """
+    """Whether the pods are of one class and are admitted in every order and for every end of other pods."""
     takes = pods[0].takes
+    # A kubelet aligns each to a single NUMA node.
     if takes is None or takes.rest is not None or not takes.strict or any(map(several, takes.preferred)):
         return False
     if not all(each.decides and each.must_fit and each.key == pods[0].key for each in pods):
@@ -205,10 +203,7 @@ def decided_by_amounts(topology: Topology, pod: PendingPod) -> PendingPod:
 
 
 def is_refused_for_memory(state: NodeState, pods: Sequence[PendingPod]) -> bool:
-    """
-    Whether the memory manager may refuse one of the pods after others have ended, because it is aligned to NUMA nodes with
-    too little memory, although its policy admits it without alignment.
-    """
+    """Whether the memory manager may refuse an aligned pod after others have ended, although its policy admits it."""
     rules = pods[0].demand.rules
     kinds = {name for pod in pods for name in pod.demand.memory}
     policy = POLICIES[rules.policy]
@@ -322,12 +317,10 @@ async def fit_from(  # noqa: C901  # one search over orders
 
 
 def aligned_places(topology: Topology, pod: PendingPod, admission: Admission) -> tuple[Place, ...]:
-    """
-    The alignment of a pod that must have its reserved slots or units; empty for others. Also empty if its slots are listed
-    without NUMA nodes, because then the kubelet offers the reserved ones for every alignment.
-    """
+    """The alignment of a pod that must have its reserved slots or units; empty for others."""
     if not has_its_own(pod.demand.request, admission.allocations):
         return ()
+    # The kubelet offers reserved slots that are listed without NUMA nodes for every alignment.
     aligned = bool(gpus_of_numa_nodes(topology))
     own = [each.affinity for each in admission.allocations if (each.slots and aligned) or is_given_as_reserved(each)]
     return ((pod.key, tuple(own)),) if own else ()

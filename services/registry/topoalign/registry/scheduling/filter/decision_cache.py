@@ -43,12 +43,10 @@ MOST_STALE = 4
 
 
 class NodeKeys:
-    """
-    The sort keys of the nodes for one pod class. Thousands of nodes share few keys, so each key has a number, and each node
-    the number of its key.
-    """
+    """The sort keys of the nodes for one pod class."""
 
     def __init__(self) -> None:
+        # Thousands of nodes share few keys, so each key has a number.
         self.numbers: list[int] = []
         """Index of a node -> the number of its key."""
         self._keys: dict[Key, int] = {None: 0}
@@ -358,14 +356,12 @@ def empty(kind: NodeKind) -> NodeState:
 
 
 def unlisted(demand: PodDemand, kind: NodeKind, view: ClusterView) -> str:
-    """
-    The code of the refusal for a resource that nodes of this kind do not list; empty: there is none. As in the kubelet, a
-    resource that no node offers and no plugin registered is ignored; but not amounts of GPUs in slots, because the pod
-    would get the whole GPU, or none of it.
-    """
+    """The code of the refusal for a resource that nodes of this kind do not list; empty: there is none."""
     missing = demand.device_names - kind.topology.devices.keys() - amount_resources(kind.topology)
     if kind.registered is not None and missing & kind.registered:
         return DEVICES_UNKNOWN
+    # As in the kubelet, a resource that no node offers and no plugin registered is ignored; but not amounts of GPUs in
+    # slots, because the pod would get the whole GPU, or none of it.
     return UnknownResource.code if missing & (view.offers.names | {GPU, NIC, *USUAL_SLOTS.slots.resources}) else ""
 
 

@@ -25,10 +25,7 @@ UNCONFIGURED = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE, cpu_manager
 
 
 class NewNodes:
-    """
-    The decisions of unknown nodes about a pod class, in one request, during which the view does not change. Existing nodes
-    are searched once, and equal labels once, because a request may name thousands of unknown nodes.
-    """
+    """The decisions of unknown nodes about a pod class, for one request, during which the view does not change."""
 
     def __init__(
         self, view: ClusterView, decisions: DecisionCache, request: PodClass, passes: Callable[[NodeName], bool]
@@ -38,6 +35,7 @@ class NewNodes:
         self._decisions = decisions
         self._request = request
         self._passes = passes
+        # A request may name thousands of unknown nodes, so equal ones are judged once.
         self._codes: dict[str | NodeKind, int] = {}
         """By the code of a refusal, or by the kind of the template."""
         self._templates: dict[tuple[str, str], NodeKind | None] = {}

@@ -171,11 +171,9 @@ def pending_pod(name: str, request: PodClass, need: KindNeed, *, must_fit: bool 
 
 
 def later_than(uid: str, planned: list[Planned]) -> Later:
-    """
-    The planned pods for which a pod must leave enough. If the pod is planned itself, only other gangs that were planned
-    before it are guarded; else two gangs could wait for each other.
-    """
+    """The planned pods for which a pod must leave enough."""
     uids = [each.uid for each in planned]
+    # A planned pod guards only other gangs that were planned before it; else two gangs could wait for each other.
     place = uids.index(uid) if uid in uids else len(planned)
     gang = planned[place].gang if uid in uids else ""
     others = [each.pending_pod for each in planned if each.uid != uid]

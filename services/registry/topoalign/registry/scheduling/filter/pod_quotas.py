@@ -41,13 +41,7 @@ log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class NamespaceUse:
-    """
-    The pods of one namespace that ask for devices and have not ended, and their sums.
-
-    The sums are updated as pods are created, bound and end, because adding up 5,000 pods at each filter call takes 9 ms. All
-    pods are counted again when nodes offer amounts under other names, and the pods of a node when the size of its GPUs
-    changes.
-    """
+    """The pods of one namespace that ask for devices and have not ended, and their sums."""
 
     def __init__(self, offers: OfferedResources) -> None:
         self.pods: dict[str, PodRequest] = {}
@@ -65,6 +59,7 @@ class NamespaceUse:
         """UID -> amounts on its node; without a node those that it names."""
         self._elsewhere: dict[str, tuple[GpuSizes, Amounts]] = {}
         """UID of a pod without a node -> its amounts with GPUs of this size, as requested last."""
+        # The sums are updated as pods are created, bound and end: adding up 5,000 pods at each filter call takes 9 ms.
         self._all: Counter[ResourceName] = Counter()
         self._of_bound: Counter[ResourceName] = Counter()
 
@@ -120,7 +115,7 @@ class NamespaceUse:
         """Counts all pods by the offered sizes and names of amounts. Returns the names."""
         per_gpu = amounts_per_gpu(self._offers.slots)
         version = self._offers.sizes_version
-        if per_gpu != self._per_gpu:
+        if per_gpu != self._per_gpu:  # nodes offer amounts under other names
             self._amounts = {}
             self._sizes = {}
             self._elsewhere = {}
@@ -128,7 +123,7 @@ class NamespaceUse:
             self._of_bound.clear()
             for uid in self.pods:
                 self._count(uid, per_gpu)
-        elif version != self._version:
+        elif version != self._version:  # the GPUs of a node have another size
             for uid, node in self.bound.items():
                 if self._offers.sizes_on(node) is not self._sizes[uid]:
                     self._uncount(uid)
@@ -260,10 +255,7 @@ class Quotas:
         self._check(pod, None, lambda held: held.all())
 
     def check_waiting(self, pod: PodToSchedule, node: NodeName | None = None, without: Collection[str] = ()) -> None:
-        """
-        Raises OverQuota and QuotasUnknown for a pod that is to be bound to this node, with its gang; None: to any node, so
-        the amounts that it names count. `without`: UIDs of pods that count as gone.
-        """
+        """Raises OverQuota and QuotasUnknown for a pod, with its gang, on this node; None: by the amounts that it names."""
         reserved = self._reserved()
         held = self._held.get(pod.request.namespace)
         bound: Collection[str] = held.bound if held is not None else ()
@@ -280,7 +272,7 @@ class Quotas:
     def full_on(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], without: Collection[str] = ()
     ) -> frozenset[NodeName]:
-        """The nodes on which a waiting pod exceeds its quota. `without`: as of `check_waiting`. Raises QuotasUnknown."""
+        """The nodes on which a waiting pod exceeds its quota. `without`: UIDs of pods to leave out. Raises QuotasUnknown."""
         if not self._limits.get(pod.request.namespace):
             return frozenset()
         by_sizes: dict[int, list[NodeName]] = {}
@@ -291,10 +283,7 @@ class Quotas:
 
     @contextmanager
     def claim(self, uid: str, node: NodeName) -> Iterator[None]:
-        """
-        Counts the pod and its gang on this node while it is being bound. After a successful bind the pod itself counts on,
-        because its reservation may end before Kubernetes reports the bind. Raises as `check_waiting`.
-        """
+        """Counts the pod and its gang on this node while it is being bound. Raises as `check_waiting`."""
         namespace = self._namespaces.get(uid)
         if namespace is not None:
             self.check_waiting(PodToSchedule(uid=uid, request=self._held[namespace].pods[uid]), node)
@@ -309,6 +298,7 @@ class Quotas:
                 self._freed()
             raise
         else:
+            # The pod counts on: its reservation may end before Kubernetes reports the bind.
             if uid in self._namespaces and uid not in self._read:
                 self._held[self._namespaces[uid]].bind(uid, node)
         finally:

@@ -185,12 +185,12 @@ class Scheduler:
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
     ) -> Filtered:
         """
-        Returns which of these nodes would admit the pod. `labels`: of nodes that were sent as whole objects; an unknown node
-        is judged by them (a node that cluster-autoscaler may add). Raises NotReadYet, and InvalidField for an invalid pod.
+        Returns which of these nodes would admit the pod. `labels`: of nodes that were sent as whole objects; unknown nodes
+        are judged by them. Raises NotReadYet, and InvalidField for an invalid pod.
         """
         request = self._request(pod)
         if GANG in pod.request.annotations and len(nodes) > 1:  # a single node may be the nominated one
-            known = self.view.nodes
+            known = self.view.nodes  # whose names are kept, not copies
             self._asked[key_of_gang(pod, request)] = tuple(known[node].name for node in nodes if node in known)
         return self._filter(pod, request, nodes, labels)
 
@@ -274,12 +274,12 @@ class Scheduler:
 
     async def best(self, pod: PodToSchedule, chosen: NodeName | None = None) -> Sequence[NodeName]:
         """
-        Returns the nodes that would admit the pod, the best first, among the nodes that the scheduler's other filters allow:
-        the last call for equal pods of its gang has them; else Kubernetes' filters as far as known. The node that the
-        scheduler has `chosen` now is added. Yields to the event loop, as `prepare`. Raises as `filter` does.
+        Returns the nodes that would admit the pod, the best first, among those that the scheduler's other filters allow and
+        the node that it has `chosen` now. Yields to the event loop, as `prepare`. Raises as `filter` does.
         """
         await self.prepare(pod)
         request = self._request(pod)
+        # Only the scheduler knows all of its filters: the last call for equal pods of the gang has their result.
         asked = self._asked.get(key_of_gang(pod, request))
         if asked is None:
             asked = [node for node in self.view.nodes if self.allows(pod, node)]
@@ -307,15 +307,14 @@ class Scheduler:
     async def fits_in_every_order(self, node: NodeName, pod: PodToSchedule) -> str:
         """
         Returns the code of why the pod may not be bound to the node now. Empty: its kubelet will admit it and all pods that
-        are bound or reserved there and not reported yet, in every order. The pod's own reservation does not count.
-
-        Raises InvalidField and NotReadYet as `filter` does.
+        are bound or reserved there and not reported yet, in every order. Raises as `filter` does.
         """
         await self.view.catch_up()
         request = self._request(pod)
         view = self.view.nodes.get(node)
         holds = self.view.pods_on(node)
-        uids = frozenset({pod.uid}) | holds.assumed  # binds of a node reserve one after the other
+        # The pod's own reservation does not count, and assumed pods do not: binds of a node reserve one after the other.
+        uids = frozenset({pod.uid}) | holds.assumed
         if view is not None and holds.is_empty:  # no pod is pending, and nothing is held in addition to the facts
             return self._decisions.judge(request, view) or await self.lone.refusal(node, pod)
         if view is None or view.kind is None or request.of(view.kind, self.view).unlisted:

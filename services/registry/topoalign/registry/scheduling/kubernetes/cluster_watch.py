@@ -223,11 +223,9 @@ class KubernetesWatch:
                 log.warning("a reservation was not cancelled", pod_uid=clean(uid), finding=error.finding)
 
     async def _end_left_over(self) -> None:
-        """
-        Cancels, every second, the reservations of pods that were deleted or bound elsewhere. They ended while no
-        registry ran, or the reservation was stored after their end, for example when a bind was given up. Such a
-        reservation would count as held, so later pods would get other devices than reserved.
-        """
+        """Cancels, every second, the reservations of pods that were deleted or bound elsewhere."""
+        # These pods ended while no registry ran, or the reservation was stored after their end, for example when a bind was
+        # given up. It would count as held, so later pods would get other devices than reserved.
         while self.behind() or self._reservations.behind():
             await self._clock.sleep(PAUSE)
         asked: set[str] | None = None  # at the start all pods; then pods that were already unknown a second ago

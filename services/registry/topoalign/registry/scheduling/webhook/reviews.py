@@ -38,7 +38,7 @@ from topoalign.core.sharing.slot_defaults import FilledIn, with_defaults
 from topoalign.kubelet.files import manifest
 from topoalign.registry.ports import DEFAULT_SCHEDULER
 from topoalign.registry.scheduling.extender.handlers import BODY_SECONDS, Call, call_route
-from topoalign.registry.scheduling.scheduling_api import with_counting
+from topoalign.registry.scheduling.scheduling_api import with_relevant_annotations
 
 LARGEST_REVIEW = 3 * 1024 * 1024
 """Bytes: a pod before and after an update, of 1.5 MiB each at most."""
@@ -355,7 +355,7 @@ def check_no_bypass(spec: ReviewedSpec) -> None:
 
 def reviewed_request(pod: ReviewedPod, namespace: str) -> PodRequest:
     """The request of the pod. Raises InvalidField for amounts that cannot be read."""
-    request = with_counting(manifest.request_from_pod(pod))
+    request = with_relevant_annotations(manifest.request_from_pod(pod))
     return msgspec.structs.replace(request, namespace=Namespace(namespace) if namespace else request.namespace)
 
 
