@@ -21,18 +21,11 @@ from topoalign.core.deviceshare.joint_refusals import refuse_missing_type
 from topoalign.core.deviceshare.koordinator_names import RESOURCES, WHOLE, DeviceType, Exclusive, Strategy
 from topoalign.core.deviceshare.labels import selector_matches
 from topoalign.core.deviceshare.node_units import GpuUnits
-from topoalign.core.deviceshare.request_combinations import Quantities
+from topoalign.core.deviceshare.request_combinations import Quantities, Wanted
 from topoalign.core.model.ids import DeviceID
 
 Caps = Mapping[DeviceType, Mapping[int, Quantities]]
 """Type -> minor -> the most that may be taken of it; of a type listed here, other minors may not be taken."""
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    """How many devices of one type are wanted, and what of each."""
-
-    count: int
-    each: Quantities
 
 
 class DeviceCandidate(msgspec.Struct, frozen=True):
@@ -173,7 +166,7 @@ def count_wanted(asked: JointRequest, kind: DeviceType) -> Wanted:
     if kind is DeviceType.GPU:
         gpu = asked.demand.gpu
         assert gpu is not None, "only types that are asked for are looked at"
-        return Wanted(gpu.count, gpu.each)
+        return gpu
     found = wanted_units(asked, kind)
     if not found.count:
         raise refuse_missing_type(kind)

@@ -23,7 +23,6 @@ from topoalign.core.deviceshare.candidates import (
     DeviceCandidate,
     DeviceGrant,
     JointRequest,
-    Wanted,
     by_minor,
     has_requested,
     take_first,
@@ -32,6 +31,7 @@ from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.inventory import Partition, Table
 from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus, refuse_too_few
 from topoalign.core.deviceshare.koordinator_names import GPU_BYTES, RATIO, WHOLE, DeviceType, Level
+from topoalign.core.deviceshare.request_combinations import Wanted
 
 NO_TABLE = "node(s) missing GPU Partition Table"
 NO_SUCH_SIZE = "node(s) Unsupported number of GPU requests"
