@@ -503,10 +503,7 @@ def slots_given(
 
 
 def with_peaks(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
-    """
-    What the containers of a pod hold, each slot with the most that any of them holds by it: a kubelet does not report
-    for which of them it asks.
-    """
+    """What the containers of a pod hold, each slot with the most of any: which of them a kubelet asks for is unknown."""
     most: dict[DeviceID, Amount] = {}
     for each in allocations:
         for slot, amount in each.slots.items():

@@ -328,10 +328,7 @@ def pods_reserved_for(
 def displaced_pod(
     state: NodeState, reserved: NodeReservations, now: float, resource: ResourceName, slots: Collection[DeviceID]
 ) -> str:
-    """
-    Returns the UID of the displaced pod: at monotonic second `now` it waits for as many slots as these, and other
-    pods have got its own, as far as is known. Empty: there is none, or just these are reserved.
-    """
+    """UID of a pod that waits for as many slots at monotonic second `now`, of which others got its own; empty: none."""
     if amounts_reserved(reserved, now, resource, slots):
         return ""
     for each, container in iterate_reserved(reserved, now):
