@@ -84,12 +84,10 @@ class JointRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def kinds(self) -> Sequence[DeviceType]:
-        """
-        The types to decide: all that something is asked of. On a well-planned node Koordinator's filter looks at the primary
-        type alone, if whole GPUs are asked for; its reservation looks at all of them.
-        """
+        """The types to decide: all that something is asked of."""
         demand = self.demand
         kinds = [kind for kind in DeviceType if kind in demand.requests]
+        # Koordinator's filter looks at the primary type alone on a well-planned node, if whole GPUs are asked for
         if demand.joint and self.first_look and self.inventory.well_planned and demand.gpu and not demand.is_shared:
             return [kind for kind in kinds if kind == demand.joint[0]]
         return kinds
@@ -176,17 +174,13 @@ def count_wanted(asked: JointRequest, kind: DeviceType) -> Wanted:
 
 
 def wanted_units(asked: JointRequest, kind: DeviceType) -> Wanted:
-    """
-    How many devices are wanted of a type that is asked for in units, and what of each: that depends on the hint.
-
-    With `RequestsAsCount` Koordinator takes 100 units for a hundred devices; the default takes them for one, as
-    without. `ApplyForAll` means the healthy devices in the NUMA nodes; with Koordinator all of the node.
-    """
+    """How many devices are wanted of a type that is asked for in units, and what of each."""
     (name,) = RESOURCES[kind]
     hint = asked.demand.hint(kind)
     amount = asked.demand.requests[kind][name]
     alone = hint.exclusive_policy == Exclusive.DEVICE
     counted = hint.allocate_strategy == Strategy.REQUESTS_AS_COUNT
+    # with `RequestsAsCount` Koordinator takes 100 units for a hundred devices; the default takes them for one, as without
     if (amount > WHOLE and amount % WHOLE == 0) or (amount == WHOLE and counted and not asked.compat):
         return Wanted(amount // WHOLE, {name: WHOLE})
     if counted:
@@ -194,6 +188,7 @@ def wanted_units(asked: JointRequest, kind: DeviceType) -> Wanted:
     each = {name: WHOLE if alone and not asked.compat else amount}
     if hint.allocate_strategy != Strategy.APPLY_FOR_ALL:
         return Wanted(1, each)
+    # of all healthy devices in the NUMA nodes; with Koordinator of all devices of the node
     if asked.compat:
         devices = asked.inventory.by_type[kind]
         return Wanted(sum(selector_matches(hint.selector, device.labels) for device in devices), each)

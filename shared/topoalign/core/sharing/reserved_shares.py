@@ -343,14 +343,14 @@ def bounds_for(
     reservation: Reservation, name: ContainerName | None, resource: ResourceName
 ) -> tuple[Amount, Amount] | None:
     """
-    The least and the most that a container of this name may hold of a GPU by what is reserved for its pod. A later container
-    may have what an init container had by the same slot, and one that was moved has of each GPU the most that it was to have
-    of any. None: nothing is reserved for it, or it is not known how much.
+    The least and the most that a container of this name may hold of a GPU by what is reserved for its pod. None: nothing is
+    reserved for it, or it is not known how much.
     """
     mine = [each for each in reservation.containers if each.container == name]
     own = [amount for each in mine for slot in each.devices.get(resource, ()) for amount in [each.slots.get(slot)]]
     if not own or None in own:
         return None
+    # It may have what an init container had by the same slot; one that was moved has the most that it was to have of any.
     before = [amount for each in reservation.containers if each.role == "init" for amount in each.slots.values()]
     known = [each for each in own if each is not None]
     least = Amount(cores=min(each.cores for each in known), memory=min(each.memory for each in known))
