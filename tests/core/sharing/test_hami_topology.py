@@ -10,7 +10,7 @@ from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.sharing.hami import gpu_links
 from topoalign.core.sharing.hami.gpu_links import link_score, pick_best_connected
 from topoalign.core.sharing.slots_as_hami import scores_of_links
-from topoalign.machines.catalogue.nvidia_systems import dgx1_volta
+from topoalign.machines.catalogue.systems import dgx1_volta
 from topoalign.tools.conformance.hami_decision_cases import Gpu, LinkExpected, LinkInput
 from topoalign.tools.conformance.hami_decisions import gpu_pair_score
 
