@@ -175,7 +175,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.topology.topology if self.topology is not None else NOTHING
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
-        """The health of anything that is handed out, by the rule of `device_health`."""
+        """The health of anything that is handed out, by the rule of `holding_health`."""
         return self.ownership.handed_out.health_of(device)
 
     @property
