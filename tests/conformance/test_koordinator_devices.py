@@ -14,7 +14,7 @@ from topoalign.core.deviceshare.inventory import (
     Partition,
 )
 from topoalign.core.deviceshare.koordinator_names import DeviceType
-from topoalign.tools.conformance.koordinator_devices import read_device
+from topoalign.tools.conformance.koordinator_devices import read_device, with_used
 
 
 def read_without_labels(raw: object) -> NodeInventory:
@@ -127,10 +127,11 @@ def test_what_is_booked_is_in_use_of_that_device_alone() -> None:
         {"devices": [{"type": "rdma", "minor": minor, "health": True, "resources": {"r": 100}} for minor in (1, 0)]}
     )
 
-    with_used = node.with_used(DeviceType.RDMA, 1, {"r": 30}, ["vf"]).with_used(DeviceType.RDMA, 1, {"r": 80, "s": 1})
-    ignored = with_used.with_used(DeviceType.RDMA, 7, {"r": 1}).with_used(DeviceType.FPGA, 1, {"r": 1})
+    in_use = with_used(node, DeviceType.RDMA, 1, {"r": 30}, ["vf"])
+    in_use = with_used(in_use, DeviceType.RDMA, 1, {"r": 80, "s": 1})
+    ignored = with_used(with_used(in_use, DeviceType.RDMA, 7, {"r": 1}), DeviceType.FPGA, 1, {"r": 1})
 
-    idle, used = with_used.by_type[DeviceType.RDMA]
+    idle, used = in_use.by_type[DeviceType.RDMA]
     assert ({}, {"r": 100}, False) == (idle.used, idle.free, idle.busy)
     assert ({"r": 110, "s": 1}, {"r": 0}, frozenset({"vf"}), True) == (
         used.used,
@@ -138,6 +139,6 @@ def test_what_is_booked_is_in_use_of_that_device_alone() -> None:
         used.used_functions,
         used.busy,
     )
-    assert ignored == with_used
-    assert node.with_used(DeviceType.RDMA, 0, {}, ["vf"]).by_type[DeviceType.RDMA][0].busy
-    assert not node.with_used(DeviceType.RDMA, 0, {"r": 0}).by_type[DeviceType.RDMA][0].busy
+    assert ignored == in_use
+    assert with_used(node, DeviceType.RDMA, 0, {}, ["vf"]).by_type[DeviceType.RDMA][0].busy
+    assert not with_used(node, DeviceType.RDMA, 0, {"r": 0}).by_type[DeviceType.RDMA][0].busy

@@ -12,13 +12,14 @@ from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, Spot, box, chosen, d
 
 from topoalign.core.deviceshare.annotations import parse_quantity_exactly
 from topoalign.core.deviceshare.candidates import JointRequest
-from topoalign.core.deviceshare.device_scores import DevicePacking, DeviceScorer, score_device, score_node
+from topoalign.core.deviceshare.device_scores import DevicePacking, DeviceScorer, score_device
 from topoalign.core.deviceshare.gpu_choice import feasible_partitions
 from topoalign.core.deviceshare.inventory import ANYWHERE, DeviceLocation, InventoryDevice, NodeInventory, Partition
 from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus, InvalidShareRequest
 from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.deviceshare.request_combinations import GpuDemand, by_type, gpu_demand
 from topoalign.core.model.errors import TooMuchWork
+from topoalign.tools.conformance.koordinator import score_node
 from topoalign.tools.conformance.koordinator_numa_hints import NumaHint, numa_hints
 
 K, H = "koordinator.sh", "huawei.com"

@@ -177,7 +177,7 @@ def test_instances_for_one_container_are_of_different_gpus(rules: AdmissionRules
 @pytest.mark.parametrize(
     ("says", "found"),
     [
-        ({POLICY: "numa,fastest"}, "'fastest': no policy"),
+        ({POLICY: "numa,fastest"}, "'fastest' is no policy"),
         ({POLICY: "binpack,"}, "no policy"),
         ({POLICY: "numa", WEIGHTS: "slot=1,core=1,memory=3"}, "has an effect with"),
         ({POLICY: "mutex", WEIGHTS: "slot=1,core=1,memory=3"}, "has an effect with"),

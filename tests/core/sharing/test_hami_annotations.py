@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.demand.go_text import go_quoted, parse_int
 from topoalign.core.model.topology.mig import MigPlacement
-from topoalign.core.sharing.hami.node_annotations import PodGpu, decode_pod, encode_pod, is_plugin_alive
+from topoalign.core.sharing.hami.node_annotations import PodGpu, decode_pod, is_plugin_alive
 from topoalign.core.sharing.hami.registration import (
     InvalidAnnotation,
     RegisteredGpu,
@@ -18,6 +18,7 @@ from topoalign.core.sharing.hami.registration import (
     decode_old_register,
     decode_register,
 )
+from topoalign.tools.conformance.hami_texts import encode_pod
 
 NOW = datetime(2026, 3, 4, 5, 6, 7)
 words = st.text(st.characters(codec="ascii", exclude_characters=",:;"), min_size=1, max_size=8)

@@ -20,13 +20,13 @@ from topoalign.core.sharing.hami.node_annotations import (
     ForeignPod,
     HamiLiveness,
     PodGpu,
-    encode_pod,
     foreign_gpus,
     liveness_of,
     read_registered_gpus,
     read_shares,
 )
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredGpu
+from topoalign.tools.conformance.hami_texts import encode_pod
 
 NOW = datetime(2026, 3, 4, 5, 6, 7)
 H100 = RegisteredGpu(id="GPU-1", index=1, slots=10, memory=81559, cores=100, type="NVIDIA H100", numa=1, healthy=True)

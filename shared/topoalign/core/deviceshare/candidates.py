@@ -21,18 +21,11 @@ from topoalign.core.deviceshare.joint_refusals import refuse_missing_type
 from topoalign.core.deviceshare.koordinator_names import RESOURCES, WHOLE, DeviceType, Exclusive, Strategy
 from topoalign.core.deviceshare.labels import selector_matches
 from topoalign.core.deviceshare.node_units import GpuUnits
-from topoalign.core.deviceshare.request_combinations import Quantities
+from topoalign.core.deviceshare.request_combinations import Quantities, Wanted
 from topoalign.core.model.ids import DeviceID
 
 Caps = Mapping[DeviceType, Mapping[int, Quantities]]
 """Type -> minor -> the most that may be taken of it; of a type listed here, other minors may not be taken."""
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    """How many devices of one type are wanted, and what of each."""
-
-    count: int
-    each: Quantities
 
 
 class DeviceCandidate(msgspec.Struct, frozen=True):
@@ -91,12 +84,10 @@ class JointRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def kinds(self) -> Sequence[DeviceType]:
-        """
-        The types to decide: all that something is asked of. On a well-planned node Koordinator's filter looks at the primary
-        type alone, if whole GPUs are asked for; its reservation looks at all of them.
-        """
+        """The types to decide: all that something is asked of."""
         demand = self.demand
         kinds = [kind for kind in DeviceType if kind in demand.requests]
+        # Koordinator's filter looks at the primary type alone on a well-planned node, if whole GPUs are asked for
         if demand.joint and self.first_look and self.inventory.well_planned and demand.gpu and not demand.is_shared:
             return [kind for kind in kinds if kind == demand.joint[0]]
         return kinds
@@ -173,7 +164,7 @@ def count_wanted(asked: JointRequest, kind: DeviceType) -> Wanted:
     if kind is DeviceType.GPU:
         gpu = asked.demand.gpu
         assert gpu is not None, "only types that are asked for are looked at"
-        return Wanted(gpu.count, gpu.each)
+        return gpu
     found = wanted_units(asked, kind)
     if not found.count:
         raise refuse_missing_type(kind)
@@ -183,17 +174,13 @@ def count_wanted(asked: JointRequest, kind: DeviceType) -> Wanted:
 
 
 def wanted_units(asked: JointRequest, kind: DeviceType) -> Wanted:
-    """
-    How many devices are wanted of a type that is asked for in units, and what of each: that depends on the hint.
-
-    With `RequestsAsCount` Koordinator takes 100 units for a hundred devices; the default takes them for one, as
-    without. `ApplyForAll` means the healthy devices in the NUMA nodes; with Koordinator all of the node.
-    """
+    """How many devices are wanted of a type that is asked for in units, and what of each."""
     (name,) = RESOURCES[kind]
     hint = asked.demand.hint(kind)
     amount = asked.demand.requests[kind][name]
     alone = hint.exclusive_policy == Exclusive.DEVICE
     counted = hint.allocate_strategy == Strategy.REQUESTS_AS_COUNT
+    # with `RequestsAsCount` Koordinator takes 100 units for a hundred devices; the default takes them for one, as without
     if (amount > WHOLE and amount % WHOLE == 0) or (amount == WHOLE and counted and not asked.compat):
         return Wanted(amount // WHOLE, {name: WHOLE})
     if counted:
@@ -201,6 +188,7 @@ def wanted_units(asked: JointRequest, kind: DeviceType) -> Wanted:
     each = {name: WHOLE if alone and not asked.compat else amount}
     if hint.allocate_strategy != Strategy.APPLY_FOR_ALL:
         return Wanted(1, each)
+    # of all healthy devices in the NUMA nodes; with Koordinator of all devices of the node
     if asked.compat:
         devices = asked.inventory.by_type[kind]
         return Wanted(sum(selector_matches(hint.selector, device.labels) for device in devices), each)

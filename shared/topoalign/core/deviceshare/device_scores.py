@@ -4,14 +4,12 @@ Scores how full devices and nodes are with a request added: 0 to 100, higher is 
 Rules of koordinator a7a1b76b (deviceshare, scoring). All divisions cut off.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
 import msgspec
 
-from topoalign.core.deviceshare.inventory import InventoryDevice
 from topoalign.core.deviceshare.koordinator_names import FPGA, GPU_BYTES, RATIO, RDMA
 from topoalign.core.deviceshare.request_combinations import Quantities
 
@@ -48,21 +46,3 @@ def score_device(scorer: DeviceScorer, total: Quantities, free: Quantities, requ
         else:
             points += weight * (max(0, size - used) * 100 // size)
     return points // sum(weights.values()) if weights else 0
-
-
-def score_node(scorer: DeviceScorer, types: Iterable[tuple[Sequence[InventoryDevice], Quantities]]) -> int:
-    """
-    The sum over types of the score of all their devices together, with the request for ONE device, as upstream has it;
-    before it is made comparable over nodes.
-    """
-    return sum(
-        score_device(scorer, _sum(d.total for d in devices), _sum(d.free for d in devices), each)
-        for devices, each in types
-    )
-
-
-def _sum(quantities: Iterable[Quantities]) -> Quantities:
-    totals = Counter[str]()
-    for each in quantities:
-        totals.update(each)
-    return totals

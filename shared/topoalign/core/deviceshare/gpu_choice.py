@@ -23,7 +23,6 @@ from topoalign.core.deviceshare.candidates import (
     DeviceCandidate,
     DeviceGrant,
     JointRequest,
-    Wanted,
     by_minor,
     has_requested,
     take_first,
@@ -32,6 +31,7 @@ from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.inventory import Partition, Table
 from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus, refuse_too_few
 from topoalign.core.deviceshare.koordinator_names import GPU_BYTES, RATIO, WHOLE, DeviceType, Level
+from topoalign.core.deviceshare.request_combinations import Wanted
 
 NO_TABLE = "node(s) missing GPU Partition Table"
 NO_SUCH_SIZE = "node(s) Unsupported number of GPU requests"
@@ -180,17 +180,13 @@ WEIGHTS = {8: 10_000, 4: 100, 2: 1}
 def feasible_partitions(
     demand: JointDemand, table: Table, size: int, used: frozenset[int], usable: Set[int]
 ) -> Iterator[Partition]:
-    """
-    Yields the partitions of unused, usable GPUs, the preferred one first.
-
-    A restricted demand looks at the first score group only. Upstream stops at the first group that has a feasible one:
-    take no more than the first to be equal to it.
-    """
+    """Yields the partitions of unused, usable GPUs, the preferred one first."""
     spec = demand.partition
     compat = demand.compat
     bandwidth = spec.ring_bus_bandwidth if spec is not None else None
     least = parse_quantity_exactly(bandwidth) if bandwidth is not None else None
     groups = _score_groups(table, size, compat=compat)
+    # Upstream stops at the first group that has a feasible one: who takes only the first is equal to it.
     for group in groups[:1] if demand.restricted else groups:
         found = [
             partition

@@ -5,7 +5,7 @@ It is built from a node's state (`node_inventory`). The types have the usual nam
 named as in Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), so that such an object is decoded as it is.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import cached_property
 from operator import attrgetter
@@ -131,23 +131,3 @@ class NodeInventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Type -> its devices, by minor."""
         ordered = sorted(self.devices, key=lambda device: device.minor)
         return {kind: tuple(device for device in ordered if device.kind is kind) for kind in DeviceType}
-
-    def with_used(
-        self,
-        kind: DeviceType,
-        minor: int,
-        resources: Mapping[str, int],
-        functions: Iterable[str] = (),
-    ) -> "NodeInventory":
-        """Returns the inventory with this much more of a device in use. Ignores devices that do not exist."""
-        devices = tuple(
-            msgspec.structs.replace(
-                device,
-                used={name: device.used.get(name, 0) + resources.get(name, 0) for name in {**device.used, **resources}},
-                used_functions=device.used_functions | {*functions},
-            )
-            if (device.kind, device.minor) == (kind, minor)
-            else device
-            for device in self.devices
-        )
-        return msgspec.structs.replace(self, devices=devices)

@@ -114,8 +114,8 @@ def _devices_by_id(asked: JointRequest, given: Allocation) -> ContainerDevices:
 
 def holds_demanded(state: NodeState, demand: JointDemand, held: ContainerDevices) -> bool:
     """
-    Whether a container that holds this holds what it asks for: exactly as many GPUs, or as much of each of as many, and NICs
-    as many or more, because it may have been given one for each place where it has GPUs.
+    Whether a container holds what it asks for: exactly as many GPUs, and NICs as many or more, one for each place of
+    GPUs.
     """
     asked = put_demand_to_node(state, demand)
     try:

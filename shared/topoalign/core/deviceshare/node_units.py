@@ -48,18 +48,17 @@ class GpuUnits(NamedTuple):
         return {CORE: CORES, RATIO: WHOLE, GPU_BYTES: self.all_blocks * MEMORY_BLOCK}
 
     def used(self, *, shared: bool) -> dict[str, int]:
-        """
-        What is used of the GPU, as Koordinator counts it. For whole GPUs (not `shared`), and where a kind has nothing left,
-        all of it. For shares the hundredths of memory that are left are the most that come to no more blocks than are free,
-        and whoever has memory alone uses one hundredth of computing time.
-        """
+        """What is used of the GPU, as Koordinator counts it."""
         cores = len(self.cores)
         blocks = len(self.blocks)
         if (cores, blocks) == (CORES, self.all_blocks):
             return {}
+        # whole GPUs have all units, and a share needs both kinds
         if not (shared and cores and blocks):
             return self.total
+        # the most hundredths of memory that come to no more blocks than are free
         ratio = min(WHOLE, (WHOLE * (blocks + 1) - 1) // self.all_blocks)
+        # whoever has memory alone uses one hundredth of computing time
         return {
             CORE: CORES - min(cores, CORES - 1),
             RATIO: WHOLE - ratio,

@@ -44,12 +44,16 @@ COMBINATIONS = [
 """The valid sets of GPU resources."""
 
 
-class GpuDemand(msgspec.Struct, frozen=True):
-    """What a pod asks of GPUs: how many, what of each, and whether they may be shared."""
+class Wanted(msgspec.Struct, frozen=True):
+    """How many devices of one type are wanted, and what of each."""
 
     count: int
     each: Quantities
-    """Of every GPU."""
+
+
+class GpuDemand(Wanted, frozen=True):
+    """What a pod asks of GPUs."""
+
     shared: bool
     """Other pods may have the rest of the GPU. A request in bytes is always shared, even for a whole GPU's memory."""
 

@@ -21,6 +21,7 @@ one another nor other GPUs. Example with ten slots a GPU:
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -117,24 +118,22 @@ def choose_gpus_for_units(
         return ()
 
 
+@dataclass(frozen=True)
 class UnitChooser:
     """Chooses the units of one resource of a container. `compat`: as in the rules of the node."""
 
-    def __init__(
-        self, state: NodeState, container: ContainerDemand, share: Share, resource: ResourceName, compat: str
-    ) -> None:
-        self._state = state
-        self._container = container
-        self._share = share
-        self._resource = resource
-        self._compat = compat
+    state: NodeState
+    container: ContainerDemand
+    share: Share
+    resource: ResourceName
+    compat: str
 
     def room(self) -> DeviceSet:
         """The healthy units that may be chosen: of GPUs with enough left. Raises ShareSplit where there are none."""
-        healthy = self._state.ownership.usable(self._resource)
-        gpus = gpus_for_units(self._state, self._container)
-        cards = 1 if self._share.whole else self._share.gpus  # whole ones are counted where they are chosen
-        found = healthy & units_on_gpus(self._state, gpus, self._resource)
+        healthy = self.state.ownership.usable(self.resource)
+        gpus = gpus_for_units(self.state, self.container)
+        cards = 1 if self.share.whole else self.share.gpus  # whole ones are counted where they are chosen
+        found = healthy & units_on_gpus(self.state, gpus, self.resource)
         if healthy and (not found or len(gpus) < cards):
             lacking = "no GPU has" if cards == 1 else f"{len(gpus)} GPUs, and not {cards}, have"
             raise ShareSplit(SHARE, f"{lacking} enough left of what the container asks for")
@@ -142,11 +141,11 @@ class UnitChooser:
 
     def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
         """Raises ShareSplit where a kubelet picks at random `amount` of these units, which are of several GPUs."""
-        by_gpu = Counter(map(self._state.hardware.card_of, reusable))
+        by_gpu = Counter(map(self.state.hardware.card_of, reusable))
         if len(by_gpu) <= 1:
             return
         unused = len(reusable) - amount
-        if self._share.whole and len(by_gpu) == self._share.gpus and unused < min(by_gpu.values()):
+        if self.share.whole and len(by_gpu) == self.share.gpus and unused < min(by_gpu.values()):
             return  # memory of each of its GPUs, whichever blocks these are
         raise ShareSplit(
             SHARE,
@@ -157,12 +156,12 @@ class UnitChooser:
 
     def prefer(self, choice: DeviceChoice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
         """The units that the container gets; () where no GPU has enough. `near`: GPUs of which it has the other kind."""
-        topology = self._state.hardware
-        near = near or taken_over(self._state, self._container)
+        topology = self.state.hardware
+        near = near or taken_over(self.state, self.container)
         gpus = near or tuple(dict.fromkeys(map(topology.card_of, choice.must_include)))
         by_gpu = choice.available.devices.by_base.items()
         among = [gpu for gpu, units in by_gpu if (units & choice.available).bits]
-        gpus = with_missing(topology, self._state.ownership.units_left, self._share, gpus, among, self._compat)
+        gpus = with_missing(topology, self.state.ownership.units_left, self.share, gpus, among, self.compat)
         return units_on(choice.available, choice.must_include, choice.size, gpus)
 
 
@@ -192,7 +191,7 @@ def gpus_given(topology: Topology, devices: Mapping[ResourceName, Sequence[Devic
 def units_on(
     available: DeviceSet, must_include: Sequence[DeviceID], size: int, gpus: Collection[DeviceID]
 ) -> tuple[DeviceID, ...]:
-    """So many units, first those that must be included, and as equally many of each of these GPUs as can be."""
+    """So many units: those that must be included, then numbers of each of these GPUs that are as equal as possible."""
     devices = available.devices
     must = devices.some(must_include)
     of_gpus = [devices.by_base[gpu] & (available | must) for gpu in gpus if gpu in devices.by_base]
@@ -503,10 +502,7 @@ def slots_given(
 
 
 def with_peaks(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
-    """
-    What the containers of a pod hold, each slot with the most that any of them holds by it: a kubelet does not report
-    for which of them it asks.
-    """
+    """What the containers of a pod hold, each slot with the most of any: which of them a kubelet asks for is unknown."""
     most: dict[DeviceID, Amount] = {}
     for each in allocations:
         for slot, amount in each.slots.items():

@@ -265,14 +265,12 @@ def _check_units_of_container(container: ContainerDemand, offered: UnitResources
 
 
 def _check_unlisted_amounts(demand: PodDemand, known: Collection[ResourceName]) -> None:
-    """
-    Refuses what no node with slots takes, where a pod names amounts as HAMi does, by names that are not `known`. It may come
-    without a number of GPUs: by which name it asks for slots is not known either.
-    """
+    """Refuses amounts named as HAMi does, by names that are not `known`, that no node with slots takes."""
     unlisted = {*USUAL_SLOTS.slots.resources}.difference(known)
     for container in demand.containers:
         amounts = {name: amount for name, amount in container.asked.items() if name in unlisted}
         if amounts:
+            # by which name it asks for slots is not known either: it may come without a number of GPUs
             number = container.asked.get(USUAL_SLOTS.resource, 1)
             check_amounts(container.path, {USUAL_SLOTS.resource: number, **amounts}, USUAL_SLOTS)
             # HAMi's reading takes all that topoalign's own reading takes

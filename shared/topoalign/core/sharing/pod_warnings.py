@@ -15,7 +15,7 @@ AdmissionResponse.warnings).
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from itertools import chain, islice
+from itertools import islice
 
 from topoalign.core.demand import share_annotations
 from topoalign.core.demand.field_paths import containers_with_paths
@@ -56,50 +56,33 @@ def warnings_of(
     The texts, at most `MOST`. `limits`: resource -> path of the container that names it in its limits; `served`: what some
     node serves, amounts included; `ranks_as_hami`: whether HAMi's policies rank the nodes.
     """
-    resources = {*served, GPU, NIC, *SETTINGS}
-    found = chain(
-        _warn_of_annotations(annotations, limits, resources, ranks_as_hami=ranks_as_hami),
-        _warn_of_limits(limits, served),
-    )
-    return tuple(clean(text, LONGEST) for text in islice(found, MOST))
+
+    def texts() -> Iterator[str]:
+        # annotations that have no effect
+        for key in sorted(annotations)[:MOST_LOOKED_AT]:
+            path = annotation_path(key)
+            if key in served or key in (GPU, NIC, *SETTINGS):
+                if key not in limits:
+                    yield f"{path}: has no effect; write it in resources.limits of a container"
+            elif key == share_annotations.NODE_POLICY and not ranks_as_hami:
+                yield f"{path}: has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami"
+            elif key == CORE_LIMIT:
+                yield f"{path}: has no effect; a container gets its tencent.com/vcuda-core"
+            elif key not in READ and key not in WRITTEN and not key.startswith(OWN_DOMAIN):
+                meant = nearest_name(key, {*READ, *AMOUNTS}, any_domain=key.partition("/")[0] in DOMAINS)
+                if meant is not None:
+                    where = " in resources.limits of a container" if meant in AMOUNTS else ""
+                    yield f"{path}: nobody reads this key; did you mean {meant}{where}?"
+        # names that no node serves, near one that some node serves
+        unknown = sorted(name for name in limits if name not in served and name not in SETTINGS and not is_native(name))
+        for name in unknown[:MOST_LOOKED_AT]:
+            if (near := nearest_name(name, served)) is not None:
+                path = f"{limits[name]}.resources.limits[{clean(name, 80)}]"
+                yield f"{path}: topoalign serves no such name; did you mean {near}?"
+
+    return tuple(clean(text, LONGEST) for text in islice(texts(), MOST))
 
 
 def paths_of_limits(pod: PodRequest) -> dict[ResourceName, str]:
     """The resources that containers name in their limits, each with the path of one of them."""
     return {name: where for where, container in containers_with_paths(pod) for name in container.limits}
-
-
-def _warn_of_annotations(
-    annotations: Mapping[str, str],
-    limits: Collection[ResourceName],
-    resources: Collection[str],
-    *,
-    ranks_as_hami: bool,
-) -> Iterator[str]:
-    """Of annotations that have no effect. `resources`: by which devices can be asked for."""
-    for key in sorted(annotations)[:MOST_LOOKED_AT]:
-        if key in resources:
-            if key not in limits:
-                yield f"{annotation_path(key)}: has no effect; write it in resources.limits of a container"
-        elif key == share_annotations.NODE_POLICY and not ranks_as_hami:
-            yield f"{annotation_path(key)}: has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami"
-        elif key == CORE_LIMIT:
-            yield f"{annotation_path(key)}: has no effect; a container gets its tencent.com/vcuda-core"
-        elif (meant := _meant_key(key)) is not None:
-            where = " in resources.limits of a container" if meant in AMOUNTS else ""
-            yield f"{annotation_path(key)}: nobody reads this key; did you mean {meant}{where}?"
-
-
-def _meant_key(key: str) -> str | None:
-    """The key that this one was probably meant for. None: it is known, or of another domain."""
-    if key in READ or key in WRITTEN or key.startswith(OWN_DOMAIN):
-        return None
-    return nearest_name(key, {*READ, *AMOUNTS}, any_domain=key.partition("/")[0] in DOMAINS)
-
-
-def _warn_of_limits(limits: Mapping[ResourceName, str], served: Collection[ResourceName]) -> Iterator[str]:
-    """Of names that no node serves, near one that some node serves. `limits`: name -> path of a container."""
-    unknown = sorted(name for name in limits if name not in served and name not in SETTINGS and not is_native(name))
-    for name in unknown[:MOST_LOOKED_AT]:
-        if (meant := nearest_name(name, served)) is not None:
-            yield f"{limits[name]}.resources.limits[{clean(name, 80)}]: topoalign serves no such name; did you mean {meant}?"

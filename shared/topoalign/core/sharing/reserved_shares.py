@@ -328,10 +328,7 @@ def pods_reserved_for(
 def displaced_pod(
     state: NodeState, reserved: NodeReservations, now: float, resource: ResourceName, slots: Collection[DeviceID]
 ) -> str:
-    """
-    Returns the UID of the displaced pod: at monotonic second `now` it waits for as many slots as these, and other
-    pods have got its own, as far as is known. Empty: there is none, or just these are reserved.
-    """
+    """UID of a pod that waits for as many slots at monotonic second `now`, of which others got its own; empty: none."""
     if amounts_reserved(reserved, now, resource, slots):
         return ""
     for each, container in iterate_reserved(reserved, now):
@@ -346,14 +343,14 @@ def bounds_for(
     reservation: Reservation, name: ContainerName | None, resource: ResourceName
 ) -> tuple[Amount, Amount] | None:
     """
-    The least and the most that a container of this name may hold of a GPU by what is reserved for its pod. A later container
-    may have what an init container had by the same slot, and one that was moved has of each GPU the most that it was to have
-    of any. None: nothing is reserved for it, or it is not known how much.
+    The least and the most that a container of this name may hold of a GPU by what is reserved for its pod. None: nothing is
+    reserved for it, or it is not known how much.
     """
     mine = [each for each in reservation.containers if each.container == name]
     own = [amount for each in mine for slot in each.devices.get(resource, ()) for amount in [each.slots.get(slot)]]
     if not own or None in own:
         return None
+    # It may have what an init container had by the same slot; one that was moved has the most that it was to have of any.
     before = [amount for each in reservation.containers if each.role == "init" for amount in each.slots.values()]
     known = [each for each in own if each is not None]
     least = Amount(cores=min(each.cores for each in known), memory=min(each.memory for each in known))

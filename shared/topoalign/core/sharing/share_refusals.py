@@ -155,9 +155,7 @@ class NotEnoughUnusedGpus(ShareDoesNotFit):
 
 
 class NotEnoughShareCores(ShareDoesNotFit):
-    """
-    Raised when too few GPUs have the cores left, and all together they have not, either. `left`: the cores of each GPU.
-    """
+    """Raised when too few GPUs have the cores left, and all together neither. `left`: the cores of each GPU."""
 
     code = "NotEnoughShareCores"
 
@@ -166,9 +164,7 @@ class NotEnoughShareCores(ShareDoesNotFit):
 
 
 class NotEnoughShareMemory(ShareDoesNotFit):
-    """
-    Raised when too few GPUs have the memory left, and all together they have not, either. `left`: the bytes of each GPU.
-    """
+    """Raised when too few GPUs have the memory left, and all together neither. `left`: the bytes of each GPU."""
 
     code = "NotEnoughShareMemory"
 

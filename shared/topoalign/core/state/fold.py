@@ -175,7 +175,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.topology.topology if self.topology is not None else NOTHING
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
-        """The health of anything that is handed out, by the rule of `device_health`."""
+        """The health of anything that is handed out, by the rule of `holding_health`."""
         return self.ownership.handed_out.health_of(device)
 
     @property
@@ -195,10 +195,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def ended(self) -> frozenset[AllocationID]:
-        """
-        Ids of allocations whose containers have ended, as the agent reported of its kubelet last: what they have, the
-        kubelet counts as free. The record keeps them for some seconds.
-        """
+        """Ids of allocations whose containers have ended by the last report: the kubelet counts what they have as free."""
         kubelet = self.usage.kubelet if self.usage is not None else None
         if kubelet is None or not (kubelet.ended or kubelet.dropped):
             return frozenset()
@@ -228,10 +225,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def digest(self) -> str:
-        """
-        16 hex digits, equal for equal allocations, whatever facts led to them: compares two folds. A field that is added
-        after 0.1.0 must not count, because the folds of both versions have to agree.
-        """
+        """16 hex digits, equal for equal allocations, whatever facts led to them: compares two folds."""
         live = sorted(self.allocations.values(), key=lambda allocation: allocation.id)
         body = msgspec.json.encode([live, sorted(self.memory.items())], order="sorted")
         return hashlib.sha256(body).hexdigest()[:16]

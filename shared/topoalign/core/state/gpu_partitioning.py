@@ -12,6 +12,7 @@ which two containers have 20 and 30 hundredths of computing time with 8 GiB each
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from topoalign.core.model.allocations import Allocation, Owner
@@ -121,19 +122,19 @@ class _Record(NamedTuple):
     parts: tuple[tuple[DeviceID, DeviceID, Part], ...]
 
 
+@dataclass
 class _ContainerParts:
     """What one container has of a GPU by all of its records."""
 
-    def __init__(self, first: Allocation) -> None:
-        self.first = first
-        self.devices: dict[DeviceID, Part] = {}
-        self.lost: list[DeviceID] = []
-        self.surplus = Parts()
-        """Cores and bytes by slots beyond those of later records. Of a slot with first 60 and then 30 cores 30."""
-        self.is_reused = False
-        """Whether a later record has some of it as well."""
-        self.is_given_again = False
-        """Whether containers of other pods alone have some of it later."""
+    first: Allocation
+    devices: dict[DeviceID, Part] = field(default_factory=dict)
+    lost: list[DeviceID] = field(default_factory=list)
+    surplus: Parts = field(default_factory=Parts)
+    """Cores and bytes by slots beyond those of later records. Of a slot with first 60 and then 30 cores 30."""
+    is_reused: bool = False
+    """Whether a later record has some of it as well."""
+    is_given_again: bool = False
+    """Whether containers of other pods alone have some of it later."""
 
 
 def _used_by_gpu(state: NodeState, profiles: Mapping[DeviceID, str]) -> Mapping[DeviceID, tuple[UsedParts, ...]]:

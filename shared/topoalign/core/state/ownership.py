@@ -93,13 +93,10 @@ class Ownership:
         changed: Allocation | None,
         follow: Callable[[object], object],
     ) -> "Ownership":
-        """
-        Starts from what somebody has asked for already, each index as it follows the change. It starts with nothing if what
-        `changed` names parts that the hardware does not show now: such a record affects how others are read.
-        """
+        """Starts from what somebody has asked for already, each index as it follows the change."""
         after = type(self)(self._hardware, allocations, reported_health, ended)
         if changed is not None and not changed.cards.keys() <= self._hardware.cards.keys():
-            return after
+            return after  # it affects how other records are read
         known = {name: follow(index) for name in INDEXES if (index := self.__dict__.get(name)) is not None}
         if "_cards" in self.__dict__:
             known["_cards"] = self._cards
@@ -186,10 +183,7 @@ class Ownership:
 
     @cached_property
     def co_allocated(self) -> frozenset[DeviceID]:
-        """
-        Devices that are offered, but of which a container holds something that the kubelet did not give it
-        (`Allocation.co_allocated`): the kubelet must give them to nobody.
-        """
+        """Offered devices of which a container holds something that the kubelet did not give it, and must give to nobody."""
         having = [each for each in self._allocations.values() if each.co_allocated]
         if not having:
             return frozenset()

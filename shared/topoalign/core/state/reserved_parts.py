@@ -212,12 +212,6 @@ def swaps_of(
     each of these others gets instead: one that was reserved for the first pod, and that it did not get.
 
     `known`: the swaps that were found before; `unconfirmed`: those of the reported parts of which the holder was not known.
-
-    A part of a GPU is swapped for one of the same GPU, if there is one, so that of no GPU more is held than before; else a
-    slot for one with the same amount. A device is swapped once for all containers of a pod, because a later one takes it
-    over from an init container. The other pod holds as much by the new slot as by the one that was taken. Only where it
-    has a percentage of GPUs that offer different amounts, it holds what was reserved there for a pod with as many slots: a
-    registry binds pods that ask for as many at the same time only if they ask for the same.
     """
     holdings = ReportedHoldings(state)
     pods = {each.pod_uid: each for each in reservations}
@@ -242,13 +236,17 @@ def swaps_of(
         for other, reserved, part in open_parts:
             if part.resource != resource or part.device not in taken or other.pod_uid == uid or not unneeded:
                 continue
+            # A part of the same GPU, so that of no GPU more is held than before; else a slot with the same amount.
             gpu = base_of(part.device)
             amount = reserved.slots.get(part.device)
             instead = min(unneeded, key=lambda each: (base_of(each) != gpu, amounts.get(each) != amount))
             unneeded.remove(instead)
             taken.remove(part.device)
             successors[resource, instead] = other.pod_uid
+            # Once for all containers of the pod: a later one takes the device over from an init container.
             swapped.add((resource, part.device))
+            # The other pod holds as much by the new slot, but where it has a percentage of GPUs that offer different amounts
+            # what was reserved there: a registry binds pods with as many slots together only if they ask for the same.
             listed = [each.devices.get(resource, ()) for each in other.containers]
             is_as_many = any(part.device in ids and len(ids) == len(own) for ids in listed)
             if is_as_many and offered.get(gpu) != offered.get(base_of(instead)):

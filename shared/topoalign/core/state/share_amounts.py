@@ -350,8 +350,8 @@ def spent_slots(
     topology: Topology, allocations: Iterable[Allocation], running: Iterable[Allocation]
 ) -> frozenset[DeviceID]:
     """
-    The GPUs in slots of which all cores or all memory are held by `running` ones of the allocations, or all
-    placements for instances, which stay until a record has ended. Their free slots are not to be had.
+    The GPUs in slots of which nothing is left: their free slots are not to be had. `running`: those that have not
+    ended.
     """
     if not offers_in_slots(topology):
         return frozenset()
@@ -363,6 +363,7 @@ def spent_slots(
         if gpu not in by_instances and is_spent(offered[gpu], sum_amounts(slots.values()))
     }
     if by_instances:
+        # instances stay until a record has ended
         live = tuple(allocations)
         held = held_by_slot(topology, live)
         made = instances_of(live)

@@ -12,10 +12,7 @@ from topoalign.core.state.reserved_parts import PodNames
 
 
 def without_pods(state: NodeState, uids: Collection[str], names: Collection[PodNames]) -> NodeState:
-    """
-    The facts without what these pods have: their allocations, and what the kubelet's checkpoints and PodResources list.
-    `names`: of those of them that are known; they count where the node does not know the UID.
-    """
+    """The facts without what these pods have. `names`: of those that are known, for nodes that do not know the UID."""
     for allocation in tuple(state.allocations.values()):
         if _belongs_to_pods(allocation, uids, names):
             state = state.without(allocation.id)

@@ -1,11 +1,12 @@
 """The suites `hami/…` about what HAMi's parts write and read: requests, selections, annotations and the handshake."""
 
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
 
 from topoalign.core.demand.share_annotations import type_selection, uuid_selection
-from topoalign.core.sharing.hami.node_annotations import REQUESTING, PodGpu, decode_pod, encode_pod, is_plugin_alive
+from topoalign.core.sharing.hami.node_annotations import REQUESTING, PodGpu, decode_pod, is_plugin_alive
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, decode_old_register
 from topoalign.tools.conformance.hami_cases import Case, Request, suite
 from topoalign.tools.conformance.hami_quantities import Amounts, Defaults, read_request
@@ -122,6 +123,13 @@ def type_select(case: SelectInput, _: Selected) -> Selected:
 def uuid_select(case: SelectInput, _: Selected) -> Selected:
     """Whether a pod accepts a uuid."""
     return Selected(uuid_selection(case.annotations).takes_uuid(case.uuid))
+
+
+def encode_pod(containers: Sequence[Sequence[PodGpu]]) -> str:
+    """The annotation for the GPUs of these containers."""
+    return "".join(
+        "".join(f"{gpu.uuid},{gpu.type},{gpu.memory},{gpu.cores}:" for gpu in gpus) + ";" for gpus in containers
+    )
 
 
 def pod_annotation_codec(case: CodecInput, _: CodecExpected) -> CodecExpected:

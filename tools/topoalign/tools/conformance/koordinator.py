@@ -1,6 +1,7 @@
 """The suites `koordinator/…`: device hints and joint allocation of Koordinator a7a1b76b, its oddities included."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -9,9 +10,11 @@ from msgspec import UNSET, UnsetType
 
 from topoalign.core.deviceshare.candidates import JointRequest, count_wanted
 from topoalign.core.deviceshare.demand import JointDemand
-from topoalign.core.deviceshare.device_scores import DeviceScorer, score_node
+from topoalign.core.deviceshare.device_scores import DeviceScorer, score_device
+from topoalign.core.deviceshare.inventory import InventoryDevice
 from topoalign.core.deviceshare.joint_allocation import allocate_all_types
 from topoalign.core.deviceshare.koordinator_names import DeviceType
+from topoalign.core.deviceshare.request_combinations import Quantities
 from topoalign.core.model.errors import TopoalignError
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.koordinator_answers import Answer, outcome, refused
@@ -71,6 +74,24 @@ class Score(Answer, frozen=True, kw_only=True):
     """The expected score of a node."""
 
     node_score: int | UnsetType | None = UNSET
+
+
+def score_node(scorer: DeviceScorer, types: Iterable[tuple[Sequence[InventoryDevice], Quantities]]) -> int:
+    """
+    The sum over types of the score of all their devices together, with the request for ONE device, as upstream has it;
+    before it is made comparable over nodes.
+    """
+    return sum(
+        score_device(scorer, _sum(d.total for d in devices), _sum(d.free for d in devices), each)
+        for devices, each in types
+    )
+
+
+def _sum(quantities: Iterable[Quantities]) -> Quantities:
+    totals = Counter[str]()
+    for each in quantities:
+        totals.update(each)
+    return totals
 
 
 def score(asked: JointRequest) -> Score:

@@ -19,7 +19,7 @@ from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.model.errors import InvalidField, Undecodable, quoted
 from topoalign.tools.conformance.case_files import Beside
 from topoalign.tools.conformance.koordinator_answers import Answer
-from topoalign.tools.conformance.koordinator_devices import read_device
+from topoalign.tools.conformance.koordinator_devices import read_device, with_used
 
 INVENTORIES = "devices.json"
 
@@ -71,7 +71,9 @@ class NodeCase(msgspec.Struct, Generic[A], frozen=True, kw_only=True):
         inventory = inventories.read(self.device, self.node_labels)
         for kind, parts in self.assigned.items():
             for part in parts:
-                inventory = inventory.with_used(kind, part.minor, part.resources, [each.bus for each in part.vfs or ()])
+                inventory = with_used(
+                    inventory, kind, part.minor, part.resources, [each.bus for each in part.vfs or ()]
+                )
         return JointRequest(
             demand=self.pod.demand,
             inventory=inventory,

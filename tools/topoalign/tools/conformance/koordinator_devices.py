@@ -1,10 +1,10 @@
 """
 Reads Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), as the suites `koordinator/…` describe nodes.
 
-It says what there is; what pods use is not in it, and is added by `NodeInventory.with_used`.
+It says what there is; what pods use is not in it, and is added by `with_used`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -81,3 +81,20 @@ def bandwidth(_: type[Fraction], text: Any) -> Fraction:
     if (found := parse_quantity_exactly(text)) is None:
         raise ValueError(f"{text!r} is not a quantity")
     return found
+
+
+def with_used(
+    inventory: NodeInventory, kind: DeviceType, minor: int, resources: Mapping[str, int], functions: Iterable[str] = ()
+) -> NodeInventory:
+    """Returns the inventory with this much more of a device in use. Ignores devices that do not exist."""
+    devices = tuple(
+        msgspec.structs.replace(
+            device,
+            used={name: device.used.get(name, 0) + resources.get(name, 0) for name in {**device.used, **resources}},
+            used_functions=device.used_functions | {*functions},
+        )
+        if (device.kind, device.minor) == (kind, minor)
+        else device
+        for device in inventory.devices
+    )
+    return msgspec.structs.replace(inventory, devices=devices)

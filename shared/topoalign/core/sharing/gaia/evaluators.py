@@ -64,8 +64,7 @@ def evaluate(tree: GpuTree, request: Amount) -> Chosen:
     """
     The GPUs that a container gets. Above 100, cores count whole GPUs: 300 are three GPUs, whatever memory is asked for.
 
-    Raises NothingAsked, NotWholeGpus, AmountMissing, MemoryAboveGpu and NoFreeGpu. Memory is compared with that of the first
-    GPU alone, and only after no GPU had enough, so on a machine of unequal GPUs a larger amount may be given.
+    Raises NothingAsked, NotWholeGpus, AmountMissing, MemoryAboveGpu and NoFreeGpu.
     """
     cores = request.cores
     memory = request.memory
@@ -77,6 +76,7 @@ def evaluate(tree: GpuTree, request: Amount) -> Chosen:
         chosen = (choose_linked_gpus if cores > CORES else fragment)(tree, cores // CORES)
     elif cores and memory:
         chosen = share(tree, cores, memory)
+        # of the first GPU alone, and only after no GPU had enough: of unequal GPUs a larger amount may be given
         if not chosen and tree.cards and memory > tree.cards[0].offered.memory:
             raise MemoryAboveGpu(FIELDS, memory, tree.cards[0].offered.memory)
     else:

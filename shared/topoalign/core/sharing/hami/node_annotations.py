@@ -332,13 +332,6 @@ PodGpus = tuple[tuple[PodGpu, ...], ...]
 """The GPUs of each container, init containers first."""
 
 
-def encode_pod(containers: Sequence[Sequence[PodGpu]]) -> str:
-    """The annotation for the GPUs of these containers, for the suite `hami/pod_annotation_codec` and tests alone."""
-    return "".join(
-        "".join(f"{gpu.uuid},{gpu.type},{gpu.memory},{gpu.cores}:" for gpu in gpus) + ";" for gpus in containers
-    )
-
-
 def decode_pod(text: str, key: str = DEVICES_ALLOCATED) -> PodGpus:
     """The GPUs of each container, and of one more after the last `;`. Raises InvalidAnnotation."""
     try:
