@@ -7,7 +7,7 @@ which devices it prefers, and takes those. What a pod held it has free when the 
 show that later, as with an agent that polls.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -43,7 +43,7 @@ from topoalign.core.model.ids import ContainerName, DeviceID, NodeName, Resource
 from topoalign.core.model.kubelet import KubeletObserved, KubeletRules
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation
-from topoalign.core.ports import Bus, Stream
+from topoalign.core.ports import Bus, Clock, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.terminated_pods import without_pods
 from topoalign.kubelet.files.manifest import request_from_pod
@@ -321,9 +321,9 @@ class ReadKubelet(KubeletWatch):
 class Discovered(HardwareWatch):
     """The hardware is as it was published at first, and discovery stands by it."""
 
-    @property
-    def newest(self) -> Mapping[str, tuple[int, int]]:
-        return {"topology": (1, 1), "health": (1, 1)}
+    def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
+        super().__init__(ledger, bus, clock)
+        self.newest = {"topology": (1, 1), "health": (1, 1)}
 
 
 class Record:
