@@ -15,9 +15,8 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.processes import DeviceUse
 from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.ports import Driver, HardwareEvent, Inventory
-from topoalign.discovery.drivers.auto import AutoDriver, DescribedDriver
+from topoalign.discovery.drivers.auto import AutoDriver, DescribedDriver, SysfsDriver
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
-from topoalign.discovery.drivers.sysfs_driver import SysfsDriver
 from topoalign.machines.sysfs_machine import read_gpus
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.tasks import background

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from topoalign.core.cpu_assignment import read_reserved_cpus, take
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus, take_packed
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
-from topoalign.core.model.topology.cpu_topology import cpu_topology
+from topoalign.core.model.topology.cpu_topology import CpuTopology
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Cpu, Topology
 from topoalign.core.placement.exclusive_cpus import NotEnoughCores, SplitCore, allocate_cpus, choose_cpus
@@ -178,7 +178,7 @@ def test_only_kubelet_mode_gives_a_used_cpu_where_a_sibling_is_offline() -> None
     per core on average, so the kubelet holds core 0, of which one CPU is in use, to be free and takes all of it. In
     mode `best` no CPU is given to two containers.
     """
-    odd = cpu_topology(Cpu(id=cpu, core=core, socket=0, node=0, uncore=0) for cpu, core in ((0, 0), (1, 0), (2, 2)))
+    odd = CpuTopology(Cpu(id=cpu, core=core, socket=0, node=0, uncore=0) for cpu, core in ((0, 0), (1, 0), (2, 2)))
 
     assert {0, 1} == take(odd, {0, 2}, 2, frozenset(), Mode.KUBELET)
     assert {0, 2} == take(odd, {0, 2}, 2, frozenset(), Mode.BEST)

@@ -18,7 +18,7 @@ from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import nodes_of
-from topoalign.core.model.topology.cpu_topology import CpuTopology, cpu_topology
+from topoalign.core.model.topology.cpu_topology import CpuTopology
 from topoalign.core.model.topology.model import Cpu
 
 
@@ -30,7 +30,7 @@ class Rig:
 
     @property
     def topology(self) -> CpuTopology:
-        return cpu_topology(self.rows)
+        return CpuTopology(self.rows)
 
     def units(self, kind: str, rows: Iterable[Cpu] | None = None) -> list[int]:
         return sorted({getattr(row, kind) for row in (self.rows if rows is None else rows)})
@@ -321,7 +321,7 @@ def test_unevenness_is_the_rounded_standard_deviation_in_integers(amounts: list[
 
 
 def wide(nodes: int, each: int) -> CpuTopology:
-    return cpu_topology(
+    return CpuTopology(
         Cpu(id=node * each + i, core=node * each + i, socket=node // 32, node=node, uncore=node)
         for node in range(nodes)
         for i in range(each)
@@ -348,7 +348,7 @@ def test_the_best_combination_of_four_nodes_is_kept_to_the_end() -> None:
     of socket 2 is written afterwards.
     """
     sockets, free_of = [0, 0, 0, 1, 1, 2, 2, 2, 2], [12, 12, 12, 18, 19, 10, 10, 10, 10]
-    of = cpu_topology(
+    of = CpuTopology(
         Cpu(id=node * 20 + i, core=node * 20 + i, socket=socket, node=node, uncore=node)
         for node, socket in enumerate(sockets)
         for i in range(20)

@@ -11,8 +11,7 @@ from topoalign.core.model.errors import DriverFault, InvalidField, InvalidMachin
 from topoalign.core.model.events import HealthState, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.ports import HardwareEvent, Occurrence, Stream
-from topoalign.discovery.drivers.auto import DescribedDriver
-from topoalign.discovery.drivers.sysfs_driver import SysfsDriver
+from topoalign.discovery.drivers.auto import DescribedDriver, SysfsDriver
 from topoalign.discovery.main import driver_for, follow_configuration, serve
 from topoalign.discovery.settings import DiscoverySettings
 from topoalign.machines.sysfs_machine import read_sysfs

@@ -138,7 +138,7 @@ class Node:
         rules = admission_rules(self.rules, self.name)
         predictions = Predictions(ledger, rules, ReadKubelet(self), kubelet_owns_devices=True, confirmed=self._expect)
         admissions = Admissions(ledger, bus, rules, kubelet_owns_devices=True, predictions=predictions)
-        standings = WriterPositions(ledger, Discovered(ledger, bus, clock), usage)
+        standings = WriterPositions(ledger, confirmed_hardware(ledger, bus, clock), usage)
         endpoints = [*admissions.endpoints(), *standings.endpoints()]
         async with bus.serve("topoalign-allocator", endpoints), anyio.create_task_group() as tasks:
             for each in (outbox.run, outbox.watch, usage.run, self.reservations.run):
@@ -151,7 +151,7 @@ class Node:
 
     def reserved(self) -> tuple[Reservation, ...]:
         """What is reserved on the node, as the newest message of the stream says."""
-        newest = self.world.bus._logs[Stream.RESERVATIONS].newest(wire.reservation_subject(self.name))
+        newest = self.world.bus._logs[Stream.RESERVATIONS].newest.get(wire.reservation_subject(self.name))
         event = wire.decode_event(newest.message) if newest is not None else None
         return event.reservations if isinstance(event, ReservationsChanged) else ()
 
@@ -318,12 +318,11 @@ class ReadKubelet(KubeletWatch):
         await anyio.sleep(self._node.world.faults.choice(READS_SECONDS))
 
 
-class Discovered(HardwareWatch):
-    """The hardware is as it was published at first, and discovery stands by it."""
-
-    def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
-        super().__init__(ledger, bus, clock)
-        self.newest = {"topology": (1, 1), "health": (1, 1)}
+def confirmed_hardware(ledger: Ledger, bus: Bus, clock: Clock) -> HardwareWatch:
+    """The hardware as it was published at first; discovery confirms it always."""
+    watch = HardwareWatch(ledger, bus, clock)
+    watch.newest = {"topology": (1, 1), "health": (1, 1)}
+    return watch
 
 
 class Record:

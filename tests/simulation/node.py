@@ -32,8 +32,7 @@ from topoalign.allocator.containers.hami_core.slot_directories import DirectoryC
 from topoalign.allocator.device_plugin.front import resources_to_serve
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.mig.garbage_collection import collect_unused_instances
-from topoalign.allocator.mig.instances import Instances
+from topoalign.allocator.mig.instances import Instances, collect_unused_instances
 from topoalign.allocator.ports import KubeletListing
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator

@@ -94,10 +94,8 @@ class Bus(Protocol):
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
         """
-        Stores messages of one stream in this order, many of them in flight at once, and returns the position of each.
-
-        None, from the first message on of which it is not known whether it was stored, or which `publish` would have
-        refused; whatever comes after it may be stored all the same. Raises nothing: `publish` returns why one is not stored.
+        Stores messages of one stream in this order, many of them in flight at once, and returns the position of each: None
+        from the first one on that may not be stored; what follows it may be stored all the same. Raises nothing.
         """
 
     async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
@@ -116,13 +114,11 @@ class Bus(Protocol):
         self, stream: Stream, subject: str, after: int = 0
     ) -> AbstractAsyncContextManager[AsyncIterator[Received]]:
         """
-        Follows the messages of a stream whose subject matches (`>` and `*` as in NATS), after this position, without
-        end.
+        Follows the messages of a stream whose subject matches (`>` and `*` as in NATS), after this position, without end.
 
-        They come in order, each at least once, and each is fetched when the loop asks for it. A lost connection is
-        restored inside, and a refusal is waited out; a position before the oldest message kept begins with the oldest,
-        and so does one after the newest, because the stream has then been lost or rolled back. The positions of a
-        stream that was lost or rolled back while it is followed go back likewise.
+        They come in order, each at least once, and each is fetched when the loop asks for it. A lost connection is restored
+        inside, and a refusal is waited out. A position before the oldest message kept, or after the newest one because the
+        stream was lost or rolled back, begins with the oldest; positions then go back, also while it is followed.
         """
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
@@ -154,20 +150,14 @@ class Journal(Protocol):
     """Port to the record of one node's allocations, which survives this process. One process has it at a time."""
 
     @property
-    def doubt(self) -> str | None:
-        """
-        Why the journal may not hold all that was given: an earlier one was damaged, and set aside. None: it holds all.
-        A doubt outlives the process; only `trust` ends it.
-        """
+    def unconfirmed(self) -> str | None:
+        """Why the journal may not hold all that was given: an earlier one was damaged. None: it holds all."""
 
     def load(self) -> list[JournalEntry]:
-        """
-        Returns all entries that can be trusted, oldest first; empty, or with a snapshot among them. What is damaged is
-        set aside and is a `doubt`. Raises StateFault if the journal cannot be read or written.
-        """
+        """Returns all entries that can be trusted, oldest first; sets aside what is damaged. Raises StateFault."""
 
     def trust(self) -> None:
-        """Ends the doubt: what the journal holds was found to be complete. Raises StateFault; then the doubt stays."""
+        """Confirms that the journal is complete. Raises StateFault; then it stays unconfirmed."""
 
     def append(self, entry: JournalEntry) -> None:
         """Adds an entry; when this returns it is on disk. Raises StateFault, and then the entry is not in the journal."""
@@ -179,10 +169,7 @@ class Journal(Protocol):
         """Returns (epoch, seq) up to which the bus has the facts; (0, 0) at first. May lag by one. None: not known."""
 
     def mark_published(self, epoch: int, seq: int) -> None:
-        """
-        Records the (epoch, seq) up to which the bus has the facts. Never raises: after the loss of a mark, facts are
-        published again under the same ids.
-        """
+        """Records up to where the bus has the facts. Never raises: after a loss they are published again, same ids."""
 
 
 class Occurrence(StrEnum):
@@ -249,8 +236,4 @@ class Driver(Protocol):
         """Reports what happens between readings, until cancelled; returns at once where nothing is ever reported."""
 
     async def measure(self) -> "tuple[DeviceUse, ...]":
-        """
-        Measures what the GPUs are used for; processes are without identity. Waits for a reading in progress.
-
-        Raises DriverFault, also where this driver cannot measure; a single lost device is reported by its `failure`.
-        """
+        """Measures what the GPUs are used for, processes without identity. Raises DriverFault if it cannot measure."""

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from topoalign.core.model import events
 from topoalign.core.model.errors import (
     BadRequest,
     Failure,
@@ -24,21 +25,7 @@ from topoalign.core.model.errors import (
     clean,
     remote,
 )
-from topoalign.core.model.events import (
-    AllocationBound,
-    AllocationDeviated,
-    AllocationGranted,
-    AllocationRefused,
-    AllocationReleased,
-    AllocationsSnapshot,
-    DeviceHealthChanged,
-    Event,
-    Fact,
-    Reading,
-    ReservationsChanged,
-    TopologyDiscovered,
-    UsageObserved,
-)
+from topoalign.core.model.events import Event, Fact, Reading, ReservationsChanged, TopologyDiscovered
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.maintenance import Override
 from topoalign.core.model.topology.topology_checks import check_bounds
@@ -66,14 +53,14 @@ VARYING = frozenset(
 
 SUBJECTS: dict[type[Fact], tuple[str, str]] = {
     TopologyDiscovered: ("topology.{node}", "discovery-topology"),
-    DeviceHealthChanged: ("health.{node}", "discovery-health"),
-    UsageObserved: ("usage.{node}", "allocator-usage"),
-    AllocationGranted: ("allocation.{node}.granted", "allocator"),
-    AllocationBound: ("allocation.{node}.bound", "allocator"),
-    AllocationReleased: ("allocation.{node}.released", "allocator"),
-    AllocationRefused: ("allocation.{node}.refused", "allocator"),
-    AllocationDeviated: ("allocation.{node}.deviated", "allocator"),
-    AllocationsSnapshot: ("allocation.{node}.snapshot", "allocator"),
+    events.DeviceHealthChanged: ("health.{node}", "discovery-health"),
+    events.UsageObserved: ("usage.{node}", "allocator-usage"),
+    events.AllocationGranted: ("allocation.{node}.granted", "allocator"),
+    events.AllocationBound: ("allocation.{node}.bound", "allocator"),
+    events.AllocationReleased: ("allocation.{node}.released", "allocator"),
+    events.AllocationRefused: ("allocation.{node}.refused", "allocator"),
+    events.AllocationDeviated: ("allocation.{node}.deviated", "allocator"),
+    events.AllocationsSnapshot: ("allocation.{node}.snapshot", "allocator"),
     ReservationsChanged: ("reservation.{node}", "registry"),
 }
 """Event -> its subject below the prefix, and the writer's part of its id."""
@@ -101,7 +88,7 @@ REMEMBERED = 10_000
 
 _SAFE = re.compile(r"[A-Za-z0-9_-]")
 _ESCAPE = re.compile(r"=([0-9A-F]{2})")
-_events: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 @lru_cache(REMEMBERED)
@@ -185,7 +172,7 @@ def decode_event(message: Message) -> Event:
     if message.headers.get("ce-specversion", "1.0").partition(".")[0] != "1":
         raise Undecodable(what, f"CloudEvents version {clean(message.headers['ce-specversion'])!r}")
     try:
-        event = _events.decode(message.body)
+        event = _decoder.decode(message.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Undecodable(what, clean(str(error), 200)) from error
     if subject(event) != message.subject:

@@ -36,10 +36,8 @@ _SUPPORTED = "give the output of `nvidia-smi topo -m`, lstopo's XML, a sysfs tre
 
 def load_machine(source: str) -> Machine:
     """
-    Loads the machine with this name in the catalogue, or from the file or folder with this name, or from stdin (`-`).
-
-    Raises NotFound for a name that is neither, InvalidMachine (with line and column where there are any) for a file that
-    cannot be read, InvalidField for a wrong value in a JSON document.
+    Loads the machine with this name in the catalogue, or from the file or folder with this name, or from stdin (`-`). Raises
+    NotFound for a name that is neither, InvalidMachine for a file that cannot be read, InvalidField for a wrong JSON value.
     """
     from topoalign.machines import catalogue
 
@@ -58,7 +56,12 @@ def load_machine(source: str) -> Machine:
         with path.open("rb") as file:
             return read(file.read(MOST_BYTES + 1), path.name.split(".")[0] or path.name, source)
     except FileNotFoundError:
-        raise NotFound("machine or file", source, _did_you_mean(source, catalogue.names())) from None
+        from difflib import get_close_matches
+
+        names = catalogue.names()
+        close = "".join(f"did you mean {name}? " for name in get_close_matches(source, names, n=1))
+        remedy = f"{close}the catalogue has {', '.join(names)}; anything else is taken for a file"
+        raise NotFound("machine or file", source, remedy) from None
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise InvalidMachine(f"{quoted([source])} cannot be read: {error}", "give a file that you may read") from error
 
@@ -90,8 +93,7 @@ def read(raw: bytes, name: str, source: str = "") -> Machine:
 
 
 def _decoded(raw: bytes) -> str:
-    """The text of a paste; PowerShell writes UTF-16. Raises InvalidMachine where it is no text."""
-    try:
+    try:  # PowerShell writes UTF-16
         return raw.decode("utf-16" if raw.startswith(_UTF16) else "utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
@@ -100,7 +102,7 @@ def _decoded(raw: bytes) -> str:
 
 
 def _folder(path: Path) -> Topology:
-    """The captured tree whose root is this folder or one inside it."""
+    # the root of the captured tree is this folder or one inside it
     from topoalign.machines.sysfs_cpus import CPUS
     from topoalign.machines.sysfs_files import describe_missing_tree
     from topoalign.machines.sysfs_machine import read_sysfs
@@ -115,11 +117,3 @@ def _folder(path: Path) -> Topology:
         files |= {inner.name for inner in found}
         places = [inner for inner in found if inner.is_dir()]
     raise InvalidMachine(describe_missing_tree(f"no folder in {quoted([str(path)])} holds {CPUS}", files), _SUPPORTED)
-
-
-def _did_you_mean(source: str, names: tuple[str, ...]) -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(source, names, n=1)
-    known = f"the catalogue has {', '.join(names)}; anything else is taken for a file"
-    return f"did you mean {close[0]}? {known}" if close else known

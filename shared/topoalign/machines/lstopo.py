@@ -13,9 +13,8 @@ A virtual function cannot be recognised here and is a NIC of its own. NVLinks ar
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from enum import IntFlag
 from itertools import product
-from typing import IO
+from typing import IO, Literal
 
 from topoalign.core.model.errors import InvalidMachine, clean
 from topoalign.core.model.ids import DeviceID
@@ -62,7 +61,12 @@ class Cores:
         uncores = {cpu: cache_id for cpu, cache_id in cache_ids.items() if cache_id is not None}
         if len(uncores) < len(caches):
             uncores = caches
-        sockets = number_sockets({cpu: _package(unit) for cpu, unit in self._units.items()})
+        packages: dict[int, tuple[int | None, int]] = {}  # CPU -> hwloc's id, and a key
+        for cpu, unit in self._units.items():
+            package = next((place for place in unit.above() if place.type in PACKAGES), None)
+            outside = (None, 0)  # CPUs outside of all packages share one
+            packages[cpu] = outside if package is None else (parse_number(package.get("os_index")), id(package))
+        sockets = number_sockets(packages)
         return tuple(
             Cpu(
                 id=cpu,
@@ -75,13 +79,10 @@ class Cores:
         )
 
     def numa_nodes(self) -> tuple[NumaNode, ...]:
-        """
-        All NUMA nodes, by id. A machine without any has node 0 with all its memory.
-
-        hwloc writes no `local_memory` for a node that has none, so where other nodes have some, this one has 0.
-        """
+        """All NUMA nodes, by id. A machine without any has node 0 with all its memory."""
         if not self.nodes:
             return (_parse_node(0, self._machine, None),)
+        # hwloc writes no `local_memory` for a node that has none, so where other nodes have some, this one has 0
         default_memory = 0 if any(element.get("local_memory") for element in self.nodes.values()) else None
         return tuple(_parse_node(node, element, default_memory) for node, element in sorted(self.nodes.items()))
 
@@ -113,7 +114,7 @@ class Cores:
         return min(self.nodes, default=0)
 
     def _attached(self, place: Element) -> int | None:
-        """The lowest node that the object has as its memory, GPUs' memory last."""
+        # the lowest node that the object has as its memory, GPUs' memory last
         if id(place) not in self._memory:
             caches = [child for child in place.children if child.type == "MemCache"]
             nodes = [child for around in (place, *caches) for child in around.children if child.type == "NUMANode"]
@@ -212,12 +213,6 @@ def _cache(unit: Element) -> Element | None:
     return shared[-1] if shared else None
 
 
-def _package(unit: Element) -> tuple[int | None, int]:
-    # the id and a key; CPUs outside of all packages share one
-    package = next((place for place in unit.above() if place.type in PACKAGES), None)
-    return (None, 0) if package is None else (parse_number(package.get("os_index")), id(package))
-
-
 _MAJOR = re.compile(r"([0-9]{1,4})(?:\.|$)")
 _NVIDIA = re.compile(r"03(?:00|02) \[10de:")
 _UUID = re.compile(r"GPU-[0-9A-Za-z-]{1,64}")
@@ -263,9 +258,9 @@ def _parse_gpus(elements: Sequence[Element], cores: Cores) -> tuple[Gpu, ...]:
 
 
 def _indices(elements: Sequence[Element]) -> list[int]:
-    """NVML's indices, else CUDA's, else positions: the first that number all GPUs."""
+    # NVML's indices, else CUDA's, else positions: the first that number all GPUs
     for prefix in ("nvml", "cuda"):
-        names = [[device.get("name") for device in os_devices(element)] for element in elements]
+        names = [[device.get("name") for device in _os_devices(element)] for element in elements]
         found = [[parse_number(name[4:]) for name in each if name.startswith(prefix)] for each in names]
         indices = [each[0] for each in found if each and each[0] is not None]
         if len(set(indices)) == len(elements):
@@ -294,15 +289,15 @@ def _parse_gpu(element: Element, index: int, cores: Cores) -> Gpu:
 
 
 def _parse_nics(elements: Sequence[Element], cores: Cores, version: int) -> tuple[Nic, ...]:
-    """A NIC for each OpenFabrics device, in the natural order of their names."""
+    # a NIC for each OpenFabrics device, in the natural order of their names
     kinds = [
-        (device, os_device_kinds(device, version), element) for element in elements for device in os_devices(element)
+        (device, _network_kind(device, version), element) for element in elements for device in _os_devices(element)
     ]
     netdevs: dict[str, set[str]] = {}
     for device, kind, element in kinds:
-        if OsDeviceKind.NETWORK in kind and OsDeviceKind.OPENFABRICS not in kind:
+        if kind == "interface":
             netdevs.setdefault(_pci_address(element), set()).add(clean(device.get("name")))
-    named = [(device, element) for device, kind, element in kinds if OsDeviceKind.OPENFABRICS in kind]
+    named = [(device, element) for device, kind, element in kinds if kind == "rdma"]
     named.sort(key=lambda pair: natural(pair[0].get("name")))
     return tuple(_parse_nic(device, element, index, cores, netdevs) for index, (device, element) in enumerate(named))
 
@@ -329,44 +324,32 @@ def _pci_address(element: Element) -> str:
 
 
 def _bridges_above(element: Element) -> pcie.Chain:
-    """The bridges around a PCI device; empty if the file left some out."""
+    # empty if the file left some out
     bridges = [place for place in element.above() if place.type == "Bridge"]
     chain = tuple(_bridge(place) for place in reversed(bridges))
     return chain if chain and chain[0].startswith("pci") and all(chain) else ()
 
 
 def _bridge(place: Element) -> str:
-    """Address of a bridge; a host bridge is named by the domain and the first of its buses."""
+    # a host bridge is named by the domain and the first of its buses
     if _pci_address(place):
         return _pci_address(place)
     buses = _HOST_BRIDGE.fullmatch(place.get("bridge_pci").lower())
     return f"pci{buses[1]}:{buses[2]}" if buses else ""
 
 
-class OsDeviceKind(IntFlag):
-    """hwloc's bits since version 3 of a network interface and an RDMA device (HWLOC_OBJ_OSDEV_*)."""
-
-    NETWORK = 16
-    OPENFABRICS = 32
-
-
-_OLD_KINDS = {"2": OsDeviceKind.NETWORK, "3": OsDeviceKind.NETWORK | OsDeviceKind.OPENFABRICS}
-
-
-def os_devices(element: Element) -> list[Element]:
-    """The OS devices of a PCI device."""
+def _os_devices(element: Element) -> list[Element]:
     return [child for child in element.children if child.type == "OSDev"]
 
 
-def os_device_kinds(device: Element, version: int) -> OsDeviceKind:
-    """The kinds of an OS device, by the major version of the document; none for an unknown or invalid type."""
-    kind = device.get("osdev_type")
+def _network_kind(device: Element, version: int) -> Literal["", "interface", "rdma"]:
+    kind = parse_number(device.get("osdev_type")) or 0
     # From 3.0 on it is a set of bits: 1 storage, 2 memory, 4 GPU, 8 co-processor, 16 network, 32 OpenFabrics, 64 DMA. An
     # RDMA device is 16 + 32 = 48, and a CXL memory device with persistent memory is 1 + 2 = 3.
     if version >= 3:
-        return OsDeviceKind(parse_number(kind) or 0)
+        return "rdma" if kind & 32 else "interface" if kind & 16 else ""
     # Before, it is one number: 0 block, 1 GPU, 2 network, 3 OpenFabrics, 4 DMA, 5 co-processor. A BXI interface is 3 as
     # well, although it has no RDMA device; from 3.0 on it is only network.
-    if device.get("subtype") == "BXI":
-        return OsDeviceKind.NETWORK
-    return _OLD_KINDS.get(kind, OsDeviceKind(0))
+    if device.get("subtype") == "BXI" or kind == 2:
+        return "interface"
+    return "rdma" if kind == 3 else ""

@@ -62,10 +62,8 @@ def collect_bridges(chains: Iterable[Chain]) -> tuple[PciBridge, ...]:
 
 
 def chain_of(path: PurePosixPath) -> Chain:
-    """
-    The chain of a device from its path below /sys/devices: `…/pci0000:00/0000:00:03.0/0000:04:00.0` hangs from
-    `0000:00:03.0`. Empty if the path does not lead through a host bridge.
-    """
+    """The chain of a device by its path below /sys/devices; empty if that leads through no host bridge."""
+    # the device at `…/pci0000:00/0000:00:03.0/0000:04:00.0` hangs from `0000:00:03.0`
     parts = [part for part in path.parts[:-1] if _HOST_BRIDGE.fullmatch(part) or is_address(part)]
     first = next((i for i, part in enumerate(parts) if part.startswith("pci")), len(parts))
     return tuple(parts[first:])

@@ -23,14 +23,11 @@ def hugepages_resource(size: int) -> ResourceName:
 
 
 def hugepage_totals(pages: Mapping[int, int], memory: int | None) -> dict[ResourceName, int]:
-    """
-    Bytes in all by resource, of counts by size in bytes: {2 << 20: 3} is {"hugepages-2Mi": 6291456}.
-
-    Memory includes its hugepages, so a size whose pages do not fit in addition to those of smaller sizes is left out.
-    """
+    """Bytes in all by resource, of counts by size in bytes: {2 << 20: 3} is {"hugepages-2Mi": 6291456}."""
     found: dict[ResourceName, int] = {}
     left = LARGEST_MEMORY if memory is None else memory
     for size, count in sorted(pages.items()):
+        # memory includes its hugepages, so a size that does not fit in addition to the smaller ones is left out
         if size * count <= left:
             found[hugepages_resource(size)] = size * count
             left -= size * count

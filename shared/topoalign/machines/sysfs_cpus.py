@@ -15,13 +15,12 @@ Node ids are the kernel's and may have gaps. If the kernel reports nothing, or c
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.core.model.topology.model import Cpu, NumaNode
 from topoalign.core.model.topology.topology_checks import LARGEST_MEMORY, MOST_CPUS, MOST_NODES
 from topoalign.machines.reader_rules import hugepage_totals, number_sockets
-from topoalign.machines.sysfs_files import Tree, open_tree, parse_number
+from topoalign.machines.sysfs_files import Tree, parse_number
 
 CPUS = "sys/devices/system/cpu"
 NODES = "sys/devices/system/node"
@@ -34,9 +33,8 @@ _GATHER = f"give a root that has {CPUS}, such as one that hwloc-gather-topology 
 Distances = tuple[tuple[int, ...], ...]
 
 
-def read_cpus(root: Path | Tree) -> tuple[Cpu, ...]:
+def read_cpus(tree: Tree) -> tuple[Cpu, ...]:
     """The CPUs that are online, by id. Raises InvalidMachine if the tree has none."""
-    tree = open_tree(root)
     online = online_cpus(tree)
     nodes = cpus_of_nodes(tree, online)
     node_of = {cpu: node for node, cpus in reversed(list(nodes.items())) for cpu in cpus}
@@ -55,9 +53,8 @@ def read_cpus(root: Path | Tree) -> tuple[Cpu, ...]:
     )
 
 
-def read_numa_nodes(root: Path | Tree) -> tuple[tuple[NumaNode, ...], Distances | None]:
+def read_numa_nodes(tree: Tree) -> tuple[tuple[NumaNode, ...], Distances | None]:
     """The NUMA nodes that are online, by id, and their distances; None if the kernel does not report all of them."""
-    tree = open_tree(root)
     listed = _listed_nodes(tree)
     if not listed:
         return (_read_node(tree, 0, "sys/kernel/mm/hugepages", "proc/meminfo"),), None

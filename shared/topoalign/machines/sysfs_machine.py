@@ -120,7 +120,8 @@ def _read_nics(tree: Tree) -> tuple[Nic, ...]:
     # in the natural order of their names, which is that of `nvidia-smi`
     nodes = cpus_of_nodes(tree, online_cpus(tree))
     names = sorted(filter(_NAME.fullmatch, tree.names(RDMA_CLASS)), key=natural)
-    physical = {name: address for name in names if (address := _read_address(tree, name)) is not None}
+    devices = {name: tree.real(f"{RDMA_CLASS}/{name}/device") for name in names}
+    physical = {name: at.name for name, at in devices.items() if at is not None and pcie.is_address(at.name)}
     owned = {vf for address in physical.values() for vf in _virtual_addresses(tree, address)}
     own = [(name, address) for name, address in physical.items() if address not in owned]
     return tuple(_read_nic(tree, index, name, address, nodes) for index, (name, address) in enumerate(own[:MOST_NICS]))
@@ -131,6 +132,7 @@ def _read_nic(tree: Tree, index: int, name: str, address: str, nodes: Mapping[in
     chain = pcie.chain_of(device_path(tree, address))
     verbs = tree.names(f"{device}/infiniband_verbs") or tree.names(f"{RDMA_CLASS}/{name}/device/infiniband_verbs")
     netdevs = tree.names(f"{device}/net") or tree.names(f"{RDMA_CLASS}/{name}/device/net")
+    ports = [port for text in tree.names(f"{RDMA_CLASS}/{name}/ports") if (port := parse_number(text)) is not None]
     return Nic(
         id=DeviceID(name),
         index=index,
@@ -139,7 +141,7 @@ def _read_nic(tree: Tree, index: int, name: str, address: str, nodes: Mapping[in
         numa_affinity=nearest_numa_nodes(tree, address, nodes),
         netdevs=tuple(netdevs),
         verbs=next(iter(verbs), None),
-        ports=tuple(_port(tree, f"{RDMA_CLASS}/{name}/ports", port) for port in _ports(tree, name)),
+        ports=tuple(_port(tree, f"{RDMA_CLASS}/{name}/ports", port) for port in sorted(ports)),
         virtual_functions=tuple(
             VirtualFunction(
                 pci=vf,
@@ -151,19 +153,10 @@ def _read_nic(tree: Tree, index: int, name: str, address: str, nodes: Mapping[in
     )
 
 
-def _read_address(tree: Tree, name: str) -> str | None:
-    device = tree.real(f"{RDMA_CLASS}/{name}/device")
-    return device.name if device is not None and pcie.is_address(device.name) else None
-
-
 def _virtual_addresses(tree: Tree, address: str) -> list[str]:
     links = sorted((name for name in tree.names(f"{DEVICES}/{address}") if name.startswith("virtfn")), key=natural)
     places = [tree.real(f"{DEVICES}/{address}/{name}") for name in links]
     return [place.name for place in places if place is not None and pcie.is_address(place.name)]
-
-
-def _ports(tree: Tree, name: str) -> list[int]:
-    return sorted(port for text in tree.names(f"{RDMA_CLASS}/{name}/ports") if (port := parse_number(text)) is not None)
 
 
 def _port(tree: Tree, folder: str, port: int) -> NicPort:

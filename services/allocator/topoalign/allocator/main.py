@@ -22,9 +22,8 @@ from topoalign.allocator.ledger.journal import FileJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.metrics.table import figures
 from topoalign.allocator.metrics.use_series import UseSeries
-from topoalign.allocator.mig.garbage_collection import collect_unused_instances, lost_note
 from topoalign.allocator.mig.instance_log import InstanceLog
-from topoalign.allocator.mig.instances import Instances, report_fault
+from topoalign.allocator.mig.instances import Instances, collect_unused_instances, lost_note, report_fault
 from topoalign.allocator.mig.nvml_instances import NvmlInstances
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions, Predictions, lists_nothing
@@ -258,4 +257,4 @@ def register_reports(
     context.checks["topology"] = allocator.topology_unknown
     context.checks["outbox"] = allocator.outbox_full
     context.notes.setdefault("configuration", lambda: context.configuration.reason_not_current)
-    context.notes["outbox"] = allocator.outbox.speaker.note
+    context.notes["outbox"] = allocator.outbox.facts.note

@@ -15,9 +15,8 @@ from anyio.abc import TaskStatus
 from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.hardware_watch import HardwareWatch
-from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ledger.ledger import Ledger, container_title
 from topoalign.allocator.ledger.outbox import Outbox
-from topoalign.allocator.ledger.release_log import container_title
 from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
 from topoalign.allocator.requests.admissions import Admissions, check_own
 from topoalign.core import wire

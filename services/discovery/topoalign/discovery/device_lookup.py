@@ -14,11 +14,8 @@ MOST_LISTED = 32
 
 def find_devices(topology: Topology, names: Sequence[str], former: Iterable[DeviceID] = ()) -> tuple[DeviceID, ...]:
     """
-    Returns the GPUs, NICs and MIG instances with these names, each once. A name is an id, a PCI address, `GPU3` or `NIC2` as
-    `topoalign topo` prints them, or the index of a GPU. `former` devices, which the node may have lost, are found by id
-    only.
-
-    Raises NotFound for an unknown name, and InvalidField for no name or too many.
+    Returns the GPUs, NICs and MIG instances with these names: an id, a PCI address, `GPU3` or `NIC2`, the index of a GPU.
+    `former` devices, which the node may have lost, have only ids. Raises NotFound, and InvalidField for none or too many.
     """
     if not names or len(names) > MOST:
         raise InvalidField("devices", f"{len(names)} of them", f"name 1 to {MOST} devices")

@@ -43,7 +43,7 @@ class RecordFile:
     """The record of one node, and the file that it is in."""
 
     def __init__(self, directory: Path, boot_id: str) -> None:
-        self._directory = directory
+        self._path = directory / NAME
         self._boot_id = boot_id
         self.kept = DeviceRecord(boot_id=boot_id)
         self._seen: tuple[int, int] | None = None
@@ -51,26 +51,25 @@ class RecordFile:
 
     def load(self) -> str | None:
         """Reads the file. Returns why cordons may be missing, until an operator has cordoned or uncordoned a device."""
-        path = self._directory / NAME
         self._seen = self._now()
         try:
-            read = msgspec.json.decode(path.read_bytes(), type=DeviceRecord)
+            read = msgspec.json.decode(self._path.read_bytes(), type=DeviceRecord)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             why = clean(getattr(error, "strerror", None) or str(error), 200)
-            unconfirmed = f"{path} could not be read ({why}), so cordons are not known; {self._set_aside(path)}"
+            unconfirmed = f"{self._path} could not be read ({why}), so cordons are not known; {self._set_aside()}"
             self.kept = DeviceRecord(boot_id=self._boot_id, unconfirmed=unconfirmed)
             return unconfirmed
         self.kept = self._of_this_boot(read)
         return read.unconfirmed or None
 
-    def _set_aside(self, path: Path) -> str:
+    def _set_aside(self) -> str:
         number = 1
         try:
-            while (aside := path.with_name(f"{NAME}.corrupt-{number}")).exists():
+            while (aside := self._path.with_name(f"{NAME}.corrupt-{number}")).exists():
                 number += 1
-            path.rename(aside)
+            self._path.rename(aside)
         except OSError as error:
             return f"it could not be set aside: {clean(error.strerror or str(error))}"
         return f"it was set aside as {aside.name}"
@@ -82,9 +81,7 @@ class RecordFile:
             return
         self._seen = now
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self.kept = self._of_this_boot(
-                msgspec.json.decode((self._directory / NAME).read_bytes(), type=DeviceRecord)
-            )
+            self.kept = self._of_this_boot(msgspec.json.decode(self._path.read_bytes(), type=DeviceRecord))
 
     def _of_this_boot(self, read: DeviceRecord) -> DeviceRecord:
         waiting = (read if read.boot_id == self._boot_id else self.kept).awaiting_reset
@@ -92,7 +89,7 @@ class RecordFile:
 
     def _now(self) -> tuple[int, int] | None:
         try:
-            found = (self._directory / NAME).stat()
+            found = self._path.stat()
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns
@@ -105,25 +102,23 @@ class RecordFile:
         try:
             self._replace(msgspec.json.format(msgspec.json.encode(changed, order="sorted")))
         except OSError as error:
-            where = self._directory / NAME
-            raise StateFault(f"{where} cannot be written: {clean(error.strerror or str(error))}", REMEDY) from error
+            raise StateFault(
+                f"{self._path} cannot be written: {clean(error.strerror or str(error))}", REMEDY
+            ) from error
         self.kept, self._seen = changed, self._now()
 
     def _replace(self, body: bytes) -> None:
         # if the node stops meanwhile, the old file or the new one is there
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = self._directory / f"{NAME}.new"
-        with suppress(FileNotFoundError):
-            fresh.unlink()
-        file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            with open(file, "wb", closefd=False) as stream:
-                stream.write(body)
-            os.fsync(file)
-        finally:
-            os.close(file)
-        fresh.rename(self._directory / NAME)
-        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = self._path.with_name(f"{NAME}.new")
+        fresh.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(fresh, flags, 0o600), "wb") as file:
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(self._path)
+        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(directory)
         finally:

@@ -9,8 +9,7 @@ from topoalign.core.model.errors import InvalidField
 from topoalign.core.ports import Clock, Driver, Inventory
 from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.device_record import RecordFile
-from topoalign.discovery.drivers.auto import AutoDriver, DescribedDriver
-from topoalign.discovery.drivers.sysfs_driver import SysfsDriver
+from topoalign.discovery.drivers.auto import AutoDriver, DescribedDriver, SysfsDriver
 from topoalign.discovery.health_keeper import HealthKeeper
 from topoalign.discovery.metrics import DiscoveryMetrics
 from topoalign.discovery.offering import NodeOffering
@@ -73,6 +72,7 @@ async def read_hardware(environment: Mapping[str, str]) -> Inventory:
 async def follow_configuration(
     configuration: ConfigurationFile, discovery: Discovery, health_keeper: HealthKeeper, environment: Mapping[str, str]
 ) -> None:
+    """Passes the health settings of each new configuration to the health keeper and to discovery."""
     while True:
         changed = configuration.changed
         health = configuration.current.health

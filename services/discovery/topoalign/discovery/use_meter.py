@@ -71,7 +71,15 @@ class UseMeter:
         time = self._clock.wall()
         devices, left_out = _limit_processes(measured)
         pids = {process.pid for device in devices for process in device.processes or ()}
-        identities, finding = await self._read_identities(pids)
+        identities: dict[int, ProcessIdentity] | None = {}
+        finding = ""
+        if pids:
+            try:
+                with anyio.CancelScope(shield=True):  # else the thread would still run when the next request comes
+                    identities = await self._thread.run(partial(_identities_of, self._proc, pids))
+                finding = NOT_SEEN if identities is None else ""
+            except DriverFault as fault:
+                finding = fault.finding
         return Measurement(
             node=self._node,
             time=time,
@@ -79,7 +87,7 @@ class UseMeter:
                 msgspec.structs.replace(
                     device,
                     processes=tuple(
-                        msgspec.structs.replace(process, identity=identities.get(process.pid))
+                        msgspec.structs.replace(process, identity=(identities or {}).get(process.pid))
                         for process in device.processes
                     ),
                 )
@@ -90,16 +98,6 @@ class UseMeter:
             finding=finding,
             left_out=left_out,
         )
-
-    async def _read_identities(self, pids: Collection[int]) -> "tuple[dict[int, ProcessIdentity], str]":
-        if not pids:
-            return {}, ""
-        try:
-            with anyio.CancelScope(shield=True):  # else the thread would still run when the next request comes
-                identities = await self._thread.run(partial(_identities_of, self._proc, pids))
-        except DriverFault as fault:
-            return {}, fault.finding
-        return ({}, NOT_SEEN) if identities is None else (identities, "")
 
 
 def _identities_of(proc: Path, pids: Collection[int], steps: CallProgress) -> "dict[int, ProcessIdentity] | None":

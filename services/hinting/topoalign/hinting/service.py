@@ -19,9 +19,6 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.runtime.replies import answer_with
 
-# The settings of hinting.
-
-
 SERVICE = "topoalign-hinting"
 
 

@@ -76,6 +76,11 @@ class Displaced(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     instances: dict[DeviceID, DeviceID] = {}
     """Slot of a GPU among them -> uuid of the MIG instance that was created for this container."""
 
+    @property
+    def device_ids(self) -> frozenset[DeviceID]:
+        """Ids of all devices."""
+        return frozenset[DeviceID]().union(*self.devices.values())
+
 
 class ResourceGrant(msgspec.Struct, frozen=True):
     """What was given of one resource."""
@@ -98,10 +103,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     """Resource -> device ids, in the order in which the container sees them."""
     virtual_functions: dict[DeviceID, tuple[str, ...]] = {}
-    """
-    NIC -> PCI addresses of its SR-IOV virtual functions that are held. Of a NIC listed here only these are held, and
-    others may hold the rest.
-    """
+    """NIC -> PCI addresses of the SR-IOV functions that are held; of a NIC that is not here, all is held."""
     cpus: str = ""
     """Exclusive CPUs as a list `0-3,8`; empty for a container in the shared pool."""
     memory: tuple[MemoryBlock, ...] = ()
@@ -109,17 +111,11 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     affinity: tuple[int, ...] | None = None
     """NUMA node ids it was aligned to, ascending. None: the policy had no preference, or the kubelet did not report it."""
     lowest_first: bool = False
-    """
-    Whether its memory returns to the lowest NUMA node of the group first, as the kubelet does. Otherwise it returns to the
-    nodes from which it was taken.
-    """
+    """Whether memory returns to the lowest NUMA node first, as in the kubelet; otherwise to where it was taken."""
     boot: str = ""
     """The boot of the node in which it was given, or last confirmed (`TopologyDiscovered.boot_id`); empty: not known."""
     cards: dict[DeviceID, DeviceID] = {}
-    """
-    MIG instance or virtual function -> its GPU or NIC at the time of the grant. The container keeps the GPU's device node,
-    so this must be known when the part is gone.
-    """
+    """MIG instance or virtual function -> its GPU or NIC at the grant: the container keeps its device node."""
     machine: str = ""
     """The described machine it was given on (`TopologyDiscovered.machine`); empty: real hardware, or not known."""
     pod_uid: str = ""
@@ -127,15 +123,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     displaced: tuple[Displaced, ...] = ()
     """Whose devices these are as well, as far as is known: those containers were not seen to end."""
     co_allocated: tuple[DeviceID, ...] = ()
-    """
-    Those of the devices that were allocated together with the others, without a request to the kubelet. The kubelet does not
-    know this; their plugin lists them as unhealthy until they are released.
-    """
+    """Those of the devices that the kubelet did not give: their plugin lists them as unhealthy until the release."""
     slots: dict[DeviceID, Amount] = {}
-    """
-    Slot of a GPU among the devices -> what the container holds of that GPU by it. A slot that is not here holds an equal
-    part: of ten slots a tenth of what is offered of the GPU.
-    """
+    """Slot among the devices -> what it holds of its GPU. One that is not here holds an equal part."""
 
     instances: dict[DeviceID, DeviceID] = {}
     """Slot of a GPU among the devices -> uuid of the MIG instance that was created for it."""

@@ -100,9 +100,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
     explanation: Explanation
     undone: tuple[Allocation, ...] = ()
     """
-    In mode `kubelet` what earlier containers of the pod had been given when it was refused. The kubelet takes it back, and
-    what it knows of groups of NUMA nodes that share memory does not return to what it was: granting and releasing these
-    folds to what it then knows. Mode `best` gives nothing before all is decided.
+    In mode `kubelet` what earlier containers of the pod had been given when it was refused. Granting and releasing these
+    folds to what the kubelet then knows of groups of NUMA nodes. Mode `best` gives nothing before all is decided.
     """
     resolvability: Resolvability | None = None
     """Whether waiting can help: `in-use`, `unhealthy`, `never` or `not-known`. None: not computed."""

@@ -16,8 +16,6 @@ class TopoalignError(Exception):
     """
     Raised for an error without a code of its own.
 
-    Base of every error raised on purpose: `code` is its kind, `finding` what was found, `remedy` what to do.
-
     Remedy: Report it as a defect of topoalign.
     """
 
@@ -35,9 +33,7 @@ class TopoalignError(Exception):
 
 class BadRequest(TopoalignError):
     """
-    Raised when the request or the configuration is invalid: a retry fails again.
-
-    Base of errors that the caller can fix.
+    Raised when the request or the configuration is invalid: a retry fails again. Base of errors that the caller can fix.
 
     Remedy: Correct what the message names.
     """
@@ -45,9 +41,7 @@ class BadRequest(TopoalignError):
 
 class NoFit(TopoalignError):
     """
-    Raised when a valid request does not fit a working node in its present state.
-
-    Base of errors without a fault.
+    Raised when a valid request does not fit a working node in its present state. Base of errors without a fault.
 
     Remedy: Wait until resources are free, or ask for less.
     """
@@ -55,9 +49,7 @@ class NoFit(TopoalignError):
 
 class Unavailable(TopoalignError):
     """
-    Raised when the machine or another service failed: hardware, driver, disk or bus.
-
-    Base of errors after which a later try may succeed.
+    Raised when the machine or another service failed: hardware, driver, disk or bus. Base of errors that may pass.
 
     Remedy: Try again, and read the log of the service.
     """
@@ -73,9 +65,7 @@ class TooMuchWork(NoFit):
 
 class InvalidField(BadRequest):
     """
-    Raised for a wrong value in a request, setting or message.
-
-    `field` is its path, such as `cpus[3].node`.
+    Raised for a wrong value in a request, setting or message. `field` is its path, such as `cpus[3].node`.
 
     Remedy: Correct the field that the message names.
     """

@@ -97,10 +97,7 @@ class TopologyDiscovered(Reading, frozen=True, kw_only=True, tag="TopologyDiscov
 
 
 class DeviceHealthChanged(Reading, frozen=True, kw_only=True, tag="DeviceHealthChanged"):
-    """
-    The health of every GPU and NIC of a node, and of every MIG instance that is unhealthy or cordoned by itself.
-    Announced on start and on every change, always complete.
-    """
+    """The health of every GPU and NIC, and of MIG instances with one of their own. Announced on start and on change."""
 
     devices: dict[DeviceID, DeviceHealth]
     """Device id -> its health. GPUs and NICs always, MIG instances only where they differ from their GPU."""
@@ -141,25 +138,18 @@ class MemoryExcess(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
 
 class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
     """
-    All that the kubelet gave out without asking topoalign (CPUs, memory, and devices of other plugins), and the rules
-    by which it decides. Announced within a second of a change of the kubelet's configuration, of its checkpoints, or of
-    what plugins offer; also when a container begins or ceases to use more memory of a GPU than it was given.
+    All that the kubelet gave out without asking topoalign, and the rules by which it decides. Announced within a second of a
+    change, also when a container begins or ceases to use more memory of a GPU than it was given.
     """
 
     containers: tuple[ContainerUsage, ...]
     """Every container that the kubelet gave something to without asking us."""
     containers_known: bool = True
-    """
-    False: PodResources has not answered yet, and `containers` is empty for that reason. Announced only for a node
-    without an earlier announcement, or whose kubelet has not answered for a minute since the allocator's start.
-    """
+    """False: PodResources has not answered since the allocator's start, and `containers` is empty therefore."""
     kubelet: KubeletObserved | None = None
     """What predictions depend on. None: not read yet."""
     exceeding: tuple[MemoryExcess, ...] = ()
-    """
-    Containers that use more memory of a GPU than they were given. It is announced when an excess begins and when it has
-    ended: not with every measurement.
-    """
+    """Containers that use more memory of a GPU than they were given; announced as an excess begins and ends."""
 
 
 class AllocationGranted(LedgerFact, frozen=True, kw_only=True, tag="AllocationGranted"):
@@ -183,10 +173,7 @@ class AllocationBound(LedgerFact, frozen=True, kw_only=True, tag="AllocationBoun
     displaced: tuple[Displaced, ...] = ()
     """As `Allocation.displaced`, which this replaces: announced again without those that have ended."""
     as_reserved: bool = False
-    """
-    Whether its slots hold what was reserved for it. If so, `Allocation.reserved_for` and `Allocation.denied` are empty from
-    then on.
-    """
+    """Whether its slots hold what was reserved for it, which empties `Allocation.reserved_for` and `.denied`."""
 
 
 class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationReleased"):
@@ -245,9 +232,8 @@ class AllocationsSnapshot(LedgerFact, frozen=True, kw_only=True, tag="Allocation
 
 class ReservationsChanged(Fact, frozen=True, kw_only=True, tag="ReservationsChanged"):
     """
-    All reservations of a node after a change. The newest message replaces all earlier ones. Several registries write, each
-    only if the newest message of the subject is the one that its change is based on. It does not contain what a node has
-    allocated.
+    All reservations of a node after a change; the newest message replaces all earlier ones. Several registries write, each
+    only if the newest message of the subject is the one that its change is based on.
     """
 
     writer: str

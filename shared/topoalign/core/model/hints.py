@@ -36,10 +36,8 @@ class ResourceNeed(msgspec.Struct, frozen=True):
 
 class HintRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    Hints given as a rule, for a machine with so many NUMA nodes that their subsets cannot be listed.
-
-    The hints are the subsets of `nodes` that meet all needs, and the masks of `besides`; those of `least` nodes are
-    preferred, and none has fewer. The empty set never meets all needs.
+    The hints where NUMA nodes are too many to list their subsets: the subsets of `nodes` that meet all needs, and the
+    masks of `besides`. Those of `least` nodes are preferred, and none has fewer.
     """
 
     nodes: Mask

@@ -85,20 +85,14 @@ class CheckpointEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
 
 
 class KubeletObserved(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """
-    The kubelet of a node: its rules, what its checkpoints list, and the devices of other plugins. With topology, health
-    and allocations it is all that the node's own prediction depends on.
-    """
+    """What the node's own prediction depends on, besides topology, health and allocations."""
 
     version: str = ""
     """The kubelet's version, as configured (`TOPOALIGN_KUBELET_VERSION`). Empty: not known."""
     rules: KubeletRules
     """By which it decides."""
     devices: dict[ResourceName, tuple[ListedDevices, ...]] | None = None
-    """
-    Resource -> its healthy devices, in use or not, of the device plugins of others (PodResources GetAllocatableResources).
-    Resources that are offered here are in TopologyDiscovered. None: not known.
-    """
+    """Resource -> healthy devices of other plugins (PodResources GetAllocatableResources). None: not known."""
     devices_unknown: str = ""
     """Why `devices` is None."""
     registered: tuple[ResourceName, ...] | None = None
@@ -106,10 +100,7 @@ class KubeletObserved(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
     entries: tuple[CheckpointEntry, ...] = ()
     """What the checkpoints list for pods that are not gone, by UID and container."""
     dropped: dict[AllocationID, dict[ResourceName, tuple[DeviceID, ...]]] = {}
-    """
-    Live allocation -> resource -> those of its devices that the device checkpoint lists for pods that are gone, and for no
-    other: they are free, unless another allocation has them.
-    """
+    """Live allocation -> resource -> devices that the checkpoint lists only for pods that are gone: they are free."""
     ended: tuple[AllocationID, ...] = ()
     """Live allocations whose containers have ended for sure, so that the kubelet counts their devices as free."""
     memory: dict[NumaNodeID, MemoryUse] = {}

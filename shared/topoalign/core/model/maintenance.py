@@ -10,18 +10,13 @@ import msgspec
 from topoalign.core.model.ids import NodeName
 
 Override = Literal["cordon", "uncordon", "heal", "report"]
-"""
-Not to be offered; to be offered again; to be trusted again, whatever it has done before; out of use until it has been quiet
-for a while, because a service of the node saw it fail.
-"""
+"""`cordon`: not offered; `uncordon`: offered again; `heal`: trusted again; `report`: a service saw it fail."""
 
 
 class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    Asks discovery to cordon, uncordon or heal devices, or reports to it that they fail; answered with the health of each
-    from now on.
-
-    A request for several devices holds for all of them or for none. Repeating it changes nothing.
+    Asks discovery to cordon, uncordon or heal devices, or reports that they fail; answered with the health of each. It holds
+    for all of the devices or for none, and repeating it changes nothing.
     """
 
     node: NodeName
@@ -32,9 +27,6 @@ class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class TrustRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """
-    Confirms to an allocator whose journal was damaged that what it has recovered is all that is held; answered with the
-    doubt that this ends, or with nothing where there was none.
-    """
+    """Confirms that a damaged journal has recovered all that is held; answered with the doubt that this ends."""
 
     node: NodeName

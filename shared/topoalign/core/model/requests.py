@@ -86,10 +86,7 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def qos(self) -> Qos:
-        """
-        The QoS class as Kubernetes derives it: from the pod-level CPU and memory if there are pod-level resources, otherwise
-        from those of all containers (ComputePodQOS of Kubernetes v1.36).
-        """
+        """The QoS class, by pod-level CPU and memory or those of all containers (ComputePodQOS, Kubernetes v1.36)."""
         whole: tuple[ContainerRequest | PodLevelResources, ...] = (*self.init_containers, *self.containers)
         parts = (self.resources,) if self.has_pod_level_resources else whole
         if not any(part.requests.get(r) or part.limits.get(r) for part in parts for r in (CPU, MEMORY)):
@@ -166,11 +163,7 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     placement: Placement = Placement.TOPOLOGY
     """Device policy: which GPUs, once the NUMA affinity is known."""
     compat: Compat = ""
-    """
-    Whose answers pods get, with the known faults of that system. Empty: topoalign's; `koordinator`: its scheduler's, to
-    its annotations; `gaia`: gpu-manager's, to requests for units of GPUs; `hami`: its scheduler's, to requests for slots
-    of GPUs.
-    """
+    """Whose answers pods get, with their known faults: topoalign's (empty), `koordinator`'s, `gaia`'s or `hami`'s."""
     prefer_closest_numa_nodes: bool = False
     max_allowable_numa_nodes: int = 8
     """In mode `kubelet`, more NUMA nodes than this are refused, as the kubelet refuses to start. Mode `best` ignores it."""
@@ -223,11 +216,8 @@ class Deadline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class AllocateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    Asks the allocator of a node to admit a pod (`allocate`) or to decide whether it would (`what-if`).
-
-    Asking again for a pod that already holds what it asks for gets the same answer, so it is safe to repeat: also after a
-    restart of the allocator, whose journal has what was granted. It is the same request if it has the pod's name and asks,
-    for each container, for as many of each device, CPU and byte.
+    Asks the allocator of a node to admit a pod (`allocate`) or to decide whether it would (`what-if`). It is safe to repeat,
+    also after a restart: a pod whose containers already hold as many of each device, CPU and byte gets the same answer.
     """
 
     node: NodeName
@@ -249,10 +239,7 @@ class ConfirmRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     reserved: tuple[Reservation, ...] = ()
     """Reservations of the node for other pods, as the asker knows them; what the node has given of them counts once."""
     terminated: tuple[str, ...] = ()
-    """
-    UIDs of pods that the API server shows as terminated or deleted, and the node's newest facts still show with devices,
-    CPUs or memory. Whether they hold them is read from the kubelet before the answer.
-    """
+    """UIDs of pods that are terminated or deleted in the API and still hold something in the newest facts."""
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -275,17 +262,11 @@ class SnapshotRequest(NodeRequest, frozen=True, kw_only=True):
 
 
 class AnnounceRequest(NodeRequest, frozen=True, kw_only=True):
-    """
-    Asks discovery to announce topology and health anew, or the allocator its usage; answered with the (epoch, revision)
-    of each. They have a new epoch, because the caller may have received a greater revision than the one announced.
-    """
+    """Asks for topology and health, or usage, anew in a new epoch; answered with the (epoch, revision) of each."""
 
 
 class AliveRequest(NodeRequest, frozen=True, kw_only=True):
-    """
-    Asks discovery or the allocator whether it is alive. Discovery answers with the (epoch, revision) of the newest
-    topology and health, the allocator with its `WriterPosition`.
-    """
+    """Asks a service whether it is alive; answered with (epoch, revision) of each reading, or a `WriterPosition`."""
 
 
 class PublishedRequest(NodeRequest, frozen=True, kw_only=True):

@@ -12,24 +12,24 @@ from functools import partial
 from pathlib import Path
 
 from topoalign.core.model.topology.model import Topology
-from topoalign.machines.catalogue import nvidia_systems, servers
+from topoalign.machines.catalogue import systems
 
 _MACHINES: dict[str, Callable[[], Topology]] = {
-    "dgx1-volta": nvidia_systems.dgx1_volta,
-    "dgx2": nvidia_systems.dgx2,
-    "dgx-a100": nvidia_systems.dgx_a100,
-    "hgx-h100": nvidia_systems.hgx_h100,
-    "hgx-b200": nvidia_systems.hgx_b200,
-    "hgx-b200-gpu0-off": partial(nvidia_systems.hgx_b200, 0),
-    "hgx-b200-gpu0-half": partial(nvidia_systems.hgx_b200, 9),
-    "gb200-tray": nvidia_systems.gb200_tray,
-    "two-socket-8xpcie": servers.two_socket_8xpcie,
-    "8x-nvlink-pairs": servers.nvlink_pairs,
-    "8x-l40s": servers.l40s_8x,
-    "8x-rtx4090": servers.rtx4090_8x,
-    "a100-missing-bridge": servers.a100_missing_bridge,
-    "epyc-nps4-4gpu": servers.epyc_nps4_4gpu,
-    "cpu-only": servers.cpu_only,
+    "dgx1-volta": systems.dgx1_volta,
+    "dgx2": systems.dgx2,
+    "dgx-a100": systems.dgx_a100,
+    "hgx-h100": systems.hgx_h100,
+    "hgx-b200": systems.hgx_b200,
+    "hgx-b200-gpu0-off": partial(systems.hgx_b200, 0),
+    "hgx-b200-gpu0-half": partial(systems.hgx_b200, 9),
+    "gb200-tray": systems.gb200_tray,
+    "two-socket-8xpcie": systems.two_socket_8xpcie,
+    "8x-nvlink-pairs": systems.nvlink_pairs,
+    "8x-l40s": systems.l40s_8x,
+    "8x-rtx4090": systems.rtx4090_8x,
+    "a100-missing-bridge": systems.a100_missing_bridge,
+    "epyc-nps4-4gpu": systems.epyc_nps4_4gpu,
+    "cpu-only": systems.cpu_only,
 }
 
 

@@ -33,11 +33,11 @@ GPU = PcieDevice.GPU
 NIC = PcieDevice.NIC
 
 
-@dataclass(frozen=True)
 class Switch:
-    """A PCIe switch: an upstream port, and a downstream port for each thing below."""
+    """A PCIe switch: an upstream port, and a downstream port for each switch or device below."""
 
-    below: tuple["Switch | PcieDevice", ...]
+    def __init__(self, *below: "Switch | PcieDevice") -> None:
+        self.below = below
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,6 @@ NVLinks = Mapping[tuple[int, int], int]
 """Indices of two GPUs, the smaller first -> NVLinks between them."""
 
 
-def pcie_switch(*below: Switch | PcieDevice) -> Switch:
-    """A PCIe switch with these switches and devices below it."""
-    return Switch(below)
-
-
 def all_pairs(gpus: int, nvlinks: int) -> NVLinks:
     """The NVLinks of GPUs on an NVSwitch: every GPU reaches every other one with all its NVLinks."""
     return dict.fromkeys(combinations(range(gpus), 2), nvlinks)
@@ -119,12 +114,19 @@ def build_machine(
     devices: list[Gpu | Nic] = [*gpus, *nics]
     links = pcie.link_devices(devices, {each.id: chains[each.pci or ""] for each in devices}, one_node=False)
     count_of_nodes = board.sockets * board.nodes_per_socket
+    socket_of = [node // board.nodes_per_socket for node in range(count_of_nodes)]
+    distances = tuple(
+        tuple(
+            10 if a == b else board.near if socket_of[a] == socket_of[b] else board.far for b in range(count_of_nodes)
+        )
+        for a in range(count_of_nodes)
+    )
     return Topology(
         cpus=cpus,
         nodes=tuple(
             NumaNode(id=node, memory=board.memory, hugepages=dict(board.hugepages)) for node in range(count_of_nodes)
         ),
-        distances=tuple(tuple(_distance(board, a, b) for b in range(count_of_nodes)) for a in range(count_of_nodes)),
+        distances=distances,
         bridges=pcie.collect_bridges(slot.chain for slot in slots),
         gpus=gpus,
         nics=nics,
@@ -145,12 +147,6 @@ def _build_cpus(board: Board) -> tuple[Cpu, ...]:
         for thread in range(board.threads)
         for core in range(total)
     )
-
-
-def _distance(board: Board, a: int, b: int) -> int:
-    if a == b:
-        return 10
-    return board.near if a // board.nodes_per_socket == b // board.nodes_per_socket else board.far
 
 
 def _slots(roots: tuple[HostBridge, ...]) -> Iterator[Slot]:

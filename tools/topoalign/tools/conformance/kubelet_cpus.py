@@ -6,7 +6,6 @@ kubelet's two defects (`expect_fixed`), that one is expected.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -19,7 +18,7 @@ from topoalign.core.cpu_assignment.packed import take_packed
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
-from topoalign.core.model.topology.cpu_topology import CpuTopology, cpu_topology
+from topoalign.core.model.topology.cpu_topology import CpuTopology
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.model.topology.model import Cpu
 from topoalign.core.placement.exclusive_cpus import allocate_cpus
@@ -46,18 +45,16 @@ class Listed(msgspec.Struct, frozen=True):
     @property
     def read(self) -> CpuTopology:
         """The CPU topology in the types of the product."""
-        found = cpu_topology(
+        found = CpuTopology(
             Cpu(id=cpu, core=core, socket=socket, node=node, uncore=uncore)
             for cpu, core, socket, node, uncore in self.cpus
         )
-        return replace(
-            found,
-            cpus=self.num_cpus,
-            cores=self.num_cores,
-            sockets=self.num_sockets,
-            nodes=self.num_numa_nodes,
-            uncores=self.num_uncore,
-        )
+        found.cpus = self.num_cpus
+        found.cores = self.num_cores
+        found.sockets = self.num_sockets
+        found.nodes = self.num_numa_nodes
+        found.uncores = self.num_uncore
+        return found
 
 
 class CpuCase(msgspec.Struct, frozen=True):

@@ -50,7 +50,7 @@ def figures(allocator: Allocator, set_aside: Callable[[], int], syncs: Callable[
             "counter",
             "topoalign_allocator_outbox_taken_ids",
             "Facts that got another id because the store had another message under theirs.",
-            lambda: allocator.outbox.speaker.taken,
+            lambda: allocator.outbox.facts.taken,
         ),
         ServiceMetric(
             "counter",

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ledger.release_log import container_title
+from topoalign.allocator.ledger.ledger import Ledger, container_title
 from topoalign.core import wire
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import MemoryExcess
@@ -134,7 +133,7 @@ class UseSeries:
 
     async def shares(self) -> "NodeShares":
         """The use of this node's GPUs now. Raises a TopoalignError where discovery does not answer, or cannot measure."""
-        from topoalign.core.usage.limiter_library import with_library
+        from topoalign.core.usage.attribution import with_library
 
         shares = await self._measured()
         return shares if self._library is None else with_library(shares, await self._library())

@@ -1,33 +1,88 @@
 """
-Reads NVIDIA's driver as soon as it answers, and the files of /sys until then.
+The drivers that need no library: the files of /sys and /proc, a described machine, and the choice between NVML and /sys.
 
-A node agent often starts before the driver is loaded (a driver container, a late module), and a laptop never has one.
-Once the driver has answered it is the only source: a later failure is an error to report, and does not bring /sys back.
+Files show the place of a GPU but not whether it works, so its health is unknown and it is not offered. A GPU whose uuid
+no driver has reported is not even listed: the kubelet and the ledger remember devices by their ids, and an id made of a
+PCI address would belong to another GPU after the GPU in that slot is exchanged.
+
+A node agent often starts before NVIDIA's driver is loaded (a driver container, a late module), and a laptop never has one.
+So the files are read until the driver answers. Once it has answered it is the only source: a later failure is an error to
+report, and does not bring /sys back.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from topoalign.core.model.errors import DriverFault
-from topoalign.core.ports import Driver, Inventory, Listener
+import msgspec
+from anyio import to_thread
+
+from topoalign.core.model.errors import DriverFault, InvalidMachine, TopoalignError
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.ports import Clock, Driver, Inventory, Listener
+from topoalign.discovery.drivers.reading_health import HEALTHY, nic_health, unknown_health
+from topoalign.machines import load_machine
+from topoalign.machines.sysfs_machine import is_named_by_address, read_sysfs
+from topoalign.runtime.driver_thread import CallProgress, DriverThread
 
 if TYPE_CHECKING:  # nobody measures at the start
     from topoalign.core.model.processes import DeviceUse
-from pathlib import Path
 
-from anyio import to_thread
 
-from topoalign.core.model.errors import TopoalignError
-from topoalign.core.model.topology.model import Topology
-from topoalign.discovery.drivers.reading_health import HEALTHY
-from topoalign.machines import load_machine
+class SysfsDriver:
+    """Reads the tree below a root, `/` for this host."""
 
-# A described machine: a name of the catalogue, or a file in any format that `topoalign.machines` reads.
-#
-# All its devices are healthy. A file is read again each time, so that an edit of it is a change of the hardware.
+    source = "sysfs"
+
+    def __init__(self, root: Path, clock: Clock, deadline: float) -> None:
+        """`deadline` is in seconds, for one reading."""
+        self._root = root
+        self._thread = DriverThread("sysfs", clock, deadline)
+
+    async def read(self) -> Inventory:
+        """Read /sys and /proc; the health of GPUs is unknown. Raises DriverFault."""
+        topology, findings = await self._thread.run(self._read)
+        unjudged = unknown_health("only its driver reports it, and only /sys is read")
+        return Inventory(
+            topology=topology,
+            health={gpu.id: unjudged for gpu in topology.gpus} | {nic.id: nic_health(nic) for nic in topology.nics},
+            findings=findings,
+        )
+
+    async def watch(self, listener: Listener) -> None:
+        """Returns at once: files report no events."""
+
+    async def measure(self) -> "tuple[DeviceUse, ...]":
+        """Raises DriverFault: the files do not show the use of GPUs."""
+        raise DriverFault("the files of /sys do not show the use of GPUs", "install NVIDIA's driver, which does")
+
+    def _read(self, steps: CallProgress) -> tuple[Topology, tuple[str, ...]]:
+        steps("a reading of /sys")
+        return _with_named_gpus(files_below(self._root))
+
+
+def files_below(root: Path) -> Topology:
+    """Reads the machine from the files. Raises DriverFault if they do not describe a possible machine."""
+    try:
+        return read_sysfs(root)
+    except InvalidMachine as error:
+        raise DriverFault(error.finding, "mount the host's /sys and /proc, or name their root") from error
+
+
+def _with_named_gpus(files: Topology) -> tuple[Topology, tuple[str, ...]]:
+    left_out = {gpu.id: gpu for gpu in files.gpus if is_named_by_address(gpu)}
+    topology = msgspec.structs.replace(
+        files,
+        gpus=tuple(gpu for gpu in files.gpus if gpu.id not in left_out),
+        links=tuple(link for link in files.links if left_out.keys().isdisjoint((link.a, link.b))),
+    )
+    return topology, tuple(
+        f"GPU {gpu.index} at {gpu.pci} has no uuid and is left out: NVIDIA's driver does not have it"
+        for gpu in left_out.values()
+    )
 
 
 class DescribedDriver:
-    """Reports a described machine as the hardware of the node."""
+    """Reports a described machine, in a catalogue or a file (read each time); all its devices are healthy."""
 
     def __init__(self, machine: str) -> None:
         """Raises NotFound, InvalidMachine or InvalidField: an error at the start is one of the configuration."""
@@ -39,7 +94,10 @@ class DescribedDriver:
     async def read(self) -> Inventory:
         """The described machine, all devices healthy. Raises DriverFault for a file that cannot be read."""
         if self._file is not None:
-            self._topology = await to_thread.run_sync(topology_in, self._file)
+            try:
+                self._topology = (await to_thread.run_sync(load_machine, self._file)).topology
+            except TopoalignError as error:
+                raise DriverFault(f"{self._file}: {error.finding}", error.remedy) from error
         devices = (*self._topology.gpu_by_id, *self._topology.nic_by_id)
         return Inventory(topology=self._topology, health=dict.fromkeys(devices, HEALTHY))
 
@@ -49,14 +107,6 @@ class DescribedDriver:
     async def measure(self) -> "tuple[DeviceUse, ...]":
         """Raises DriverFault: nothing runs on a described machine."""
         raise DriverFault(f"nothing runs on a machine that is {self.source}", "ask a node that has GPUs")
-
-
-def topology_in(file: str) -> Topology:
-    """Reads the file again. Raises DriverFault if it no longer describes a machine."""
-    try:
-        return load_machine(file).topology
-    except TopoalignError as error:
-        raise DriverFault(f"{file}: {error.finding}", error.remedy) from error
 
 
 class AutoDriver:

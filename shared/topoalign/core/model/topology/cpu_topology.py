@@ -5,7 +5,6 @@ Only nodes that have CPUs occur here, as in the kubelet: a NUMA node without CPU
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,29 +14,28 @@ if TYPE_CHECKING:
     from topoalign.core.model.topology.model import Cpu
 
 
-@dataclass(frozen=True, eq=False)
 class CpuTopology:
     """
-    The CPUs of a machine, grouped by core, last-level cache, socket and NUMA node, and the number of each. Averages are
-    taken from the five counts, as in the kubelet v1.36.3.
-
-    One is built for each machine and compared by identity, so that what is computed from it can be cached.
+    The CPUs of a machine by group, and the number of each group. Averages are taken from the five counts, as in the kubelet
+    v1.36.3. One is built for each machine and compared by identity, so that what is computed from it can be cached.
     """
 
-    node_of: Mapping[int, int]
-    socket_of: Mapping[int, int]
-    core_of: Mapping[int, int]
-    uncore_of: Mapping[int, int]
-    """CPU -> its last-level cache."""
-    in_node: Mapping[int, frozenset[int]]
-    in_socket: Mapping[int, frozenset[int]]
-    in_core: Mapping[int, frozenset[int]]
-    in_uncore: Mapping[int, frozenset[int]]
-    cpus: int
-    cores: int
-    sockets: int
-    nodes: int
-    uncores: int
+    def __init__(self, cpus: Iterable["Cpu"]) -> None:
+        known = {cpu.id: cpu for cpu in cpus}
+        self.node_of = {cpu.id: cpu.node for cpu in known.values()}
+        self.socket_of = {cpu.id: cpu.socket for cpu in known.values()}
+        self.core_of = {cpu.id: cpu.core for cpu in known.values()}
+        self.uncore_of = {cpu.id: cpu.uncore for cpu in known.values()}
+        """CPU -> its last-level cache."""
+        self.in_node = invert_groups(self.node_of)
+        self.in_socket = invert_groups(self.socket_of)
+        self.in_core = invert_groups(self.core_of)
+        self.in_uncore = invert_groups(self.uncore_of)
+        self.cpus = len(known)
+        self.cores = len(self.in_core)
+        self.sockets = len(self.in_socket)
+        self.nodes = len(self.in_node)
+        self.uncores = len(self.in_uncore)
 
     @cached_property
     def online(self) -> frozenset[int]:
@@ -78,31 +76,6 @@ class CpuTopology:
     def numa_first(self) -> bool:
         """Whether a NUMA node holds whole sockets rather than the other way round."""
         return self.sockets >= self.nodes
-
-
-def cpu_topology(cpus: Iterable["Cpu"]) -> CpuTopology:
-    """Groups CPUs by core, last-level cache, socket and NUMA node."""
-    known = {cpu.id: cpu for cpu in cpus}
-    node_of = {cpu.id: cpu.node for cpu in known.values()}
-    socket_of = {cpu.id: cpu.socket for cpu in known.values()}
-    core_of = {cpu.id: cpu.core for cpu in known.values()}
-    uncore_of = {cpu.id: cpu.uncore for cpu in known.values()}
-    in_node, in_socket, in_core, in_uncore = map(invert_groups, (node_of, socket_of, core_of, uncore_of))
-    return CpuTopology(
-        node_of=node_of,
-        socket_of=socket_of,
-        core_of=core_of,
-        uncore_of=uncore_of,
-        in_node=in_node,
-        in_socket=in_socket,
-        in_core=in_core,
-        in_uncore=in_uncore,
-        cpus=len(known),
-        cores=len(in_core),
-        sockets=len(in_socket),
-        nodes=len(in_node),
-        uncores=len(in_uncore),
-    )
 
 
 def invert_groups(group_of: Mapping[int, int]) -> dict[int, frozenset[int]]:

@@ -30,26 +30,13 @@ class PcieClass(StrEnum):
     """The interconnect between NUMA nodes."""
 
 
-PCIE_SCORE = {
-    PcieClass.PSB: 60,
-    PcieClass.PIX: 50,
-    PcieClass.PXB: 40,
-    PcieClass.PHB: 30,
-    PcieClass.NODE: 20,
-    PcieClass.SYS: 10,
-}
+PCIE_SCORE = {kind: 60 - 10 * number for number, kind in enumerate(PcieClass)}
+"""PSB 60, PIX 50, … SYS 10."""
 NVLINK_SCORE = 100
 """Of each fabric link between two GPUs; added to the score of the PCIe path, as upstream adds it."""
 
-NVML_LEVEL = {
-    0: PcieClass.PSB,
-    10: PcieClass.PIX,
-    20: PcieClass.PXB,
-    30: PcieClass.PHB,
-    40: PcieClass.NODE,
-    50: PcieClass.SYS,
-}
-"""nvmlGpuTopologyLevel_t as NVML numbers it."""
+NVML_LEVEL = {10 * number: kind for number, kind in enumerate(PcieClass)}
+"""nvmlGpuTopologyLevel_t as NVML numbers it: 0 is PSB, 10 PIX, … 50 SYS."""
 
 
 class LinkType(NamedTuple):

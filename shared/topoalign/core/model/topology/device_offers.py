@@ -23,10 +23,7 @@ MEMORY_BLOCK = 256 * 1024 * 1024
 
 
 class Slots(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """
-    What a container with slots of GPUs may ask for besides: resources that no device plugin lists and no kubelet sees. One
-    value applies to each of its GPUs.
-    """
+    """Resources that containers with slots may ask for; no plugin lists them, and a value is for each GPU."""
 
     memory: ResourceName = ResourceName("nvidia.com/gpumem")
     """MiB of each GPU."""
@@ -41,10 +38,7 @@ class Slots(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     core_scaling: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.0
     """How much computing time is given of each GPU, as a multiple of 100."""
     numa_topology: bool = False
-    """
-    Whether slots are listed to the kubelet with the NUMA nodes of their GPUs. Its Topology Manager then counts slots by NUMA
-    node, and may align a container to one whose GPUs are too few, or have too little left.
-    """
+    """Whether slots are listed with the NUMA nodes of their GPUs, by which the Topology Manager then counts them."""
     instances: bool = False
     """Each slot becomes a MIG instance of its own: what a container holds of a GPU is one of the GPU's profiles."""
 
@@ -64,26 +58,16 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     replicas: int = 1
     """Above 1 each device is shared, and handed out as `<device>::0` to `<device>::<replicas - 1>`."""
     sharing: Literal["time-slicing", "mps"] = "time-slicing"
-    """
-    How shares are kept apart: in time, without limits, or by NVIDIA's MPS, each limited to an equal part; of units and slots
-    to the amount that its container holds.
-    """
+    """How shares are kept apart: in time, without limits, or by NVIDIA's MPS, each limited to its part."""
     unit: UnitKind | None = None
-    """
-    What the `replicas` are units of, handed out as `<GPU>::c0` or `<GPU>::m0`: hundredths of its computing time, or blocks
-    of 256 MiB of its memory. A GPU in units has an offer of each kind. None: it is not offered in units.
-    """
+    """What the `replicas` are units of: hundredths of its time, or blocks of 256 MiB of memory. None: no units."""
     limiter: Limiter | None = None
     """
-    What limits containers to the amounts that they hold: nothing (`none`), Gaia's library to their units (`vcuda`), or
-    HAMi's to their slots (`hami-core`). The library is to be in the container. None: there are no amounts, or MPS limits
-    them, which `sharing` gives, or the hardware, as with slots that become MIG instances.
+    The library that limits containers to the amounts that they hold: none, Gaia's for units (`vcuda`), HAMi's for slots
+    (`hami-core`). None: there are no amounts, or MPS (in `sharing`) or the hardware limits them, as with MIG instances.
     """
     slots: Slots | None = None
-    """
-    The shares are slots: a container holds an amount of cores and memory of each GPU of which it has one, an equal part if
-    it is not known which. None: they are no slots.
-    """
+    """The shares are slots, by which containers hold amounts of a GPU, an equal part if unknown. None: no slots."""
     most: int | None = None
     """The largest number that a container may ask for. None: as many as there are."""
     packing: Literal["distributed", "packed"] = "distributed"
@@ -101,10 +85,8 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 
     @property
     def limited_by(self) -> LimitedBy | None:
-        """
-        What limits containers to their amounts, MPS included. In an event MPS is a value of `sharing` that every earlier
-        version reads; as a value of `limiter` it would make the event unreadable for them.
-        """
+        """What limits containers to their amounts, MPS included, which an event gives in `sharing`."""
+        # as a value of `limiter` it would make the event unreadable for earlier versions
         return "mps" if self.by_amounts and self.sharing == "mps" else self.limiter
 
     @property

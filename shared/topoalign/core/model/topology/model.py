@@ -13,7 +13,7 @@ import msgspec
 
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.model.topology.cpu_topology import CpuTopology, cpu_topology, invert_groups
+from topoalign.core.model.topology.cpu_topology import CpuTopology, invert_groups
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.derived_tables import Viewed
 from topoalign.core.model.topology.device_links import Link
@@ -270,7 +270,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     @cached_property
     def cpu_topology(self) -> CpuTopology:
         """The CPUs grouped by core, last-level cache, socket and NUMA node."""
-        return cpu_topology(self.cpus) if self.shape is self else self.shape.cpu_topology
+        return CpuTopology(self.cpus) if self.shape is self else self.shape.cpu_topology
 
     @cached_property
     def node_ids(self) -> tuple[int, ...]:

@@ -29,12 +29,7 @@ def affinity(topology: Topology, device: DeviceID) -> tuple[int, ...]:
 
 
 def connection_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
-    """
-    The score of the connection of two devices: that of the PCIe path plus that of each fabric link, as go-gpuallocator adds
-    them.
-
-    Links between two cliques of a fabric do not count: the fabric manager keeps the cliques apart.
-    """
+    """The score of a connection as in go-gpuallocator. Links between two cliques of a fabric do not count."""
     link = topology.link_by_pair.get((a, b))
     if link is None:
         return PCIE_SCORE[pcie_class(topology, a, b)]

@@ -94,10 +94,8 @@ class Shapes:
 
     def interned(self, topology: Topology) -> Topology:
         """
-        An equal topology that shares what it can with the others that were interned, and has their `shape`.
-
-        A topology in which a uuid stands for two things is left as it is, and one with devices of other plugins has a shape
-        of its own.
+        An equal topology that shares what it can with the others that were interned, and has their `shape`; the same one if
+        a uuid in it stands for two things. One with devices of other plugins has a shape of its own.
         """
         names = dict(device_positions(topology))
         shape = self._shared(rename_devices(topology, {uuid: position for position, uuid in names.items()}))

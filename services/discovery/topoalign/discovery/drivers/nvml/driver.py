@@ -26,6 +26,7 @@ from topoalign.core.model.topology.device_links import NVML_LEVEL, Link, PcieCla
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.ports import Clock, Inventory, Listener
+from topoalign.discovery.drivers.auto import files_below
 from topoalign.discovery.drivers.nvml.gpu_reading import (
     End,
     Judged,
@@ -47,7 +48,6 @@ from topoalign.discovery.drivers.nvml.nvml_library import (
     Library,
 )
 from topoalign.discovery.drivers.reading_health import nic_health, unhealthy
-from topoalign.discovery.drivers.sysfs_driver import files_below
 from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.driver_thread import CallProgress, DriverThread
 
@@ -128,14 +128,10 @@ class NvmlDriver:
             return inventory
 
     async def measure(self) -> "tuple[DeviceUse, ...]":
-        """
-        Measures all GPUs and MIG instances that report their ids. Raises DriverFault as `read` does.
-
-        It is not cancelled once it has begun: otherwise the next reading would find the thread busy and report a fault
-        of NVML.
-        """
+        """Measures all GPUs and MIG instances that report their ids. Raises DriverFault as `read` does."""
         measured: tuple[DeviceUse, ...] = ()
         async with self._turn:
+            # cancelled, it would leave the thread busy, which the next reading would report as a fault of NVML
             with anyio.CancelScope(shield=True):
                 measured = await self._thread.run(self._measure)
         return measured
@@ -268,7 +264,7 @@ class NvmlDriver:
         for uuid, device in devices.items():
             try:
                 ends[uuid] = read_ends(self._nvml, device)
-                for peer in ends.keys() - {uuid}:
+                for peer in [each for each in ends if each != uuid]:
                     level = self._nvml.maybe("nvmlDeviceGetTopologyCommonAncestor", device, devices[peer])
                     levels[uuid, peer] = NVML_LEVEL.get(level)
             except CallFailed as error:

@@ -177,13 +177,11 @@ def _read_placement(nvml: Library, device: Handle, gpu_instance: int) -> MigPlac
 
 
 def _make_profile_name(gpu_slices: int, compute_slices: int, memory: int, total: int | None) -> str:
-    """
-    Returns the name of a profile that the driver does not name: `1g.10gb`, or `1c.2g.20gb` for a compute instance that is
-    smaller than its GPU instance. Memory is named by eighths of the whole, rounded up (go-nvlib, mig_profile).
-    """
+    """The name of a profile that the driver does not name; memory by eighths, rounded up (go-nvlib, mig_profile)."""
     gib = 1 << 30
     whole = -(-(total or memory) // gib)
     eighths = -(-memory * 8 // (total or memory)) if memory else 0
+    # `1g.10gb`; `1c.2g.20gb` is a compute instance that is smaller than its GPU instance
     part = f"{compute_slices}c." if compute_slices != gpu_slices else ""
     return f"{part}{gpu_slices}g.{round(whole * eighths / 8)}gb"
 
@@ -297,11 +295,9 @@ def _read_affinity(
 
 
 def judge(nvml: Library, index: int, device: Handle) -> tuple[DeviceHealth, tuple[str, ...], bool]:
-    """
-    Returns the health of the GPU by the driver's own state, findings, and whether it needs a reset. Memory rows that wait to
-    be remapped are a finding only, because the GPU works on until its next reset.
-    """
+    """The health of the GPU by the driver's own state, findings, and whether it needs a reset."""
     fields = nvml.fields(device, (RECOVERY_ACTION, REMAPPING_FAILED, REMAPPING_PENDING))
+    # a finding only, because the GPU works on until its next reset
     findings = (f"GPU {index} has memory rows to remap at its next reset",) if fields.get(REMAPPING_PENDING) else ()
     action = fields.get(RECOVERY_ACTION, 0)
     if action:

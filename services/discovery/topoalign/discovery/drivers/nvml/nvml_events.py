@@ -88,6 +88,10 @@ class NvmlEvents:
         self._closed = anyio.Event()
         self._closed.set()
         self._event_sets = EventSets()
+        self._failures = 0
+        """Failed waits in a row."""
+        self._lost: frozenset[DeviceID] | None = None
+        """GPUs reported to the listener as not received; None: all are received."""
 
     def listen_to(self, gpus: frozenset[DeviceID]) -> None:
         """Registers these GPUs instead of the former ones."""
@@ -102,11 +106,10 @@ class NvmlEvents:
 
     async def run(self, listener: Listener) -> None:
         """Runs until cancelled."""
-        report = EventReport(listener)
         loop = asyncio.get_running_loop()
 
         def deliver(event: HardwareEvent | None, silent: frozenset[DeviceID]) -> None:
-            loop.call_soon_threadsafe(report.observe, event, silent)
+            loop.call_soon_threadsafe(self._observe, listener, event, silent)
 
         while True:
             await self._changed.wait()
@@ -116,14 +119,34 @@ class NvmlEvents:
                 try:
                     await self._thread.run(partial(self._listen, deliver))
                     if self._gpus is not None:  # none of them reports events, and nothing is missed
-                        report.observe(None, frozenset())
+                        self._observe(listener, None, frozenset())
                     break
                 except (DriverFault, CallFailed) as fault:
-                    failures = report.failed(fault, self._gpus or gpus)
+                    self._report_failure(listener, fault, self._gpus or gpus)
                 finally:
                     self._closed.set()
-                if failures > 1:
-                    await self._clock.sleep(backoff_seconds(failures - 1, FIRST_PAUSE, LONGEST_PAUSE))
+                if self._failures > 1:
+                    await self._clock.sleep(backoff_seconds(self._failures - 1, FIRST_PAUSE, LONGEST_PAUSE))
+
+    def _observe(self, listener: Listener, event: HardwareEvent | None, silent: frozenset[DeviceID]) -> None:
+        self._failures = 0
+        if (silent or None) != self._lost:
+            self._lost = silent or None
+            reason = f"events of {len(silent)} GPUs cannot be waited for" if silent else None
+            listener.lose_subscription(reason, silent)
+            log.info("events of GPUs are received") if reason is None else log.warning(reason, gpus=sorted(silent))
+        if event is not None:
+            listener.hear(event)
+
+    def _report_failure(self, listener: Listener, fault: DriverFault | CallFailed, gpus: frozenset[DeviceID]) -> None:
+        # the first failed wait in a row is not reported
+        self._failures += 1
+        is_lost = isinstance(fault, CallFailed) and fault.code == GPU_IS_LOST
+        unknown = frozenset() if is_lost else gpus
+        if self._failures > 1 and self._lost != unknown:
+            self._lost = unknown
+            listener.lose_subscription(f"events of GPUs cannot be waited for: {fault}", unknown)
+            log.warning("events of GPUs cannot be waited for", finding=str(fault), remedy=REMEDY)
 
     def _listen(self, deliver: Deliver, steps: CallProgress) -> None:
         """Waits for events, in the thread, until no GPU is registered. An abandoned thread leaves NVML open."""
@@ -250,36 +273,3 @@ class EventSets:
         self._gpus = None
         self._names = {}
         self.silent = frozenset()
-
-
-class EventReport:
-    """Passes events to the listener, and reports once when events can no longer be received."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._failures = 0
-        self._lost: frozenset[DeviceID] | None = None
-        """GPUs reported to the listener as not received; None: all are received."""
-
-    def observe(self, event: HardwareEvent | None, silent: frozenset[DeviceID]) -> None:
-        """Takes the result of a wait: an event, or None."""
-        self._failures = 0
-        if (silent or None) != self._lost:
-            self._lost = silent or None
-            reason = f"events of {len(silent)} GPUs cannot be waited for" if silent else None
-            self._listener.lose_subscription(reason, silent)
-            log.info("events of GPUs are received") if reason is None else log.warning(reason, gpus=sorted(silent))
-        if event is not None:
-            self._listener.hear(event)
-
-    def failed(self, fault: DriverFault | CallFailed, gpus: frozenset[DeviceID]) -> int:
-        """Takes a failed wait. Returns how many have failed in a row; the first one is not reported."""
-        self._failures += 1
-        lost = isinstance(fault, CallFailed) and fault.code == GPU_IS_LOST
-        unknown = frozenset() if lost else gpus
-        if self._failures > 1 and self._lost != unknown:
-            self._lost = unknown
-            reason = f"events of GPUs cannot be waited for: {fault}"
-            self._listener.lose_subscription(reason, unknown)
-            log.warning("events of GPUs cannot be waited for", finding=str(fault), remedy=REMEDY)
-        return self._failures

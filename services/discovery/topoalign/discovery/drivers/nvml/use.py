@@ -37,43 +37,28 @@ NO_SAMPLES = {0, NOT_FOUND}
 
 
 def read_gpu_use(nvml: Library, device: Handle, uuid: DeviceID, now: float) -> tuple[DeviceUse, ...]:
-    """
-    Reads the use of a GPU, followed by that of its MIG instances. `now`: wall seconds, as in the driver's samples.
-
-    Raises CallFailed if NVML as a whole fails. An error of one device is its `failure`.
-    """
+    """Reads the use of a GPU and of its MIG instances; `now`: wall seconds. Raises CallFailed if all of NVML fails."""
     try:
         if not nvml.mig_enabled(device):
-            return (device_use(nvml, device, uuid, utilization_by_pid(nvml, device, now)),)
-        gpu = device_use(nvml, device, uuid, None, has_processes=False)
-        return (
-            gpu,
-            *(
-                use
-                for _, instance in sorted(nvml.mig_handles(device).items())
-                for use in read_instance_use(nvml, instance)
-            ),
-        )
+            return (_device_use(nvml, device, uuid, _utilization_by_pid(nvml, device, now)),)
+        found = [_device_use(nvml, device, uuid, None, has_processes=False)]
+        for _, instance in sorted(nvml.mig_handles(device).items()):
+            try:
+                found.append(_device_use(nvml, instance, DeviceID(nvml.uuid(instance)), None))
+            except CallFailed as error:
+                if error.code != NOT_FOUND:  # else it has been destroyed meanwhile
+                    raise
+        return tuple(found)
     except CallFailed as error:
         if error.code in OF_THE_LIBRARY:
             raise
         return (DeviceUse(device=uuid, failure=clean(str(error), 200)),)
 
 
-def read_instance_use(nvml: Library, instance: Handle) -> tuple[DeviceUse, ...]:
-    """Reads the use of a MIG instance; empty if it has been destroyed meanwhile. Raises CallFailed."""
-    try:
-        return (device_use(nvml, instance, DeviceID(nvml.uuid(instance)), None),)
-    except CallFailed as error:
-        if error.code != NOT_FOUND:
-            raise
-        return ()
-
-
-def device_use(
+def _device_use(
     nvml: Library, device: Handle, uuid: DeviceID, utilization: dict[int, int] | None, *, has_processes: bool = True
 ) -> DeviceUse:
-    """Reads the use of one device. `utilization`: pid -> percent, None if not reported. Raises CallFailed."""
+    # `utilization`: pid -> percent, None if not reported
     memory = nvml.maybe("nvmlDeviceGetMemoryInfo", device)
     rates = nvml.maybe("nvmlDeviceGetUtilizationRates", device)
     return DeviceUse(
@@ -82,15 +67,18 @@ def device_use(
         memory_used=None if memory is None else int(memory.used),
         utilization=None if rates is None else int(rates.gpu),
         memory_utilization=None if rates is None else int(rates.memory),
-        processes=processes(nvml, device, utilization) if has_processes else (),
+        processes=_list_processes(nvml, device, utilization) if has_processes else (),
     )
 
 
-def processes(nvml: Library, device: Handle, utilization: dict[int, int] | None) -> tuple[GpuProcess, ...] | None:
-    """The processes in any of the lists, ascending by pid; None where there is no list. Raises CallFailed."""
+def _list_processes(nvml: Library, device: Handle, utilization: dict[int, int] | None) -> tuple[GpuProcess, ...] | None:
+    # those in any of the lists, ascending by pid; None where there is no list
     kinds: defaultdict[int, list[ProcessKind]] = defaultdict(list)
     memory: dict[int, int | None] = {}
-    lists = {kind: list_processes(nvml, name, device) for kind, name in LISTS.items()}
+    lists: dict[ProcessKind, Any] = {}
+    for kind, name in LISTS.items():  # in the newest version that the driver has
+        listings = (nvml.maybe(name + version, device) for version in VERSIONS)
+        lists[kind] = next((listing for listing in listings if listing is not None), None)
     if lists["compute"] is None:
         return None
     for kind, listing in lists.items():
@@ -109,17 +97,8 @@ def processes(nvml: Library, device: Handle, utilization: dict[int, int] | None)
     )
 
 
-def list_processes(nvml: Library, name: str, device: Handle) -> Any:
-    """One list of processes, in the newest version that the driver has; None for none. Raises CallFailed."""
-    for version in VERSIONS:
-        found = nvml.maybe(name + version, device)
-        if found is not None:
-            return found
-    return None
-
-
-def utilization_by_pid(nvml: Library, device: Handle, now: float) -> dict[int, int] | None:
-    """Reads pid -> percent, the mean of the samples of the last second; None if not reported. Raises CallFailed."""
+def _utilization_by_pid(nvml: Library, device: Handle, now: float) -> dict[int, int] | None:
+    # pid -> the mean of the samples of the last second; None if not reported
     try:
         samples = nvml.ask("nvmlDeviceGetProcessUtilization", device, int((now - SAMPLE_SECONDS) * 1e6))
     except CallFailed as error:

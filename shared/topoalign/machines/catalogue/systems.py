@@ -1,4 +1,4 @@
-"""NVIDIA's own machines, and machines of other makers with NVIDIA's boards."""
+"""NVIDIA's own machines, machines of other makers with NVIDIA's boards, and servers without NVSwitch."""
 
 from collections.abc import Mapping
 from itertools import combinations
@@ -21,7 +21,6 @@ from topoalign.machines.catalogue.build import (
     Switch,
     all_pairs,
     build_machine,
-    pcie_switch,
 )
 
 QUAD = {(0, 1): 1, (0, 2): 1, (0, 3): 2, (1, 2): 2, (1, 3): 1, (2, 3): 2}
@@ -33,7 +32,7 @@ HYBRID_CUBE_MESH = {**QUAD, **{(a + 4, b + 4): nvlinks for (a, b), nvlinks in QU
 
 def dgx1_volta() -> Topology:
     """8 V100 in a hybrid cube mesh; each of four PLX switches carries two GPUs and a NIC."""
-    pairs = (pcie_switch(GPU, GPU, NIC), pcie_switch(GPU, GPU, NIC))
+    pairs = (Switch(GPU, GPU, NIC), Switch(GPU, GPU, NIC))
     return build_machine(
         Board(sockets=2, cores=20, threads=2, memory=256 * GIB),
         (HostBridge(0, pairs), HostBridge(1, pairs)),
@@ -44,7 +43,7 @@ def dgx1_volta() -> Topology:
 
 def dgx2() -> Topology:
     """16 V100, all of them on NVSwitch; pairs of GPUs share a switch and a NIC, two pairs a switch above."""
-    four = (pcie_switch(pcie_switch(GPU, GPU, NIC), pcie_switch(GPU, GPU, NIC)),)
+    four = (Switch(Switch(GPU, GPU, NIC), Switch(GPU, GPU, NIC)),)
     topology = build_machine(
         Board(sockets=2, cores=24, threads=2, memory=768 * GIB),
         (HostBridge(0, four), HostBridge(0, four), HostBridge(1, four), HostBridge(1, four)),
@@ -55,12 +54,9 @@ def dgx2() -> Topology:
 
 
 def dgx_a100() -> Topology:
-    """
-    8 A100 on NVSwitch, two EPYC 7742 with four NUMA nodes each, of which GPUs are near to four: 3, 1, 7 and 5.
-
-    Each device is behind a switch of its own, so the nearest are PXB; NICs 8 and 9 are for storage.
-    """
-    quarter = (pcie_switch(pcie_switch(GPU), pcie_switch(GPU), pcie_switch(NIC), pcie_switch(NIC)),)
+    """8 A100 on NVSwitch, two EPYC 7742 with four NUMA nodes each, of which GPUs are near to four: 3, 1, 7 and 5."""
+    # each device is behind a switch of its own, so the nearest are PXB; NICs 8 and 9 are for storage
+    quarter = (Switch(Switch(GPU), Switch(GPU), Switch(NIC), Switch(NIC)),)
     topology = build_machine(
         Board(
             sockets=2,
@@ -77,7 +73,7 @@ def dgx_a100() -> Topology:
             HostBridge(1, quarter),
             HostBridge(7, quarter),
             HostBridge(5, quarter),
-            HostBridge(4, (pcie_switch(NIC, NIC),)),
+            HostBridge(4, (Switch(NIC, NIC),)),
         ),
         Model(name="NVIDIA A100-SXM4-40GB", memory=40_960 * MIB, rate=200 * GBIT),
         all_pairs(8, 12),
@@ -97,7 +93,7 @@ def hgx_b200(of_gpu_0: int = 18) -> Topology:
 
 
 def _hgx(model: Model, hugepages: Mapping[ResourceName, int], of_gpu_0: int = 18) -> Topology:
-    own = (pcie_switch(GPU, NIC),)
+    own = (Switch(GPU, NIC),)
     topology = build_machine(
         Board(sockets=2, cores=56, threads=2, memory=1024 * GIB, hugepages=hugepages),
         (*[HostBridge(0, own)] * 4, *[HostBridge(1, own)] * 4, HostBridge(0, (NIC,)), HostBridge(1, (NIC,))),
@@ -119,7 +115,7 @@ GB200_NEAR = ((0, *range(3, 10), *range(11, 18)), (1, *range(19, 26), *range(27,
 def gb200_tray() -> Topology:
     """4 GB200 of an NVL72: two Grace CPUs, 34 NUMA nodes, and NVLinks that go on to the other trays."""
     nic = (NIC,)
-    nics = (pcie_switch(NIC, NIC),)
+    nics = (Switch(NIC, NIC),)
     gpu = (GPU,)
     domains: dict[int, tuple[Switch | PcieDevice, ...]] = {0x0: nic, 0x2: nic, 0x6: nics, 0x8: gpu, 0x9: gpu}
     roots = tuple(
@@ -167,3 +163,75 @@ def _module(node: int) -> int:
 def _on_nvswitch(topology: Topology, nvlinks: int) -> Topology:
     gpus = tuple(msgspec.structs.replace(gpu, switch_links=nvlinks) for gpu in topology.gpus)
     return msgspec.structs.replace(topology, gpus=gpus)
+
+
+def two_socket_8xpcie() -> Topology:
+    """8 PCIe GPUs without NVLink: two pairs a socket, a switch to each pair, and a NIC on a root port of its own."""
+    half = (Switch(GPU, GPU), Switch(GPU, GPU), NIC)
+    return build_machine(
+        Board(sockets=2, cores=18, threads=2, memory=64_345 * MIB),
+        (HostBridge(0, half), HostBridge(1, half)),
+        Model(name="Tesla T4", memory=15_360 * MIB),
+    )
+
+
+def nvlink_pairs() -> Topology:
+    """8 GPUs bridged two and two by four NVLinks; the GPUs of a pair share a host bridge, and a NIC is on each socket."""
+    pair = (GPU, GPU)
+    return build_machine(
+        Board(sockets=2, cores=32, threads=2, cores_per_cache=8, memory=256 * GIB, far=32),
+        (
+            HostBridge(0, pair),
+            HostBridge(0, pair),
+            HostBridge(1, pair),
+            HostBridge(1, pair),
+            HostBridge(0, (NIC,)),
+            HostBridge(1, (NIC,)),
+        ),
+        Model(name="NVIDIA RTX A6000", memory=49_140 * MIB),
+        {(0, 1): 4, (2, 3): 4, (4, 5): 4, (6, 7): 4},
+    )
+
+
+def l40s_8x() -> Topology:
+    """8 L40S without NVLink: two pairs a socket, a switch to each pair, and a NIC on a root port of its own."""
+    half = (Switch(GPU, GPU), Switch(GPU, GPU), NIC)
+    return build_machine(
+        Board(sockets=2, cores=32, threads=2, memory=512 * GIB),
+        (HostBridge(0, half), HostBridge(1, half)),
+        Model(name="NVIDIA L40S", memory=46_068 * MIB),
+    )
+
+
+def rtx4090_8x() -> Topology:
+    """8 GeForce RTX 4090 without NVLink, four a socket, each on a host bridge of its own; one NIC on the first socket."""
+    return build_machine(
+        Board(sockets=2, cores=32, threads=2, memory=256 * GIB, far=32),
+        (*[HostBridge(0, (GPU,))] * 4, *[HostBridge(1, (GPU,))] * 4, HostBridge(0, (NIC,))),
+        Model(name="NVIDIA GeForce RTX 4090", memory=24_564 * MIB),
+    )
+
+
+def a100_missing_bridge() -> Topology:
+    """4 A100 PCIe, two a socket; the GPUs of the first socket are bridged by 12 NVLinks, those of the second are not."""
+    return build_machine(
+        Board(sockets=2, cores=28, threads=2, memory=256 * GIB),
+        (*[HostBridge(0, (GPU,))] * 2, *[HostBridge(1, (GPU,))] * 2, HostBridge(0, (NIC, NIC))),
+        Model(name="NVIDIA A100 80GB PCIe", memory=81_920 * MIB),
+        {(0, 1): 12},
+    )
+
+
+def epyc_nps4_4gpu() -> Topology:
+    """One EPYC with four NUMA nodes, a GPU on each; NICs next to the first and the third."""
+    return build_machine(
+        Board(sockets=1, cores=64, threads=2, nodes_per_socket=4, cores_per_cache=8, memory=128 * GIB),
+        (HostBridge(0, (GPU, NIC)), HostBridge(1, (GPU,)), HostBridge(2, (GPU, NIC)), HostBridge(3, (GPU,))),
+        Model(name="NVIDIA A100 80GB PCIe", memory=81_920 * MIB, rate=200 * GBIT),
+    )
+
+
+def cpu_only() -> Topology:
+    """Two sockets, no GPU."""
+    pages = {ResourceName("hugepages-1Gi"): 16 * GIB}
+    return build_machine(Board(sockets=2, cores=32, threads=2, memory=128 * GIB, hugepages=pages))
