@@ -98,13 +98,11 @@ class Guard:
             log.debug("the kubelet does not say what can be allocated", reason=describe_call_error(error))
 
     async def _compare(self, answer: bytes) -> None:
-        """
-        Has every plugin compare. One device of a plugin is enough to know that the kubelet shows it, so the answer
-        is read to its end only where devices are missing. Raises GRPCError for an invalid answer.
-        """
+        """Has every plugin compare. Raises GRPCError for an invalid answer."""
         missing = {plugin.resource: plugin for plugin in self._plugins()}
         for number, (resource, devices) in enumerate(allocatable_devices(answer), 1):
             plugin = missing.get(resource)
+            # one device of a plugin is enough to know that the kubelet shows it
             if plugin is not None and plugin.lists(devices):
                 missing.pop(resource).compare(devices)
             if not missing:

@@ -229,17 +229,13 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     async def preferred(
         self, request: v1beta1.ContainerPreferredAllocationRequest
     ) -> v1beta1.ContainerPreferredAllocationResponse:
-        """
-        The devices that are preferred for one container; empty where none can be named.
-
-        An error here would fail the pod, and no preference only costs it the best links: the kubelet chooses by itself
-        then. So a device that was lost in between, or an invalid question, gets the empty answer.
-        """
+        """The devices that are preferred for one container; empty where none can be named."""
         available = cast("list[DeviceID]", request.available_deviceIDs)  # thousands of shares: not one by one
         must_include = cast("list[DeviceID]", request.must_include_deviceIDs)
         try:
             devices = await self.allocator.prefer(self.resource, available, must_include, request.allocation_size)
         except (UnknownDevice, InvalidField, NoFit) as error:
+            # an error would fail the pod, and no preference only costs it the best links
             log.warning("no preference given", resource=self.resource, reason=error.finding)
             devices = ()
         return v1beta1.ContainerPreferredAllocationResponse(device_i_ds=list(devices))
@@ -269,15 +265,15 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
 
     async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:
         """
-        Answers PreStartContainer: at once if the owner of the devices is known, else after it was read from PodResources. If
-        that does not answer, the container starts all the same, and its allocation is bound later; not so with units of
-        GPUs, which may be of two, and with slots, which may be another pod's. Raises what `AllocatorPort.start_container`
-        raises.
+        Answers PreStartContainer: at once if the owner of the devices is known, else after it was read from PodResources.
+        Raises what `AllocatorPort.start_container` raises.
         """
         devices = list(map(DeviceID, message.devices_ids))
         try:
             await self.allocator.start_container(self.resource, devices)
         except Unavailable as error:
+            # Units may be of two GPUs, and slots another pod's. A container with other devices starts all the same, and its
+            # allocation is bound later.
             if self.by_amounts or any(map(unit_kind, devices)):
                 raise
             log.warning(
