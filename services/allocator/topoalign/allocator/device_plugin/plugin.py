@@ -20,7 +20,7 @@ import structlog
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.listing import api_health
-from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
+from topoalign.allocator.device_plugin.plugin_server import DevicePlugin, register, socket_path
 from topoalign.allocator.device_plugin.registration_states import (
     POLL_SECONDS,
     QUIET_SECONDS,
@@ -29,8 +29,6 @@ from topoalign.allocator.device_plugin.registration_states import (
     Registration,
     RegistrationEvent,
     RegistrationState,
-    register,
-    socket_path,
 )
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.model.errors import StateFault
