@@ -15,12 +15,11 @@ from kubelet_support import MemoryAllocator, node, offers, pod, short_directory,
 from slot_support import in_slots
 
 from topoalign.allocator.device_plugin.front import KubeletFront
+from topoalign.allocator.device_plugin.plugin_server import REGISTER_SECONDS, register
 from topoalign.allocator.device_plugin.registration_states import (
     FIRST_RETRY_SECONDS,
     LISTEN_SECONDS,
     POLL_SECONDS,
-    REGISTER_SECONDS,
-    register,
 )
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import DeviceHealth, HealthState

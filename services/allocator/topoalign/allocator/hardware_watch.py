@@ -121,12 +121,10 @@ class HardwareWatch:
         await self._release_other_machines()
 
     async def _is_news(self, kind: str, had: Reading | None, reading: Reading, body: bytes) -> bool:
-        """
-        Returns whether a reading is accepted. The first reading is accepted without confirmation, unless it is forged,
-        because the devices must be listed even if discovery has ended. While discovery is silent, health is accepted,
-        because a device may have failed; another topology waits.
-        """
+        """Returns whether a reading is accepted."""
         if not await self._ask() or (newest := self.newest.get(kind)) is None:
+            # Discovery is silent. The devices must be listed even if it has ended, and one may have failed; only another
+            # topology waits.
             if had is None or not isinstance(reading, TopologyDiscovered):
                 return True
             self._waiting = Delivery(event=reading, position=0, time=None, body=body)

@@ -173,13 +173,7 @@ class SharedChannel:
 
 
 class KeptChannel:
-    """
-    Calls the server at one path, over one connection for as long as it lasts. `close` ends it.
-
-    The connection is opened with the first call, and opened again after a failure, after a loss, after `MOST_CALLS`, and if
-    there is another socket at the path, as after a restart of the kubelet. Calls at the same time share it. After a call
-    that failed, later calls do not use it any more; it is closed when the last call over it has ended.
-    """
+    """Calls the server at one path, over one connection for as long as it lasts; calls at the same time share it."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
@@ -189,11 +183,9 @@ class KeptChannel:
 
     async def ask(self, question: Callable[[Channel], Awaitable[Any]], within: float, read: Callable[[bytes], T]) -> T:
         """
-        Asks over the kept connection, and decodes the answer with `read`: a large one in a thread, because decoding is pure
-        Python. `question` gets an answer as bytes, and may be asked twice: if the connection answered before and is lost
-        now, the server may have closed it between two calls. `read` raises GRPCError for an invalid answer.
-
-        Raises KubeletAway if there is no good answer within so many seconds.
+        Asks over the kept connection, and decodes the answer with `read`. `question` gets an answer as bytes, and may be
+        asked twice; `read` raises GRPCError for an invalid answer. Raises KubeletAway if there is no good answer within so
+        many seconds.
         """
 
         async def call() -> T:
@@ -202,8 +194,10 @@ class KeptChannel:
                     answer = await question(connection.channel)
                     if len(answer) <= DECODED_AT_ONCE:
                         return read(answer)
+                    # decoding is pure Python: a large answer would keep the event loop from everything else
                     return await to_thread.run_sync(read, answer)
                 except StreamTerminatedError as error:
+                    # the server may have closed a connection between two calls that it has answered before
                     if connection.has_answered:
                         raise Lost from error
                     raise
@@ -224,6 +218,7 @@ class KeptChannel:
     @contextmanager
     def _lent(self) -> Iterator[SharedChannel]:
         """The connection, for one call."""
+        # after a restart of the kubelet, another socket is at the path
         identity = unix_sockets.identity(self.path)
         if self._kept is not None and (self._kept.identity != identity or self._kept.begun >= MOST_CALLS):
             self.close()
@@ -241,6 +236,7 @@ class KeptChannel:
             raise
         finally:
             lent.running -= 1
+            # after a failed call, later ones use another connection; this one is closed with the last call over it
             if not succeeded and self._kept is lent:
                 self._kept = None
             if self._kept is not lent:

@@ -23,7 +23,8 @@ from grpclib.exceptions import GRPCError
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.plugin import FIELD, JITTER, Plugin
-from topoalign.allocator.device_plugin.registration_states import Jitter, digest_name
+from topoalign.allocator.device_plugin.plugin_server import digest_name
+from topoalign.allocator.device_plugin.registration_states import Jitter
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.ports import Clock
@@ -98,13 +99,11 @@ class Guard:
             log.debug("the kubelet does not say what can be allocated", reason=describe_call_error(error))
 
     async def _compare(self, answer: bytes) -> None:
-        """
-        Has every plugin compare. One device of a plugin is enough to know that the kubelet shows it, so the answer
-        is read to its end only where devices are missing. Raises GRPCError for an invalid answer.
-        """
+        """Has every plugin compare. Raises GRPCError for an invalid answer."""
         missing = {plugin.resource: plugin for plugin in self._plugins()}
         for number, (resource, devices) in enumerate(allocatable_devices(answer), 1):
             plugin = missing.get(resource)
+            # one device of a plugin is enough to know that the kubelet shows it
             if plugin is not None and plugin.lists(devices):
                 missing.pop(resource).compare(devices)
             if not missing:

@@ -20,7 +20,7 @@ import structlog
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.listing import api_health
-from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
+from topoalign.allocator.device_plugin.plugin_server import DevicePlugin, register, socket_path
 from topoalign.allocator.device_plugin.registration_states import (
     POLL_SECONDS,
     QUIET_SECONDS,
@@ -29,8 +29,6 @@ from topoalign.allocator.device_plugin.registration_states import (
     Registration,
     RegistrationEvent,
     RegistrationState,
-    register,
-    socket_path,
 )
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.model.errors import StateFault
@@ -158,18 +156,14 @@ class Plugin:
         return None
 
     def listen(self, now: float) -> str | None:
-        """
-        Checks the kubelet's stream after a registration; returns what is missing, None: nothing. `now`: monotonic seconds.
-
-        A kubelet that ends its stream, or never opens one, has dropped the resource and will not dial again: only a new
-        registration brings it back.
-        """
+        """Checks the stream after a registration at monotonic second `now`; returns what is missing, None: nothing."""
         watch = self.service.watch
         has_ended = watch is not self._former and watch.ended.is_set()
         match self._registration.listen(is_open=watch.open, has_ended=has_ended, now=now):
             case None:
                 return self.reason
             case RegistrationEvent.UNWATCHED:
+                # it has dropped the resource and will not dial again: only a new registration brings it back
                 return f"the kubelet does not listen to {self.resource}"
             case _:
                 return None

@@ -11,9 +11,12 @@ Each method only translates: the allocator's `AllocatorPort` decides, and `trans
 Sources: the device plugin API v1beta1 and its use in kubelet v1.36.3 (cm/devicemanager).
 """
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -24,16 +27,19 @@ from grpclib.exceptions import GRPCError
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.listing import DeviceListing
-from topoalign.allocator.device_plugin.registration_states import plugin_options
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, UnknownDevice
 from topoalign.core.model.holdings import unit_kind
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.core.model.topology.device_sets import NO_DEVICES
+from topoalign.core.ports import Clock
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.grpc_connection import GrpcConnection
+from topoalign.kubelet.grpc.kubelet_client import call_once
+from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
 from topoalign.kubelet.grpc.transport import Servicer, caller
+from topoalign.kubelet.grpc.unix_sockets import LONGEST_PATH
 
 # The ListAndWatch streams of one resource: the kubelet's, and those of other clients.
 #
@@ -229,17 +235,13 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     async def preferred(
         self, request: v1beta1.ContainerPreferredAllocationRequest
     ) -> v1beta1.ContainerPreferredAllocationResponse:
-        """
-        The devices that are preferred for one container; empty where none can be named.
-
-        An error here would fail the pod, and no preference only costs it the best links: the kubelet chooses by itself
-        then. So a device that was lost in between, or an invalid question, gets the empty answer.
-        """
+        """The devices that are preferred for one container; empty where none can be named."""
         available = cast("list[DeviceID]", request.available_deviceIDs)  # thousands of shares: not one by one
         must_include = cast("list[DeviceID]", request.must_include_deviceIDs)
         try:
             devices = await self.allocator.prefer(self.resource, available, must_include, request.allocation_size)
         except (UnknownDevice, InvalidField, NoFit) as error:
+            # an error would fail the pod, and no preference only costs it the best links
             log.warning("no preference given", resource=self.resource, reason=error.finding)
             devices = ()
         return v1beta1.ContainerPreferredAllocationResponse(device_i_ds=list(devices))
@@ -269,15 +271,15 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
 
     async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:
         """
-        Answers PreStartContainer: at once if the owner of the devices is known, else after it was read from PodResources. If
-        that does not answer, the container starts all the same, and its allocation is bound later; not so with units of
-        GPUs, which may be of two, and with slots, which may be another pod's. Raises what `AllocatorPort.start_container`
-        raises.
+        Answers PreStartContainer: at once if the owner of the devices is known, else after it was read from PodResources.
+        Raises what `AllocatorPort.start_container` raises.
         """
         devices = list(map(DeviceID, message.devices_ids))
         try:
             await self.allocator.start_container(self.resource, devices)
         except Unavailable as error:
+            # Units may be of two GPUs, and slots another pod's. A container with other devices starts all the same, and its
+            # allocation is bound later.
             if self.by_amounts or any(map(unit_kind, devices)):
                 raise
             log.warning(
@@ -293,3 +295,49 @@ def check_containers(requests: Sequence[Any]) -> None:
     """Raises InvalidField for a request with more containers than a pod can have."""
     if len(requests) > MOST_CONTAINERS:
         raise InvalidField("container_requests", f"{len(requests)} containers", f"a pod has at most {MOST_CONTAINERS}")
+
+
+REGISTER_SECONDS = 12.0
+"""The kubelet allows ten seconds for its connection to the plugin."""
+
+
+def socket_path(directory: Path, resource: ResourceName) -> Path:
+    """
+    The socket of a resource: `topoalign-nvidia.com_gpu.sock` in the kubelet's directory. Where that path is too long for a
+    socket, a digest replaces the name. No two resources share a socket, because the domain before the slash has no `_`.
+    """
+    plain = directory / f"topoalign-{resource.replace('/', '_')}.sock"
+    return plain if len(os.fsencode(plain)) <= LONGEST_PATH else directory / digest_name(resource)
+
+
+def digest_name(resource: str) -> str:
+    """The shortest name of a resource's socket, as long for all of them."""
+    return f"topoalign-{sha256(resource.encode()).hexdigest()[:12]}.sock"
+
+
+def plugin_options(*, by_amounts: bool) -> v1beta1.DevicePluginOptions:
+    """
+    The options of a plugin. PreStartContainer is called only for units and slots of GPUs: whether cores and memory of a
+    share are of one GPU, and whether a container has the amounts that are reserved for it, is known once the container is.
+    Nothing else in a container depends on its owner, which becomes known after Allocate.
+    """
+    return v1beta1.DevicePluginOptions(pre_start_required=by_amounts, get_preferred_allocation_available=True)
+
+
+async def register(path: Path, resource: ResourceName, clock: Clock, *, by_amounts: bool = False) -> None:
+    """
+    Registers the plugin that serves at `path`, in the directory of the kubelet's own socket. `by_amounts`: whether the
+    resource is of units or slots. Raises KubeletAway, after `REGISTER_SECONDS` at most.
+
+    Within Register the kubelet connects to the plugin and asks for its options, so the plugin must be serving already, and
+    nothing may block the event loop. Source: kubelet v1.36.3, cm/devicemanager/plugin/v1beta1.
+    """
+    request = v1beta1.RegisterRequest(
+        version=API_VERSION, endpoint=path.name, resource_name=resource, options=plugin_options(by_amounts=by_amounts)
+    )
+    await call_once(
+        path.parent / KUBELET_SOCKET,
+        lambda channel: v1beta1.RegistrationStub(channel).register(request),
+        clock,
+        REGISTER_SECONDS,
+    )

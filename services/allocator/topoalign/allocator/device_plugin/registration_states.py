@@ -10,65 +10,11 @@ the kubelet shows as allocatable (`DeviceVisibility`). Each loss leads to a new 
 10, 20, 40 ... 640 s after the previous one.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from hashlib import sha256
-from pathlib import Path
 
-from topoalign.core.model.ids import ResourceName
-from topoalign.core.ports import Clock
-from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.kubelet_client import call_once
-from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
-from topoalign.kubelet.grpc.unix_sockets import LONGEST_PATH, Identity
+from topoalign.kubelet.grpc.unix_sockets import Identity
 from topoalign.runtime.clock import backoff_seconds
-
-REGISTER_SECONDS = 12.0
-"""The kubelet allows ten seconds for its connection to the plugin."""
-
-
-def socket_path(directory: Path, resource: ResourceName) -> Path:
-    """
-    The socket of a resource: `topoalign-nvidia.com_gpu.sock` in the kubelet's directory. Where that path is too long for a
-    socket, a digest replaces the name. No two resources share a socket, because the domain before the slash has no `_`.
-    """
-    plain = directory / f"topoalign-{resource.replace('/', '_')}.sock"
-    return plain if len(os.fsencode(plain)) <= LONGEST_PATH else directory / digest_name(resource)
-
-
-def digest_name(resource: str) -> str:
-    """The shortest name of a resource's socket, as long for all of them."""
-    return f"topoalign-{sha256(resource.encode()).hexdigest()[:12]}.sock"
-
-
-def plugin_options(*, by_amounts: bool) -> v1beta1.DevicePluginOptions:
-    """
-    The options of a plugin. PreStartContainer is called only for units and slots of GPUs: whether cores and memory of a
-    share are of one GPU, and whether a container has the amounts that are reserved for it, is known once the container is.
-    Nothing else in a container depends on its owner, which becomes known after Allocate.
-    """
-    return v1beta1.DevicePluginOptions(pre_start_required=by_amounts, get_preferred_allocation_available=True)
-
-
-async def register(path: Path, resource: ResourceName, clock: Clock, *, by_amounts: bool = False) -> None:
-    """
-    Registers the plugin that serves at `path`, in the directory of the kubelet's own socket. `by_amounts`: whether the
-    resource is of units or slots. Raises KubeletAway, after `REGISTER_SECONDS` at most.
-
-    Within Register the kubelet connects to the plugin and asks for its options, so the plugin must be serving already, and
-    nothing may block the event loop. Source: kubelet v1.36.3, cm/devicemanager/plugin/v1beta1.
-    """
-    request = v1beta1.RegisterRequest(
-        version=API_VERSION, endpoint=path.name, resource_name=resource, options=plugin_options(by_amounts=by_amounts)
-    )
-    await call_once(
-        path.parent / KUBELET_SOCKET,
-        lambda channel: v1beta1.RegistrationStub(channel).register(request),
-        clock,
-        REGISTER_SECONDS,
-    )
-
 
 POLL_SECONDS = 0.5
 """Between two polls of the sockets. A kubelet that restarts has its resources back within a second."""
