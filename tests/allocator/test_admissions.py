@@ -519,7 +519,7 @@ async def test_an_unconfirmed_record_gives_nothing_new_out() -> None:
     async with node.serving():
         held = await allocate(node.bus, NODE, pod("held", gpus=2))
         await allocate(node.bus, NODE, pod("ends", gpus=2))
-        node.journal.doubt = "line 7 cannot be decoded"
+        node.journal.unconfirmed = "line 7 cannot be decoded"
         with pytest.raises(RemoteUnavailable) as refused:
             await allocate(node.bus, NODE, pod("new", gpus=1))
         foreseen = await node.admissions.predictions.what_if(AllocateRequest(node=NODE, pod=pod("new", gpus=1)))
@@ -539,7 +539,7 @@ async def test_an_unconfirmed_record_gives_nothing_new_out() -> None:
     assert held.allocations == again.allocations
     assert 1 == before
     assert ["line 7 cannot be decoded", None] == answers
-    assert None is node.journal.doubt
+    assert None is node.journal.unconfirmed
 
 
 async def test_a_bus_request_first_ensures_that_the_health_is_fresh() -> None:

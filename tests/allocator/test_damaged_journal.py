@@ -350,7 +350,7 @@ async def test_a_start_cut_short_before_the_first_fact_sets_nothing_aside_again(
         with open_journal(tmp_path, NODE) as journal:
             journal.load()
 
-            assert journal.doubt is not None
+            assert journal.unconfirmed is not None
             assert [b"damage"] == [path.read_bytes() for path in journal.set_aside]
 
 

@@ -14,8 +14,8 @@ from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
+from topoalign.allocator.requests.admissions import Predictions
 from topoalign.allocator.requests.kubelet_files import POLL_SECONDS, REREAD_SECONDS, KubeletFiles, KubeletWatch
-from topoalign.allocator.requests.predictions import Predictions
 from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.decisions import Admission, Decision, Refusal

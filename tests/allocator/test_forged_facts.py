@@ -15,7 +15,7 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
 from topoalign.client import Client
-from topoalign.client.node_folds import Counts
+from topoalign.client.node_folds import Believed, Counts
 from topoalign.client.verifying import Verifier
 from topoalign.core import wire
 from topoalign.core.model.events import (
@@ -276,9 +276,15 @@ async def test_digests_that_never_agree_are_asked_about_ever_more_rarely(world: 
     """
     async with world.running():
         await world.clock.advance(PERIOD)
-        fold = world.client._verifier._folds[0]
+        fold = world.client._verifier.folds[0]
         view = fold.view
-        fold.view = lambda node: view(node)._replace(digest="another")  # type: ignore[method-assign]  # the fault itself
+
+        def with_another_digest(node: NodeName) -> Believed:
+            state = msgspec.structs.replace(view(node).state)
+            vars(state)["digest"] = "another"  # which is computed once
+            return Believed(state, view(node).newest)
+
+        fold.view = with_another_digest  # type: ignore[method-assign]  # the fault itself
         for _ in range(60):
             world.clock._now += PERIOD
             await world.client.verify(NODE)

@@ -14,7 +14,7 @@ from hami_core_support import HamiCoreNode, hami_core_node
 from slot_node_support import EACH, MACHINE, SLOTS, Ask, slot_node
 from slot_support import MIB, in_slots
 
-from topoalign.allocator.containers.hami_core.slot_edits import HamiCoreEdits, held_in_order, limit_variables
+from topoalign.allocator.containers.hami_core.slot_directories import HamiCoreEdits, held_in_order, limit_variables
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.responses import VisibleDevice
 from topoalign.core.model.decisions import Admission, Refusal

@@ -14,14 +14,17 @@ from share_support import DEFAULT, PLAIN
 from slot_node_support import Ask
 
 from topoalign.allocator.mig.calls import SEEN_SECONDS
-from topoalign.allocator.mig.garbage_collection import (
+from topoalign.allocator.mig.instance_log import AWAY_SECONDS
+from topoalign.allocator.mig.instances import (
     COLLECT_SECONDS,
     PROBE_SECONDS,
+    InstanceInUse,
+    InstancesNeedKubelet,
+    check_no_instances,
     collect_unused_instances,
     lost_note,
+    report_fault,
 )
-from topoalign.allocator.mig.instance_log import AWAY_SECONDS
-from topoalign.allocator.mig.instances import InstanceInUse, InstancesNeedKubelet, check_no_instances, report_fault
 from topoalign.allocator.ports import Poll
 from topoalign.cli.gpu_partitioning import holder_text, partitioning_document
 from topoalign.core import wire

@@ -13,9 +13,8 @@ from reservation_support import reservation
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests import kubelet_files
-from topoalign.allocator.requests.admissions import Admissions
+from topoalign.allocator.requests.admissions import Admissions, Predictions
 from topoalign.allocator.requests.kubelet_files import REREAD_SECONDS, KubeletFiles, KubeletWatch
-from topoalign.allocator.requests.predictions import Predictions
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.prediction import INSTEAD

@@ -180,7 +180,7 @@ async def test_cpus_that_a_container_got_are_heard_within_a_second() -> None:
 async def test_an_unconfirmed_record_is_published_until_it_is_confirmed() -> None:
     """A journal that was damaged is no event of its own."""
     async with node() as it:
-        it.journal.doubt = "line 3 is not whole"
+        it.journal.unconfirmed = "line 3 is not whole"
         during = (await it.next_poll()).record_doubt
         notes = it.predicted(pod("next", gpus=1)).explanation.notes
         it.ledger.confirm("an operator")

@@ -17,9 +17,8 @@ from kubelet_files_support import VOLUME, write_files
 from kubelet_support import short_directory
 
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.requests.admissions import Admissions
+from topoalign.allocator.requests.admissions import Admissions, Predictions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch
-from topoalign.allocator.requests.predictions import Predictions
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Allocation, Owner

@@ -110,7 +110,7 @@ def test_an_unconfirmed_node_with_a_full_disk_does_not_start_in_its_epoch() -> N
     """
     journal = FailingJournal()
     restarted(journal)
-    journal.failing, journal.doubt = True, "it was damaged"
+    journal.failing, journal.unconfirmed = True, "it was damaged"
 
     with pytest.raises(StateFault):
         restarted(journal)
@@ -123,7 +123,7 @@ def test_a_start_on_a_lost_journal_repeats_no_epoch() -> None:
     """
     delivery = restarted(MemoryJournal())
     lost = MemoryJournal()
-    lost.doubt = "it is missing"
+    lost.unconfirmed = "it is missing"
 
     assert delivery.state.epoch < restarted(lost).state.epoch
 

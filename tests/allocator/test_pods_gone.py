@@ -6,7 +6,7 @@ from device_allocations_support import GPUS, NODE, Node, bound, owner
 from structlog.testing import capture_logs
 
 from topoalign.allocator.hardware_watch import HardwareWatch
-from topoalign.allocator.ledger.release_log import MOST_EXPLAINED, REMEMBERED, ReleaseLog
+from topoalign.allocator.ledger.ledger import MOST_EXPLAINED, REMEMBERED, ReleaseLog
 from topoalign.allocator.metrics.table import figures
 from topoalign.allocator.ports import ReportedDevices, ResourceEntry
 from topoalign.allocator.reconciliation.displacement import remainders

@@ -266,7 +266,7 @@ def test_an_append_after_a_failed_one_survives_a_power_cut(
     for number, image in enumerate(images):
         with open_journal(put_back(image, tmp_path / str(number)), NODE) as found:
             assert [entry(1), entry(3)] == found.load()
-            assert None is found.doubt
+            assert None is found.unconfirmed
 
 
 def test_a_damaged_journal_has_its_second_name_on_disk_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

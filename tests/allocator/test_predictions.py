@@ -16,9 +16,8 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation import pod_resources as podresources
 from topoalign.allocator.reconciliation.liveness import UNWRITTEN_SECONDS
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
-from topoalign.allocator.requests.admissions import Admissions
+from topoalign.allocator.requests.admissions import Admissions, Predictions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch
-from topoalign.allocator.requests.predictions import Predictions
 from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.model.ids import ContainerName, PodName
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ContainerRequest, Placement, PodRequest

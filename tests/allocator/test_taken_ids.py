@@ -98,7 +98,7 @@ async def test_facts_with_ids_used_by_others_are_stored_under_other_ids(bus: Bus
             come_and_go(ledger, 5)
             await emptied(ledger)
             stored = await facts(bus, 10)
-            note = outbox.speaker.note()
+            note = outbox.facts.note()
             await listener.agrees_with(ledger)
             tasks.cancel_scope.cancel()
 
@@ -108,7 +108,7 @@ async def test_facts_with_ids_used_by_others_are_stored_under_other_ids(bus: Bus
     assert isinstance(later[-1][1], AllocationsSnapshot)
     assert [1, 2, 3, 4, 5, 6, 7] == [number for _, number in listener.numbers]
     assert 1 == len(listener.state.allocations)
-    assert 3 == outbox.speaker.taken
+    assert 3 == outbox.facts.taken
     told = [line for line in logs if line["event"].startswith("the id of a fact is taken")]
     assert 1 == len(told), "one cause, one line"
     assert "is another one" in told[0]["finding"]

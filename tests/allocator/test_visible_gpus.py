@@ -12,8 +12,8 @@ from unit_support import in_units
 from whole_node_support import Node, fits, node
 
 from topoalign.allocator.allocate.visible_gpus import NotVisible
-from topoalign.allocator.containers.hami_core.slot_edits import held_in_order, limit_variables
-from topoalign.allocator.requests.predictions import Predictions
+from topoalign.allocator.containers.hami_core.slot_directories import held_in_order, limit_variables
+from topoalign.allocator.requests.admissions import Predictions
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.demand.device_lists import gpu_lists, lists_asked

@@ -52,8 +52,8 @@ def status(state: NodeState) -> AnnouncedNode:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    monkeypatch.setattr(link, "discovered_topology", lambda *_: status(shared(in_all=3)))
-    monkeypatch.setattr(link, "discovered_or_read_topology", lambda *_: status(shared(in_all=3)))
+    monkeypatch.setattr(link, "read_announced_node", lambda *_: status(shared(in_all=3)))
+    monkeypatch.setattr(link, "read_node_or_machine", lambda *_: status(shared(in_all=3)))
 
     def command(*arguments: str) -> str:
         assert 0 == root.run_command_line([*arguments])
@@ -97,7 +97,7 @@ def test_the_list_tells_where_nothing_limits(
     said = {"sharing": "mps", "limiter": None} if limiter == "mps" else {"limiter": limiter}
     offers = tuple(msgspec.structs.replace(each, **said) for each in topology.offered)
     found = status(node(msgspec.structs.replace(topology, offers=offers)))
-    monkeypatch.setattr(link, "discovered_or_read_topology", lambda *_: found)
+    monkeypatch.setattr(link, "read_node_or_machine", lambda *_: found)
 
     assert 0 == root.run_command_line(["gpu", "list"])
     notes = capsys.readouterr().err
@@ -154,7 +154,7 @@ def in_slices(topology: Topology, replicas: int, sharing: Literal["time-slicing"
 def test_fragmentation_adds_up_what_is_left_of_each_way(
     state: NodeState, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(link, "discovered_topology", lambda *_: status(state))
+    monkeypatch.setattr(link, "read_announced_node", lambda *_: status(state))
     assert 0 == root.run_command_line(["fragmentation"])
 
     assert [f"left of {expected}"] == [line for line in capsys.readouterr().out.splitlines() if "left of" in line]
@@ -194,7 +194,7 @@ def test_slots_are_shown_with_their_amounts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = slots_held(node(in_slots(DGX, gpus=2)), (0, 30, 8000), 0)
-    monkeypatch.setattr(link, "discovered_or_read_topology", lambda *_: status(state))
+    monkeypatch.setattr(link, "read_node_or_machine", lambda *_: status(state))
     assert 0 == root.run_command_line(["gpu", "list"])
     shown = capsys.readouterr()
     rows = [re.split(r" {2,}", line.strip()) for line in shown.out.splitlines()]

@@ -45,8 +45,8 @@ def state(monkeypatch: pytest.MonkeyPatch) -> NodeState:
     found = holding(("prepare", 60, 20480), ("check", 20, 1024), ("main", 30, 10240))
     assert found.health is not None
     shown = AnnouncedNode(NODE, found.hardware, tuple(found.allocations.values()), found.health.devices)
-    monkeypatch.setattr(link, "discovered_topology", lambda *_: shown)
-    monkeypatch.setattr(link, "discovered_or_read_topology", lambda *_: shown)
+    monkeypatch.setattr(link, "read_announced_node", lambda *_: shown)
+    monkeypatch.setattr(link, "read_node_or_machine", lambda *_: shown)
     return found
 
 

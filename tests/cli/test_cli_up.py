@@ -169,7 +169,7 @@ def test_flags_are_settings_that_go_before_the_environment(monkeypatch: pytest.M
     monkeypatch.setenv("TOPOALIGN_SCOPE", "pod")
 
     @click.command()
-    @serve.settings("node", "policy", "scope", "kubelet_dir")
+    @serve.settings(*serve.ALLOCATING, *serve.EVERYWHERE)
     def command(environment: dict[str, str]) -> None:
         seen.append({name: value for name, value in environment.items() if name.startswith("TOPOALIGN_")})
 

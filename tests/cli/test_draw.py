@@ -56,7 +56,7 @@ def test_an_svg_is_well_formed_and_every_device_has_its_box_with_its_story(name:
     stories = [
         rect.findtext(f"{SVG}title", "") for rect in root.iter(f"{SVG}rect") if rect.get("class") in ("gpu", "nic")
     ]
-    assert names(MACHINES[name]) == sorted(story.split()[0] for story in stories)
+    assert names(MACHINES[name]) == sorted(tooltip.split()[0] for tooltip in stories)
     assert ["0", "0", root.get("width"), root.get("height")] == root.get("viewBox").split()
     assert not {"script", "style", "image", "a", "foreignObject"} & {one.tag.removeprefix(SVG) for one in root.iter()}
 
@@ -76,7 +76,7 @@ def test_a_png_has_the_size_of_the_scene(name: str) -> None:
 def test_holders_have_a_colour_and_a_letter_and_stand_in_the_legend() -> None:
     scene = scene_of(drawn("dgx-a100"))
 
-    fills = {box.story.split()[0]: box.fill for box in devices(scene)}
+    fills = {box.tooltip.split()[0]: box.fill for box in devices(scene)}
     swatches = [item for item in scene.items if isinstance(item, Box) and item.role == "swatch"]
     texts = [item.text for item in scene.items if isinstance(item, Text)]
     assert [*palette.HOLDERS[:3], palette.PLACE] == [swatch.fill for swatch in swatches][:4]
@@ -136,7 +136,7 @@ def test_what_is_wrong_with_a_device_is_told_by_more_than_colour(health: DeviceH
 def test_the_box_of_a_degraded_gpu_alone_has_the_word(name: str) -> None:
     diagram = diagram_of(name, MACHINES[name])
     scene = scene_of(diagram)
-    boxes = {box.story.split()[0]: box for box in devices(scene)}
+    boxes = {box.tooltip.split()[0]: box for box in devices(scene)}
 
     words = [item for item in scene.items if isinstance(item, Text) and item.text == "degraded"]
     assert ["GPU0"] == [gpu for gpu, box in boxes.items() for word in words if inside(word, box)]
@@ -183,8 +183,8 @@ def test_letters_of_many_holders_differ() -> None:
 def test_pcie_is_drawn_without_the_bridges_on_which_nothing_branches() -> None:
     scene = scene_of(diagram_of("x", MACHINES["dgx1-volta"]))
 
-    bars = [item.story for item in scene.items if isinstance(item, Box) and item.role in ("host", "switch")]
-    assert [2, 4] == [sum(kind in story for story in bars) for kind in ("PCIe host bridge", "PCIe switch")]
+    bars = [item.tooltip for item in scene.items if isinstance(item, Box) and item.role in ("host", "switch")]
+    assert [2, 4] == [sum(kind in tooltip for tooltip in bars) for kind in ("PCIe host bridge", "PCIe switch")]
 
 
 @pytest.mark.parametrize(

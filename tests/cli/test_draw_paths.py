@@ -65,7 +65,9 @@ PHB: between these devices is the PCIe host bridge"""
 def test_a_picture_shows_the_same_groups_as_the_drawing_in_characters() -> None:
     scene = scene_of(diagram_of("pasted", read_pasted_matrix(PAIRS)))
 
-    bars = [(box.role, box.story[:3]) for box in scene.items if isinstance(box, Box) and box.role in ("host", "switch")]
+    bars = [
+        (box.role, box.tooltip[:3]) for box in scene.items if isinstance(box, Box) and box.role in ("host", "switch")
+    ]
     assert [("host", "PHB"), ("switch", "PXB"), ("switch", "PIX")] == bars
     assert {"PHB", "PXB", "PIX", "Sockets unknown"} <= {item.text for item in scene.items if isinstance(item, Text)}
 
@@ -79,7 +81,7 @@ def test_without_the_column_of_numa_nodes_no_node_is_named() -> None:
 
     assert ("CPUs 0-7, 4 GPUs, 1 NIC",) == diagram.facts
     assert ["near these CPUs"] * 2 == [place.title for group in diagram.groups for place in group.places]
-    assert not [device.story for device in diagram.devices if "NUMA unknown" not in device.story]
+    assert not [device.tooltip for device in diagram.devices if "NUMA unknown" not in device.tooltip]
 
 
 def test_a_machine_whose_sockets_are_known_is_drawn_by_its_sockets() -> None:

@@ -104,7 +104,7 @@ class World:
 
     def sizes(self) -> dict[str, int]:
         """Of all that is kept by names of nodes."""
-        verifier, (fold,), (known,) = self.client._verifier, self.client._verifier._folds, self.client._verifier._known
+        verifier, (fold,), (known,) = self.client._verifier, self.client._verifier.folds, self.client._verifier.known
         return {
             "nodes": len(fold._nodes),
             "broken": len(fold.broken),
@@ -135,7 +135,7 @@ async def test_of_invented_nodes_a_client_keeps_few_whatever_they_say() -> None:
         await world.clock.advance(ASK_AGAIN_SECONDS)
         sizes = world.sizes()
         await world.client.verify(REAL)
-        fold = world.client._verifier._folds[0]
+        fold = world.client._verifier.folds[0]
 
         assert [] == [name for name, size in sizes.items() if size > MOST + 1], sizes
         assert {"broken": MOST, "duplicate_agents": MOST, "asked": MOST}.items() <= sizes.items()
@@ -165,7 +165,7 @@ async def test_a_node_that_was_forgotten_is_heard_again() -> None:
         for name in INVENTED:
             await world.say(Writer(name).snapshot())
         await all_tasks_blocked()
-        (fold,) = world.client._verifier._folds
+        (fold,) = world.client._verifier.folds
         forgotten = REAL not in fold
         await world.say(world.writer.grant("a", "GPU-0"))
         await all_tasks_blocked()

@@ -3,7 +3,7 @@
 import pytest
 
 from topoalign.client.node_folds import Counts, Delivery, Fold
-from topoalign.client.verifying import Known, Verifier
+from topoalign.client.verifying import Known, Verifier, listed_while_open
 from topoalign.core import wire
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.ids import NodeName
@@ -48,7 +48,7 @@ async def test_a_reading_that_stays_behind_its_writer_is_asked_for() -> None:
     counts = Counts()
     verifier = Verifier(bus, ManualClock(), counts, ignore)
     announcements: list[int] = []
-    async with verifier.of_readings(known):
+    async with listed_while_open(verifier.known, known):
         for had in (1, 1, 2, 2, 3, 3):
             bus.revision = max(2, had + had % 2)
             known[NODE, "topology"] = topology(had)

@@ -6,7 +6,6 @@ from pathlib import Path
 import anyio
 import pytest
 from bus_support import GRANTED, as_user, killable, said
-from nats.aio.msg import Msg
 from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import BusRefused
@@ -29,11 +28,8 @@ async def test_a_self_test_is_not_stored_and_no_news(tmp_path: Path) -> None:
     """Plain subscribers receive it on the subjects of facts, on each connection; those who follow a store do not."""
     received: list[str] = []
 
-    async def note(message: Msg) -> None:
-        received.append(message.subject)
-
     async with killable(tmp_path) as server, connect_bus(server.url) as admin:
-        await admin.live().subscribe("topoalign.>", note)
+        await admin.live().take("topoalign.>", lambda message: received.append(message.subject.decode()))
         with capture_logs() as logs:
             async with connect_bus(server.url, publishes=SPOKEN) as bus:
                 first = bus.live()

@@ -109,19 +109,19 @@ def test_a_journal_cut_anywhere_in_its_last_line_loses_that_entry_only(tmp_path:
 def test_a_doubt_outlives_the_process_until_the_journal_is_trusted(shelf: Shelf, tmp_path: Path) -> None:
     on_disk(tmp_path, 1).write_bytes(b"")
     on_file = Shelf(tmp_path)
-    shelf.memory.doubt = "it was damaged"
+    shelf.memory.unconfirmed = "it was damaged"
     for each in (shelf, on_file):
         with each.open() as journal:
             journal.load()
-            assert journal.doubt is not None
+            assert journal.unconfirmed is not None
         with each.open() as journal:
             journal.load()
-            assert journal.doubt is not None
+            assert journal.unconfirmed is not None
             journal.append(entry(2))
             journal.trust()
         with each.open() as journal:
             assert [entry(2)] == journal.load()
-            assert journal.doubt is None
+            assert journal.unconfirmed is None
 
 
 def test_a_second_process_is_refused_and_told_the_pid_of_the_first(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_journal_taken_away_in_use_is_written_again_with_all_it_had(tmp_path: 
         journal.append(entry(3))
     with open_journal(state, NODE) as journal:
         assert [entry(1), entry(2), entry(3)] == journal.load()
-        assert journal.doubt is None
+        assert journal.unconfirmed is None
 
 
 def test_what_a_rewrite_left_out_stays_out_when_written_again(tmp_path: Path) -> None:
@@ -323,4 +323,4 @@ def test_a_doubt_that_could_not_be_ended_on_disk_has_not_ended(tmp_path: Path, m
         with pytest.raises(StateFault):
             journal.trust()
 
-        assert journal.doubt is not None
+        assert journal.unconfirmed is not None

@@ -23,7 +23,7 @@ from topoalign.registry.kubernetes.api_client import connect_kubernetes
 from topoalign.registry.ports import (
     ApiConflict,
     ApiNotFound,
-    Gone,
+    GoneObject,
     KubernetesApi,
     PodEvent,
     SeenNode,
@@ -110,7 +110,7 @@ async def test_a_watch_begins_with_all_there_is_then_tells_changes(api: Kubernet
 
     assert [(first, None), Synced] == [(begin[0].uid, begin[0].node), type(begin[1])]
     assert (first, NODE) == (bound.uid, bound.node)
-    assert Gone(first) == gone
+    assert GoneObject(first) == gone
 
 
 async def test_nodes_are_seen_with_labels_and_their_deletion(api: KubernetesApi, cluster: FakeCluster) -> None:
@@ -124,7 +124,7 @@ async def test_nodes_are_seen_with_labels_and_their_deletion(api: KubernetesApi,
 
     assert [SeenNode(name=NODE, uid=uid, labels=begin[0].labels), Synced()] == begin
     assert ("a", "b") == (begin[0].labels["zone"], changed.labels["zone"])
-    assert Gone(NODE) == gone
+    assert GoneObject(NODE) == gone
 
 
 async def test_quotas_are_seen_with_their_limits_of_devices(api: KubernetesApi, cluster: FakeCluster) -> None:
@@ -143,7 +143,7 @@ async def test_quotas_are_seen_with_their_limits_of_devices(api: KubernetesApi, 
     seen = SeenQuota(namespace="ml", name="gpus", uid=uid, limits={ResourceName("nvidia.com/gpumem"): 10_000})
     assert [seen, Synced()] == begin
     assert ({"nvidia.com/gpumem": 0}, True) == (changed.limits, changed.scoped)
-    assert Gone(uid) == gone
+    assert GoneObject(uid) == gone
 
 
 async def test_what_hami_says_of_a_node_is_seen(api: KubernetesApi, cluster: FakeCluster) -> None:
@@ -200,8 +200,8 @@ async def test_after_lost_history_all_comes_again_and_what_vanished(api: Kuberne
         cluster.add_pod(shown_pod("new"))
         again = await pods.until_synced()
 
-    assert [Gone(lost)] == [each for each in again if isinstance(each, Gone)]
-    assert {"kept", "new"} <= {each.name for each in again if not isinstance(each, Gone | Synced)}
+    assert [GoneObject(lost)] == [each for each in again if isinstance(each, GoneObject)]
+    assert {"kept", "new"} <= {each.name for each in again if not isinstance(each, GoneObject | Synced)}
 
 
 async def test_a_binding_names_this_very_pod(api: KubernetesApi, cluster: FakeCluster) -> None:

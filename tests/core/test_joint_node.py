@@ -21,7 +21,6 @@ from topoalign.core.deviceshare.koordinator_names import (
 from topoalign.core.deviceshare.node_devices import ContainerDevices, put_demand_to_node
 from topoalign.core.deviceshare.node_devices import joint_devices as devices_of
 from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, inventory_of, locate_devices
-from topoalign.core.deviceshare.numa_hints import NumaHint, numa_hints
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import Allocation, AllocationGranted
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
@@ -33,6 +32,7 @@ from topoalign.core.model.topology.queries import pcie_class
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
 from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
+from topoalign.tools.conformance.koordinator_numa_hints import NumaHint, numa_hints
 
 SAME_PCIE = {JOINT_ANNOTATION: json.dumps({"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"})}
 TOGETHER = {JOINT_ANNOTATION: json.dumps({"deviceTypes": ["gpu", "rdma"]})}

@@ -11,8 +11,8 @@ from topoalign.core.deviceshare.candidates import JointRequest
 from topoalign.core.deviceshare.joint_allocation import allocate_all_types
 from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus
 from topoalign.core.deviceshare.koordinator_names import DeviceType
-from topoalign.core.deviceshare.numa_hints import numa_hints
 from topoalign.tools.conformance.koordinator import SUITES
+from topoalign.tools.conformance.koordinator_numa_hints import numa_hints
 
 SPARSE = msgspec.structs.replace(box([(0, "a"), (0, "b")], [(0, "b")]), well_planned=True)
 """The only NIC is beside the second GPU, and the first GPU is taken first."""

@@ -17,9 +17,9 @@ from topoalign.core.deviceshare.gpu_choice import feasible_partitions
 from topoalign.core.deviceshare.inventory import ANYWHERE, DeviceLocation, InventoryDevice, NodeInventory, Partition
 from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus, InvalidShareRequest
 from topoalign.core.deviceshare.koordinator_names import DeviceType
-from topoalign.core.deviceshare.numa_hints import NumaHint, numa_hints
 from topoalign.core.deviceshare.request_combinations import GpuDemand, by_type, gpu_demand
 from topoalign.core.model.errors import TooMuchWork
+from topoalign.tools.conformance.koordinator_numa_hints import NumaHint, numa_hints
 
 K, H = "koordinator.sh", "huawei.com"
 SHARE = ({"gpu-memory"}, {"gpu-memory-ratio"}, {"gpu-core", "gpu-memory"}, {"gpu-core", "gpu-memory-ratio"})

@@ -22,7 +22,7 @@ from topoalign.core.model.topology.mig import (
 )
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.topology_checks import validate
-from topoalign.core.sharing.hami.hami_amounts import MIB
+from topoalign.core.state.share_amounts import MIB
 
 
 def place(start: int, size: int) -> MigPlacement:

@@ -94,17 +94,6 @@ def test_free_is_what_is_offered_healthy_not_blocked_and_not_held(case: Case) ->
         assert name == next(each.id for each in reversed(case.allocations) if device in each.device_ids)
 
 
-@given(cases(), st.sampled_from(["GPU-0", CUT, SRIOV]))
-def test_what_is_left_of_a_card_is_offered_and_touches_nothing_held(case: Case, card: str) -> None:
-    held = {thing for each in case.allocations for thing in things_of(each)}
-    offered = [device for listed in case.topology.devices.values() for device in listed]
-    of_card = [device for device in offered if card in above(case, device)]
-
-    expected = [device for device in of_card if not any(touch(case, device, thing) for thing in held)]
-
-    assert expected == [holding.id for holding in case.state.ownership.left(DeviceID(card))]
-
-
 @given(cases())
 def test_held_whole_and_functions_in_use_are_read_from_all_fields(case: Case) -> None:
     held = {thing for each in case.allocations for thing in things_of(each)}

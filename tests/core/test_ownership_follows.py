@@ -37,7 +37,6 @@ class Answers(NamedTuple):
     overlapping: list[object]
     blocked: object
     unlisted: object
-    left: object
     free: object
     former_resources: object
     health: object
@@ -51,7 +50,6 @@ def answers_of(state: NodeState, owned: Ownership) -> Answers:
         [(owned.overlapping([owned.holding(thing)]), owned.is_held(thing)) for thing in THINGS],
         owned.blocked,
         [owned.unlisted(resource) for resource in sorted({*resources, *held})],
-        [owned.left(card) for card in (*state.hardware.gpu_by_id, DeviceID("mlx5_0"), DeviceID("mlx5_1"))],
         [(owned.free(resource), owned.held(resource), owned.usable(resource)) for resource in resources],
         owned.former_resources,
         [owned.handed_out.health_of(thing) for thing in THINGS],

@@ -35,7 +35,7 @@ from topoalign.allocator import main as allocator_main
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.mig import garbage_collection
+from topoalign.allocator.mig import instances
 from topoalign.runtime.installed import load_services
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.runner import run_services
@@ -115,7 +115,7 @@ def play_host(environment: dict[str, str]) -> None:
     if "NVML_STANDIN_LIBRARY" in environment:
         ctypes.CDLL(environment["NVML_STANDIN_LIBRARY"])  # the loader finds it under NVML's name from now on
         allocator_main.UNBOUND_SECONDS = UNBOUND_SECONDS
-        garbage_collection.COLLECT_SECONDS = COLLECT_SECONDS
+        instances.COLLECT_SECONDS = COLLECT_SECONDS
     if "HOST_PROC" in environment:
         assert Containers.__init__.__defaults__ is not None
         host = Path(environment["HOST_PROC"]), Path(environment["HOST_CGROUPS"])

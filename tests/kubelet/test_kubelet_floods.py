@@ -28,8 +28,16 @@ from topoalign.kubelet.grpc import arriving, grpc_connection, unix_sockets
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import LOOKS, SMALL_REQUEST
 from topoalign.kubelet.grpc.decoding import Decoding, field
-from topoalign.kubelet.grpc.frames import CONTROLS_PER_RESET, END_HEADERS, END_STREAM, MOST_CONTROLS, PREFACE, FrameType
-from topoalign.kubelet.grpc.grpc_connection import MOST_CALLS, TABLE_BYTES
+from topoalign.kubelet.grpc.grpc_connection import (
+    CONTROLS_PER_RESET,
+    END_HEADERS,
+    END_STREAM,
+    MOST_CALLS,
+    MOST_CONTROLS,
+    PREFACE,
+    TABLE_BYTES,
+    FrameType,
+)
 from topoalign.kubelet.grpc.transport import MOST_CONNECTIONS, Complaints, GrpcServer, Load
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 

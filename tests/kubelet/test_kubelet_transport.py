@@ -29,8 +29,7 @@ from topoalign.kubelet.grpc import decoding, grpc_connection, transport, unix_so
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import LARGEST_REQUEST, MOST_BYTES, SMALL_REQUEST
 from topoalign.kubelet.grpc.decoding import PIECE, Decoding
-from topoalign.kubelet.grpc.frames import LONGEST_HEADERS, MOST_CONTROLS, MOST_SETTINGS
-from topoalign.kubelet.grpc.grpc_connection import SILENT_LOOKS
+from topoalign.kubelet.grpc.grpc_connection import LONGEST_HEADERS, MOST_CONTROLS, MOST_SETTINGS, SILENT_LOOKS
 from topoalign.kubelet.grpc.transport import MOST_CONNECTIONS, GrpcServer
 from topoalign.testing.manual_clock import all_tasks_blocked
 

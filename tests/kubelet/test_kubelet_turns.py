@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubelet_support import frame
 
-from topoalign.kubelet.grpc.frames import (
+from topoalign.kubelet.grpc.grpc_connection import (
     ACK,
     CONTROLS_PER_REQUEST,
     END_HEADERS,

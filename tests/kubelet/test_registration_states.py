@@ -56,17 +56,11 @@ def test_an_event_leads_where_the_table_says(state: RegistrationState, event: Re
         (RegistrationState.UNREGISTERED, {RegistrationEvent.ACCEPTED: RegistrationState.REGISTERED}),
         (
             RegistrationState.REGISTERED,
-            {
-                RegistrationEvent.WATCHED: RegistrationState.LISTENING,
-                RegistrationEvent.STILL_WATCHED: RegistrationState.LISTENING,
-            },
+            {RegistrationEvent.WATCHED: RegistrationState.LISTENING},
         ),
         (
             RegistrationState.LISTENING,
-            {
-                RegistrationEvent.WATCHED: RegistrationState.LISTENING,
-                RegistrationEvent.STILL_WATCHED: RegistrationState.LISTENING,
-            },
+            {RegistrationEvent.WATCHED: RegistrationState.LISTENING},
         ),
     ],
 )
@@ -93,7 +87,7 @@ def test_every_state_can_be_reached() -> None:
     ("is_open", "has_ended", "seconds", "event"),
     [
         (True, False, 0.5, RegistrationEvent.WATCHED),
-        (True, False, LISTEN_SECONDS, RegistrationEvent.STILL_WATCHED),
+        (True, False, LISTEN_SECONDS, RegistrationEvent.WATCHED),
         (False, True, 0.5, RegistrationEvent.UNWATCHED),
         (False, False, LISTEN_SECONDS - 0.5, None),
         (False, False, LISTEN_SECONDS, RegistrationEvent.UNWATCHED),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from serving_support import configured
 
 from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.core.model.topology.model import Gpu
 from topoalign.mps.daemon_shares import MpsGpu, mps_shares
 from topoalign.plugin_config.mps_files import Announcement, Serves, read_served
 
@@ -19,11 +20,13 @@ SERVES = Serves(devices=frozenset({DeviceID("GPU-0")}), replicas=4)
 def cards(draw: st.DrawFn) -> list[MpsGpu]:
     return [
         MpsGpu(
-            id=DeviceID(f"GPU-{index}"),
-            index=index,
-            name="x",
-            memory=draw(st.none() | st.integers(0, 300 << 30)),
-            in_mig_mode=draw(st.booleans()),
+            gpu=Gpu(
+                id=DeviceID(f"GPU-{index}"),
+                index=index,
+                name="x",
+                memory=draw(st.none() | st.integers(0, 300 << 30)),
+                mig=draw(st.sampled_from([None, ()])),
+            ),
             capability=(draw(st.integers(6, 9)), draw(st.integers(0, 9))),
         )
         for index in range(draw(st.integers(0, 6)))
@@ -36,7 +39,7 @@ def test_limits_are_those_of_the_rule_for_each_gpu(found: list[MpsGpu], replicas
     resource = f"{{name: gpu, replicas: {replicas}, devices: {count}}}"
     text = f"flags: {{mpsRoot: /mps}}\nsharing: {{mps: {{resources: [{resource}]}}}}"
     share = mps_shares(found, configured(text)).get(GPU)
-    fit = [card for card in found[:count] if not card.in_mig_mode]
+    fit = [card for card in found[:count] if card.gpu.mig is None]
 
     if share is None:
         assert [] == fit
@@ -44,14 +47,14 @@ def test_limits_are_those_of_the_rule_for_each_gpu(found: list[MpsGpu], replicas
     limits = {}
     for card in fit:
         mebibytes = 0
-        while (mebibytes + 1) * replicas <= (card.memory or 0) >> 20:
-            mebibytes += 1 + ((card.memory or 0) >> 20) // replicas // 2 * (mebibytes == 0)
-        if card.memory:
-            limits[card.id] = f"{mebibytes}M"
+        while (mebibytes + 1) * replicas <= (card.gpu.memory or 0) >> 20:
+            mebibytes += 1 + ((card.gpu.memory or 0) >> 20) // replicas // 2 * (mebibytes == 0)
+        if card.gpu.memory:
+            limits[card.gpu.id] = f"{mebibytes}M"
     assert limits == share.memory_limits
     assert max(p for p in range(101) if p * replicas <= 100) == share.thread_percentage
-    assert [card.id for card in fit] == list(share.devices)
-    few = [card for card in fit if replicas > (48 if card.capability >= (7, 5) else 16)]
+    assert [card.gpu.id for card in fit] == list(share.devices)
+    few = [card.gpu for card in fit if replicas > (48 if card.capability >= (7, 5) else 16)]
     assert few == list(share.with_too_few_clients)
 
 

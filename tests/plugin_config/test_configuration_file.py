@@ -413,7 +413,7 @@ def test_every_variable_stands_for_a_field_that_is_known() -> None:
         nvidia_fields.parse_boolean: "true",
         nvidia_fields.parse_numbers: "1",
         nvidia_fields.split_values: "envvar",
-        nvidia_fields.keep_text: "/run/nvidia/",
+        str: "/run/nvidia/",
     }
     special = {
         "SHARED_DEVICES_ALLOCATION_POLICY": "packed",

@@ -7,7 +7,6 @@ from view_support import NODE, OneNode
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
 from topoalign.registry.scheduling.binding.binding import BindChecks
-from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.registry.scheduling.filter.scheduler import NotReadYet
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
@@ -23,15 +22,8 @@ class Site:
         self.it.tell([*self.it.says.all(), *self.it.says.admit(asking(4, "a"), "a")])
         self.it.view.expect(NODE, PodToSchedule(uid="a", request=asking(4, "a")))
         self.it.view.renew()
-        quotas = Quotas(self.it.view.offers, dict)
-        self.checks = BindChecks(
-            self.it.scheduler,
-            lambda: next(iter(self.finding), None),
-            lambda node: "",
-            quotas,
-            lambda pod, node: True,
-            "",
-        )
+        self.it.scheduler.behind = lambda: next(iter(self.finding), None)
+        self.checks = BindChecks(self.it.scheduler, "")
 
 
 def asking(gpus: int, name: str = "new") -> PodRequest:

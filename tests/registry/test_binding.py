@@ -46,7 +46,7 @@ def bus() -> MemoryBus:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binding, "PAUSE", 0.001)
-    monkeypatch.setattr(binding, "SHOWN_SECONDS", 0.0)
+    monkeypatch.setattr(binding, "REPORTED_SECONDS", 0.0)
 
 
 class Troubled(MemoryKubernetes):
@@ -165,7 +165,7 @@ async def test_a_binding_that_the_watch_does_not_show_is_read(
 async def test_a_binding_is_awaited_until_the_watch_shows_it(
     site: Site, registry: Registry, api: Troubled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(binding, "SHOWN_SECONDS", 60.0)
+    monkeypatch.setattr(binding, "REPORTED_SECONDS", 60.0)
     uid = site.add("a")
     await registry.show("a")
     async with anyio.create_task_group() as tasks:
@@ -181,7 +181,7 @@ async def test_a_pod_is_awaited_until_the_watch_shows_it(
     site: Site, registry: Registry, api: Troubled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scheduler may hear of a pod a moment before the registry does."""
-    monkeypatch.setattr(binding, "SHOWN_SECONDS", 60.0)
+    monkeypatch.setattr(binding, "REPORTED_SECONDS", 60.0)
     uid = site.add("a")
     api.after = lambda: registry.shown.bind(uid, NODE)
     async with anyio.create_task_group() as tasks:

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 from view_support import NODE
 
-from topoalign.core.model.ids import GPU, ResourceName
+from topoalign.core.model.ids import GPU
 from topoalign.registry.ports import PodEvent, SeenPod
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations, ReservationChange
 from topoalign.registry.scheduling.kubernetes import bypassed_pods
@@ -20,7 +20,6 @@ from topoalign.registry.scheduling.kubernetes.bypassed_pods import (
     CHECK_SECONDS,
     NOTED_SECONDS,
     BypassedPods,
-    requested_resources,
 )
 from topoalign.runtime.tasks import background
 from topoalign.testing.manual_clock import all_tasks_blocked
@@ -208,22 +207,27 @@ async def test_the_pods_that_were_reserved_for_last_are_remembered(
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ({"containers": [asking("main", "0")]}, set()),
-        ({"initContainers": [asking("init", "1")], "containers": [{"name": "main"}]}, {GPU}),
-        ({"containers": [asking("main", "no number")]}, set()),
+        ({"containers": [asking("main", "0")]}, 0),
+        ({"initContainers": [asking("init", "1")], "containers": [{"name": "main"}]}, 1),
+        ({"containers": [asking("main", "no number")]}, 0),
     ],
 )
-async def test_what_any_container_asks_for_counts(
-    world: World, spec: Mapping[str, object], expected: set[ResourceName]
-) -> None:
+async def test_what_any_container_asks_for_counts(world: World, spec: Mapping[str, object], expected: int) -> None:
     """0 is nothing, and nobody can tell what an invalid pod gets."""
     shown = shown_pod("p")
     shown["spec"] = dict(spec)
     world.kubernetes.add_pod(shown)
 
+    reports = list[PodEvent]()
+    bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: None, "")
     found = await world.api.pod("ml", "p")
     assert found is not None
-    assert expected == requested_resources(found)
+    async with background() as tasks:
+        tasks.start_soon(bypassed.run)
+        bypassed.note_bound(found, NODE)
+        await check(world)
+
+    assert expected == len(reports)
 
 
 @pytest.mark.parametrize("comes", [False, True])

@@ -13,7 +13,7 @@ import pytest
 from anyio import to_thread
 from scheduling_support import RawClient, RecordedScheduling, go_json, parsed, request_bytes, serving, split
 
-from topoalign.registry.scheduling.extender.extender_connection import MOST_HEAD_BYTES, SchedulerConnection
+from topoalign.registry.scheduling.extender.extender_server import MOST_HEAD_BYTES, SchedulerConnection
 from topoalign.runtime import connections
 from topoalign.testing.manual_clock import all_tasks_blocked
 

@@ -9,7 +9,7 @@ import topoalign.core
 import topoalign.registry
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import NoFit, RemoteNoFit
-from topoalign.registry.scheduling.cluster_state import node_eligibility
+from topoalign.registry.scheduling.cluster_state import view
 from topoalign.registry.scheduling.extender.extender_answers import BY_CODE, refusal_text
 
 PRODUCT = ("topoalign.core", "topoalign.registry")
@@ -25,9 +25,7 @@ def test_every_refusal_has_a_text() -> None:
     for package in (topoalign.core, topoalign.registry):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    codes = misfits() | {
-        code for name, code in vars(node_eligibility).items() if name.isupper() and isinstance(code, str)
-    }
+    codes = misfits() | {code for name, code in vars(view).items() if name.isupper() and isinstance(code, str)}
 
     assert len(codes) > 20
     assert set() == codes - BY_CODE.keys()

@@ -133,10 +133,10 @@ async def test_the_member_with_the_nic_gets_it_and_the_other_one_none(first: str
         co_allocated = JointClaim(
             NodeView(lambda: state, world.clock, lambda: reserved, LivenessCheck()), Placement.TOPOLOGY
         )
-        waiting = co_allocated.waiting(GPU, own)
+        waiting = co_allocated.waiting(own)
         (second,) = {*uids} - {first}
         with pytest.raises(PodsPending):
             await scheduling.binder.bind("ml", second, uids[second], NODE)
 
         assert gpus == (() if is_aligned_elsewhere else own)
-        assert (first == "a", None) == (waiting is not None, co_allocated.waiting(GPU, others))
+        assert (first == "a", None) == (waiting is not None, co_allocated.waiting(others))

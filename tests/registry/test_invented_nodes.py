@@ -38,7 +38,6 @@ def sizes(scheduling: SchedulingService) -> dict[str, int]:
         "cluster": len(scheduling._cluster.nodes),
         "view": len(view.nodes),
         "places": view.size,
-        "changed": len(view._changed),
         "due": len(view._due),
         "deleted": len(view._deleted),
         "holds": len(view._pods),

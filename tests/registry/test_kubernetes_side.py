@@ -12,7 +12,7 @@ from registry_support import World
 from view_support import NODE, RULES, Says, asked
 
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.ports import Gone, SeenPod, Synced
+from topoalign.registry.ports import GoneObject, SeenPod, Synced
 from topoalign.registry.scheduling.binding.binding import RESERVED_SECONDS
 from topoalign.registry.scheduling.filter.scheduler import NotReadYet
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
@@ -112,7 +112,7 @@ class Slow(MemoryKubernetes):
         super().__init__(cluster)
         self.listing = anyio.Event()
 
-    async def pods(self) -> AsyncGenerator[SeenPod | Gone | Synced, None]:
+    async def pods(self) -> AsyncGenerator[SeenPod | GoneObject | Synced, None]:
         await self.listing.wait()
         async for each in super().pods():
             yield each

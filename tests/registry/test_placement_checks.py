@@ -10,7 +10,6 @@ from view_support import NODE, OneNode
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.scheduling.binding.binding import BindChecks, NodeForbidden, OtherScheduler
-from topoalign.registry.scheduling.filter.pod_quotas import Quotas
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
 
@@ -73,8 +72,8 @@ def test_where_ours_has_a_name_pods_of_others_are_left_to_them(
     pod["spec"].update({"schedulerName": named} if named else {})
     seen, other = pod_of(FakeCluster().add_pod(pod)), NodeName("other")
     it = OneNode()
-    quotas = Quotas(it.view.offers, dict)
-    checks = BindChecks(it.scheduler, lambda: None, lambda node: "", quotas, lambda pod, node: node == NODE, ours)
+    it.scheduler.allows = lambda pod, node: node == NODE
+    checks = BindChecks(it.scheduler, ours)
 
     if raised is None:
         checks.check_placement(seen, NODE)

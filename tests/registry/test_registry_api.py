@@ -27,6 +27,7 @@ from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.ports import Endpoint
 from topoalign.registry.api import Api
 from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.foreign_nodes import ForeignNodes
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.replies import answer_with
 from topoalign.testing.manual_clock import ManualClock
@@ -49,7 +50,8 @@ def bus() -> MemoryBus:
 @pytest.fixture
 async def http(cluster: Cluster, bus: MemoryBus) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(
-        Starlette(routes=[Api(cluster, ManualClock(), bus).mount()]), raise_app_exceptions=False
+        Starlette(routes=[Api(cluster, ManualClock(), bus, ForeignNodes(ManualClock())).mount()]),
+        raise_app_exceptions=False,
     )
     async with httpx.AsyncClient(transport=transport, base_url="http://registry") as client:
         yield client

@@ -12,6 +12,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.registry import api_views, series
 from topoalign.registry.api import Api
 from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.foreign_nodes import ForeignNodes
 from topoalign.registry.series import NodeSeries, in_turns
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.request_turns import LONGEST_SECONDS
@@ -93,7 +94,9 @@ async def test_no_answer_about_many_nodes_takes_more_than_a_slice_at_once(
 ) -> None:
     """Of nodes that nobody has looked at yet."""
     monkeypatch.setattr(module, function, work.taking_time(getattr(module, function)))
-    transport = httpx.ASGITransport(Starlette(routes=[Api(cluster, work.clock, MemoryBus()).mount()]))
+    transport = httpx.ASGITransport(
+        Starlette(routes=[Api(cluster, work.clock, MemoryBus(), ForeignNodes(work.clock)).mount()])
+    )
     async with background() as tasks, httpx.AsyncClient(transport=transport, base_url="http://registry") as http:
         tasks.start_soon(work.note_turns)
         while len(work.done) == 1:

@@ -20,7 +20,7 @@ from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.ports import Stream
 from topoalign.registry.kubernetes.objects import WOKEN
-from topoalign.registry.ports import Gone, SeenPod, Synced
+from topoalign.registry.ports import GoneObject, SeenPod, Synced
 from topoalign.registry.scheduling.filter.scheduler import NotReadYet
 from topoalign.registry.scheduling.service import NATS_AWAY_SECONDS, SchedulingService
 from topoalign.registry.service import PAUSE
@@ -60,7 +60,7 @@ class NatsAway(MemoryBus):
 class PodsNotListed(MemoryKubernetes):
     """An API server that never lists its pods."""
 
-    async def pods(self) -> AsyncGenerator[SeenPod | Gone | Synced, None]:
+    async def pods(self) -> AsyncGenerator[SeenPod | GoneObject | Synced, None]:
         await anyio.sleep_forever()
         yield Synced()
 

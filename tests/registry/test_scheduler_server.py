@@ -16,8 +16,7 @@ from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.registry.scheduling.extender import extender_server
-from topoalign.registry.scheduling.extender.extender_connection import IDLE_SECONDS
-from topoalign.registry.scheduling.extender.extender_server import POLL_SECONDS, Certificates, not_after
+from topoalign.registry.scheduling.extender.extender_server import IDLE_SECONDS, POLL_SECONDS, Certificates, not_after
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime import connections

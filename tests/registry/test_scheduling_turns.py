@@ -13,8 +13,7 @@ from topoalign.core.admission import feasibility
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.scheduling.cluster_state import view
-from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
-from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.cluster_state.view import ClusterView, NodeView
 from topoalign.registry.scheduling.filter import admission_order, scheduler
 from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClass
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
@@ -104,7 +103,7 @@ async def test_a_long_filter_gives_turns_and_finds_all_done(large: Large) -> Non
 
 async def test_a_pod_of_many_containers_is_understood_with_turns(large: Large, monkeypatch: pytest.MonkeyPatch) -> None:
     """T07: what 100 containers need of a kind of machine took 100 ms at once."""
-    large.note(monkeypatch, feasibility, "need_of_part")
+    large.note(monkeypatch, feasibility, "_need_of_part")
     many = asked(pod(*(container(f"c{number}", gpus=1) for number in range(40))))
     async with background() as tasks:
         tasks.start_soon(large.note_turns)

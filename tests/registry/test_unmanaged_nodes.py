@@ -13,7 +13,7 @@ from topoalign.core.demand.share_annotations import REGISTER
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.registry.ports import SeenNode
-from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import MANAGED, UnmanagedNodes
+from topoalign.registry.scheduling.cluster_state.reported_pods import MANAGED, ReportedNodes
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.manual_clock import all_tasks_blocked
@@ -155,7 +155,7 @@ async def test_a_labelled_node_is_managed_while_anything_is_known_of_it(world: W
 def test_a_label_without_effect_is_logged_again_for_a_node_that_comes_back() -> None:
     it = OneNode()
     it.tell(it.says.all())
-    unmanaged = UnmanagedNodes(it.cluster, pass_unknown=False)
+    unmanaged = ReportedNodes(it.cluster)
     node = SeenNode(name=NODE, uid="u", labels={MANAGED: "false"})
     with capture_logs() as logs:
         for _ in range(2):

@@ -255,7 +255,7 @@ class ClusterChecks:
         held = {each.pod_uid: each.device_ids for each in node.ledger.state.allocations.values()}
         if node.ended or {*held} != {*node.used}:
             return f"{node.name} has recorded {sorted(held)}, and its kubelet runs {sorted(node.used)}"
-        newest = self.world.bus._logs[Stream.RESERVATIONS].newest(wire.reservation_subject(node.name))
+        newest = self.world.bus._logs[Stream.RESERVATIONS].newest.get(wire.reservation_subject(node.name))
         position = newest.position if newest is not None else 0
         for each in self.registries:
             if not each.is_ready or each.replica.scheduling.behind():

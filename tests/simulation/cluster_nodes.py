@@ -7,7 +7,7 @@ which devices it prefers, and takes those. What a pod held it has free when the 
 show that later, as with an agent that polls.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -22,9 +22,8 @@ from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
 from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
-from topoalign.allocator.requests.admissions import Admissions
+from topoalign.allocator.requests.admissions import Admissions, Predictions
 from topoalign.allocator.requests.kubelet_files import KubeletWatch
-from topoalign.allocator.requests.predictions import Predictions
 from topoalign.allocator.service import WriterPositions
 from topoalign.allocator.settings import AllocationSettings
 from topoalign.core import wire
@@ -44,7 +43,7 @@ from topoalign.core.model.ids import ContainerName, DeviceID, NodeName, Resource
 from topoalign.core.model.kubelet import KubeletObserved, KubeletRules
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation
-from topoalign.core.ports import Bus, Stream
+from topoalign.core.ports import Bus, Clock, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.terminated_pods import without_pods
 from topoalign.kubelet.files.manifest import request_from_pod
@@ -139,7 +138,7 @@ class Node:
         rules = admission_rules(self.rules, self.name)
         predictions = Predictions(ledger, rules, ReadKubelet(self), kubelet_owns_devices=True, confirmed=self._expect)
         admissions = Admissions(ledger, bus, rules, kubelet_owns_devices=True, predictions=predictions)
-        standings = WriterPositions(ledger, Discovered(ledger, bus, clock), usage)
+        standings = WriterPositions(ledger, confirmed_hardware(ledger, bus, clock), usage)
         endpoints = [*admissions.endpoints(), *standings.endpoints()]
         async with bus.serve("topoalign-allocator", endpoints), anyio.create_task_group() as tasks:
             for each in (outbox.run, outbox.watch, usage.run, self.reservations.run):
@@ -152,7 +151,7 @@ class Node:
 
     def reserved(self) -> tuple[Reservation, ...]:
         """What is reserved on the node, as the newest message of the stream says."""
-        newest = self.world.bus._logs[Stream.RESERVATIONS].newest(wire.reservation_subject(self.name))
+        newest = self.world.bus._logs[Stream.RESERVATIONS].newest.get(wire.reservation_subject(self.name))
         event = wire.decode_event(newest.message) if newest is not None else None
         return event.reservations if isinstance(event, ReservationsChanged) else ()
 
@@ -319,12 +318,11 @@ class ReadKubelet(KubeletWatch):
         await anyio.sleep(self._node.world.faults.choice(READS_SECONDS))
 
 
-class Discovered(HardwareWatch):
-    """The hardware is as it was published at first, and discovery stands by it."""
-
-    @property
-    def newest(self) -> Mapping[str, tuple[int, int]]:
-        return {"topology": (1, 1), "health": (1, 1)}
+def confirmed_hardware(ledger: Ledger, bus: Bus, clock: Clock) -> HardwareWatch:
+    """The hardware as it was published at first; discovery confirms it always."""
+    watch = HardwareWatch(ledger, bus, clock)
+    watch.newest = {"topology": (1, 1), "health": (1, 1)}
+    return watch
 
 
 class Record:

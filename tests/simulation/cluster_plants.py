@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from topoalign.core.admission.gang_plan import Plan
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Received
 from topoalign.registry.scheduling import service
@@ -34,7 +33,7 @@ class HalvingGangs(Gangs):
 
     async def _plan(
         self, gang: str, waiting: Sequence[PodToSchedule], best: BestNodes, pod: PodToSchedule, node: NodeName
-    ) -> tuple[Plan | None, dict[NodeName, int]]:
+    ) -> list[ReservationChange] | None:
         return await super()._plan(gang, [each for each in waiting if each.uid == pod.uid], best, pod, node)
 
 

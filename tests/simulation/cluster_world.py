@@ -21,7 +21,7 @@ from simulation.world import SimulatedClock, Trace, Violation
 
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Answer, Endpoint, Received, Stream
-from topoalign.registry.ports import ApiUnavailable, Gone, SeenPod, Synced
+from topoalign.registry.ports import ApiUnavailable, GoneObject, SeenPod, Synced
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.memory_kubernetes import MemoryKubernetes
@@ -209,7 +209,7 @@ class FaultyApi(MemoryKubernetes):
         self._network = world.network(process.name)
         self._chance = world.faults
 
-    async def pods(self) -> AsyncGenerator[SeenPod | Gone | Synced, None]:
+    async def pods(self) -> AsyncGenerator[SeenPod | GoneObject | Synced, None]:
         async for each in super().pods():
             await anyio.sleep(self._chance.choice(WATCH_SECONDS))
             while self._network.api_is_away:  # noqa: ASYNC110  # the network is data that a scenario changes

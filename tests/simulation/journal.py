@@ -33,7 +33,7 @@ class Disk:
         if not any(isinstance(event, AllocationsSnapshot) for entry in entries for event in entry.events):
             entries = []
         self.journal.rewrite(entries)
-        self.journal.doubt = f"line {kept + 2} does not match its checksum"
+        self.journal.unconfirmed = f"line {kept + 2} does not match its checksum"
         return entries
 
 
@@ -60,8 +60,8 @@ class FaultyJournal:
         self._heard, self._marked = delivery, marked
 
     @property
-    def doubt(self) -> str | None:
-        return self._disk.journal.doubt
+    def unconfirmed(self) -> str | None:
+        return self._disk.journal.unconfirmed
 
     def load(self) -> list[JournalEntry]:
         return self._disk.journal.load()

@@ -32,8 +32,7 @@ from topoalign.allocator.containers.hami_core.slot_directories import DirectoryC
 from topoalign.allocator.device_plugin.front import resources_to_serve
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.mig.garbage_collection import collect_unused_instances
-from topoalign.allocator.mig.instances import Instances
+from topoalign.allocator.mig.instances import Instances, collect_unused_instances
 from topoalign.allocator.ports import KubeletListing
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
@@ -148,7 +147,7 @@ class Agent:
     def allocations_for(
         self, kubelet: Kubelet, ledger: Ledger, hardware_watch: HardwareWatch, reservations: NodeReservationList | None
     ) -> DeviceAllocations:
-        """As `kubelet_side` of the allocator's `main.py` makes them."""
+        """As `KubeletSide` of the allocator's `main.py` makes them."""
         more: dict[str, Any] = {}
         if self.front is not None and reservations is not None:
             more = {
@@ -175,7 +174,7 @@ class Agent:
         return made
 
     def own_instances(self, driver: Driver, ledger: Ledger) -> Instances:
-        """As `own_instances` of the allocator's `main.py` makes them."""
+        """As `KubeletSide` of the allocator's `main.py` makes them."""
         world = self.world
         boot, now = f"boot-{world.boot}", world.clock.monotonic
         book = FaultyBook(world.book, boot, now, world.faults, self.process, world.kill)

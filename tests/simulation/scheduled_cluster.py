@@ -26,7 +26,7 @@ from topoalign.core.model.requests import AliveRequest, ConfirmRequest
 from topoalign.core.ports import Bus, Clock, Endpoint, Stream
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.metrics import RegistryMetrics
-from topoalign.registry.ports import Gone, KubernetesApi, SeenPod, Synced
+from topoalign.registry.ports import GoneObject, KubernetesApi, SeenPod, Synced
 from topoalign.registry.scheduling.extender.handlers import Extender
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.registry.service import Registry
@@ -60,7 +60,7 @@ class LateWatch(MemoryKubernetes):
         super().__init__(cluster)
         self._chance = chance
 
-    async def pods(self) -> AsyncGenerator[SeenPod | Gone | Synced, None]:
+    async def pods(self) -> AsyncGenerator[SeenPod | GoneObject | Synced, None]:
         async for each in super().pods():
             await anyio.sleep(self._chance.choice(WATCH_SECONDS))
             yield each

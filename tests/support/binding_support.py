@@ -9,8 +9,7 @@ from api_server_support import shown_pod
 from decision_support import machine, node
 
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.requests.admissions import Admissions
-from topoalign.allocator.requests.predictions import Predictions
+from topoalign.allocator.requests.admissions import Admissions, Predictions
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.gang_plan import GangPlacement
 from topoalign.core.model.decisions import Admission

@@ -122,7 +122,7 @@ def check_scene(scene: Scene, topology: Topology) -> None:
     corners = [(box.x, box.y, box.right, box.bottom) for box in boxes] + [extent(text) for text in texts]
     corners += [(x, y, x, y) for x, y in points]
 
-    assert names(topology) == sorted(box.story.split()[0] for box in devices(scene)), "each device once"
+    assert names(topology) == sorted(box.tooltip.split()[0] for box in devices(scene)), "each device once"
     outside = [
         one
         for one in corners

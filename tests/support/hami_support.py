@@ -4,9 +4,11 @@ from hami_reference import Card, Profile, Request
 from hypothesis import strategies as st
 
 from topoalign.core.demand.shares import HamiRequest
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
-from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage
+from topoalign.core.sharing.shared_gpus import SharedGpu
+from topoalign.core.state.share_amounts import MIB
 
 A100 = (
     Profile("1g.5gb", 128, 14, 1, tuple((start, 1) for start in range(7))),
@@ -85,23 +87,22 @@ pair_scores = st.dictionaries(
 )
 
 
-def usage(card: Card) -> HamiGpuUsage:
+def usage(card: Card) -> SharedGpu:
     """The card in the type of the product."""
-    return HamiGpuUsage(
-        uuid=DeviceID(card.uuid),
+    return SharedGpu(
+        device=DeviceID(card.uuid),
         index=card.index,
-        numa=card.numa,
-        type=card.type,
-        healthy=card.healthy,
+        minor=card.index,
+        numa_node=card.numa,
+        model=card.type,
+        usable=card.healthy,
         mode=card.mode,
-        slots=card.slots,
-        used_slots=card.used_slots,
-        memory=card.memory,
-        used_memory=card.used_memory,
-        cores=card.cores,
-        used_cores=card.used_cores,
+        all_slots=card.slots,
+        sharers=card.used_slots,
+        offered=Amount(cores=card.cores, memory=card.memory * MIB),
+        held=Amount(cores=card.used_cores, memory=card.used_memory * MIB),
         profiles=profiles(card.profiles),
-        instances=tuple(MigPlacement(start=each, size=1) for each in sorted(card.slices)),
+        taken=frozenset(MigPlacement(start=each, size=1) for each in sorted(card.slices)),
     )
 
 

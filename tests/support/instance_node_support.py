@@ -12,9 +12,8 @@ from slot_node_support import SlotNode
 from slot_support import in_slots
 
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.mig.garbage_collection import live_of, unknown_of
 from topoalign.allocator.mig.instance_log import InstanceLog
-from topoalign.allocator.mig.instances import Instances
+from topoalign.allocator.mig.instances import Instances, live_of, unknown_of
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, DeviceID, PodName
 from topoalign.core.model.requests import Policy

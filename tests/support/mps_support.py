@@ -35,7 +35,8 @@ if [ "$1" = -f ]; then
     echo "start $pipe $CUDA_MPS_LOG_DIRECTORY $CUDA_VISIBLE_DEVICES" >> "{folder}/events"
     rm -f "$pipe/percentage"
     echo 100.0 > "$pipe/percentage"
-    echo $$ > "$pid"
+    echo $$ > "$pid.new"
+    mv "$pid.new" "$pid"
     if behaves stubborn; then trap '' TERM; fi
     if behaves noisy; then
         trap 'echo TERM >> "{folder}/events"; kill $!; exit 0' TERM

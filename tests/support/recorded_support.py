@@ -33,6 +33,7 @@ from topoalign.discovery.device_record import RecordFile
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.registry.api import Api
 from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.foreign_nodes import ForeignNodes
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.manual_clock import ManualClock
 
@@ -176,7 +177,9 @@ async def answers_of(messages: bytes) -> bytes:
     for message, time in map(message_of, messages.splitlines()):
         event = wire.decode_event(message)
         cluster.apply(heard_of(event, state_of(cluster, event.node), time))
-    transport = httpx.ASGITransport(Starlette(routes=[Api(cluster, ManualClock(), MemoryBus()).mount()]))
+    transport = httpx.ASGITransport(
+        Starlette(routes=[Api(cluster, ManualClock(), MemoryBus(), ForeignNodes(ManualClock())).mount()])
+    )
     async with httpx.AsyncClient(transport=transport, base_url="http://registry") as client:
         return b"".join([(await client.get(path)).content + b"\n" for path in PATHS])
 

@@ -1,4 +1,4 @@
-"""A `SchedulingApi` that records what it is asked and answers by a rule, the extender in front of it, and its client."""
+"""A `Scheduler` that records what it is asked and answers by a rule, the extender in front of it, and its client."""
 
 import json
 import socket
@@ -13,16 +13,17 @@ from starlette.routing import BaseRoute
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.scheduling.extender import extender_connection
+from topoalign.registry.scheduling.extender import extender_server
 from topoalign.registry.scheduling.extender.handlers import Extender, make_application
-from topoalign.registry.scheduling.scheduling_api import Filtered, NodeRefusal, PodToSchedule, SchedulingApi, Victims
+from topoalign.registry.scheduling.filter.scheduler import Scheduler
+from topoalign.registry.scheduling.scheduling_api import Filtered, NodeRefusal, PodToSchedule, Victims
 from topoalign.runtime.http_server import listen_on_port, serve_application
 
 FULL = NodeRefusal(code="NotEnoughDevices", helped_by_victims=True)
 HOPELESS = NodeRefusal(code="UnknownResource")
 
 
-class RecordedScheduling:
+class RecordedScheduling(Scheduler):
     """Refuses the nodes that it is given reasons for, scores by position, and binds whatever comes."""
 
     def __init__(self, refused: Callable[[NodeName], NodeRefusal | None] = lambda node: None) -> None:
@@ -34,7 +35,7 @@ class RecordedScheduling:
         self.prepared: list[PodToSchedule] = []
         self.error: TopoalignError | None = None
 
-    def _asked(self, pod: PodToSchedule) -> None:
+    def _record(self, pod: PodToSchedule) -> None:
         self.pods.append(pod)
         if self.error is not None:
             raise self.error
@@ -46,7 +47,7 @@ class RecordedScheduling:
     def filter(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
     ) -> Filtered:
-        self._asked(pod)
+        self._record(pod)
         self.labels.append(labels)
         reasons = {node: self.refused(node) for node in nodes}
         return Filtered(
@@ -55,11 +56,11 @@ class RecordedScheduling:
         )
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
-        self._asked(pod)
+        self._record(pod)
         return [10 - position % 11 for position in range(len(nodes))]
 
     async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
-        self._asked(pod)
+        self._record(pod)
         self.victims.append(victims)
         return {node: some for node, some in victims.items() if self.refused(node) is None}
 
@@ -76,7 +77,7 @@ class RecordedScheduling:
 
 @asynccontextmanager
 async def serving(
-    scheduling: SchedulingApi,
+    scheduling: Scheduler,
     *,
     kubernetes: tuple[int, int] = (1, 36),
     seconds: float = 4.0,
@@ -92,8 +93,8 @@ async def serving(
         await serve_application(
             make_application(routes),
             listener,
-            protocol=extender_connection.SchedulerConnection,
-            idle_seconds=extender_connection.IDLE_SECONDS,
+            protocol=extender_server.SchedulerConnection,
+            idle_seconds=extender_server.IDLE_SECONDS,
             tls=tls,
             task_status=task_status,
         )

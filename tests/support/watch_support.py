@@ -13,7 +13,6 @@ from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesRecords, KubernetesWatch
 from topoalign.registry.scheduling.kubernetes.pod_events import EventWriter
 from topoalign.registry.scheduling.kubernetes.requeue import Requeue
-from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
 from topoalign.runtime.memory_bus import MemoryBus
 
 
@@ -31,13 +30,12 @@ def watch_of(
         none = ClusterReservations(MemoryBus(), clock, "r1", view.facts)
         gangs = Gangs(none, clock, lambda node: view.facts(node).hardware, lambda node: None)
     pods = ReportedPods()
-    nodes = ReportedNodes()
+    nodes = ReportedNodes(Cluster())
     reports = EventWriter(clock)
     records = KubernetesRecords(
         pods=pods,
         nodes=nodes,
         foreign=ForeignNodes(clock),
-        unmanaged=UnmanagedNodes(Cluster(), pass_unknown=False),
         gangs=gangs,
         quotas=Quotas(view.offers, dict),
         bypassed=BypassedPods(clock, reports.submit, lambda node: (), lambda: None, ""),

@@ -17,14 +17,7 @@ from topoalign.core.model.decisions import Decision, Refusal, with_notes
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.maintenance import TrustRequest
-from topoalign.core.model.requests import (
-    AllocateRequest,
-    Compat,
-    ContainerRequest,
-    Mode,
-    PodRequest,
-    ReleaseRequest,
-)
+from topoalign.core.model.requests import AllocateRequest, Compat, ContainerRequest, Mode, PodRequest, ReleaseRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_warnings import paths_of_limits, warnings_of
 
@@ -107,11 +100,9 @@ def print_decision(node: NodeName, decision: Decision, topology: Topology, as_js
 def show_prediction(
     node: NodeName, pod: PodRequest, decision: Decision, topology: Topology, as_json: bool
 ) -> int | None:
-    """
-    Print what a node would decide about a pod. Returns as `print_decision`. Raises UnservedResource for devices that
-    nobody serves there: what else the pod would get is no answer then.
-    """
+    """Print what a node would decide about a pod. Returns the exit code of a refusal. Raises UnservedResource."""
     served = served_by((topology,))
+    # Where nobody serves a device, what else the pod would get is no answer.
     if names := decision.explanation.unserved:
         raise UnservedResource(pod, names, served)
     warnings = warnings_of(pod.annotations, paths_of_limits(pod), served)

@@ -18,7 +18,7 @@ import msgspec
 
 from topoalign.cli import link, options, output
 from topoalign.cli.exit_codes import FINDINGS, exit_code
-from topoalign.cli.serve import ALLOCATING, EVERYWHERE, add_service_options, flag_variables, on_a_node
+from topoalign.cli.serve import ALLOCATING, EVERYWHERE, MACHINE, flag_variables, on_a_node
 from topoalign.core.model.errors import BadRequest, NotFound, Unavailable, clean
 from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
@@ -55,7 +55,7 @@ def config() -> None:
 @config.command("show")
 @click.option("--origin", is_flag=True, help="Show the origin of each value.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, always with origins.")
-@add_service_options("machine", *ALLOCATING, *EVERYWHERE)
+@options.add_options(MACHINE, *ALLOCATING, *EVERYWHERE)
 def show_settings(origin: bool, as_json: bool, **flags: Any) -> None:
     """
     Show every setting of all services and the whole configuration, with the values of `topoalign node` with these flags.
@@ -136,19 +136,19 @@ def check_configuration_file(
     """
     found = configurations(read_configuration_file(file), file)
     topology, why = hardware(machine, node, nats)
-    checked = [check_configuration(each, topology) for each in found]
+    checked = [_check_configuration(each, topology) for each in found]
     if len(found) == 1 and checked[0].error is not None:
         raise checked[0].error
     if as_json and len(found) == 1:
         output.print_json({"file": str(file), **checked[0].document})
     elif as_json:
-        listed = [{"field": each.field, **each.document, "error": error_document(each.error)} for each in checked]
+        listed = [{"field": each.field, **each.document, "error": _error_document(each.error)} for each in checked]
         output.print_json({"file": str(file), "ok": all(each.ok for each in checked), "configurations": listed})
     else:
         for place, each in enumerate(checked):
             if place:
                 output.print_line()
-            show_checked(file, each)
+            _show_checked(file, each)
         if why is not None:
             output.note(f"note: no offers are shown: {clean(why, 300)}")
             output.note("  do: name a machine with --machine")
@@ -180,13 +180,11 @@ class Checked:
         return {"ok": self.ok, "offers": self.offers, "findings": self.findings}
 
 
-def error_document(error: BadRequest | None) -> dict[str, str] | None:
-    """An error as JSON."""
+def _error_document(error: BadRequest | None) -> dict[str, str] | None:
     return None if error is None else {"finding": error.finding, "remedy": error.remedy}
 
 
-def check_configuration(wrapped: Wrapped, topology: Topology | None) -> Checked:
-    """Checks one configuration."""
+def _check_configuration(wrapped: Wrapped, topology: Topology | None) -> Checked:
     try:
         read = load_wrapped(wrapped, {})
     except BadRequest as error:
@@ -198,8 +196,7 @@ def check_configuration(wrapped: Wrapped, topology: Topology | None) -> Checked:
     return Checked(wrapped.field, None, offering.offers, (*read.findings, *offering.findings, *lists))
 
 
-def show_checked(file: Path, checked: Checked) -> None:
-    """Prints the result of the check of one configuration."""
+def _show_checked(file: Path, checked: Checked) -> None:
     name = clean(str(file), 200) + (f", {checked.field}," if checked.field else "")
     if checked.error is None:
         output.print_line(f"{name} is a valid configuration")
@@ -209,7 +206,7 @@ def show_checked(file: Path, checked: Checked) -> None:
         output.note(f"  do: {clean(checked.error.remedy, 1000)}")
     if checked.offers is not None:
         output.print_line()
-        output.columns(("RESOURCE", "DEVICES", "SHARES", "MOST", "OFFERED"), map(list_offer_cells, checked.offers))
+        output.columns(("RESOURCE", "DEVICES", "SHARES", "MOST", "OFFERED"), map(_list_offer_cells, checked.offers))
     for finding in checked.findings:
         output.note(f"{'error' if finding.severe else 'note'}: {clean(str(finding), 300)}")
         if finding.remedy:
@@ -221,13 +218,12 @@ def hardware(machine: str | None, node: str | None, nats: str | None) -> tuple[T
     if machine is not None:
         return load_machine(machine).topology, None
     try:
-        return link.discovered_topology(node, nats).topology, None
+        return link.read_announced_node(node, nats).topology, None
     except (Unavailable, NotFound) as error:
         return None, error.finding
 
 
-def list_offer_cells(offer: Offer) -> tuple[object, ...]:
-    """The row of the table for one offer."""
+def _list_offer_cells(offer: Offer) -> tuple[object, ...]:
     devices = " ".join(offer.devices[:4])
     if len(offer.devices) > 4:
         devices += f" and {len(offer.devices) - 4} more"
@@ -264,12 +260,10 @@ def all_settings(
     environment: Mapping[str, str], set_variables: Collection[str], flags: Collection[str]
 ) -> Iterator[Setting]:
     """
-    Yields each setting of the process and of every installed service, in the order in which they start.
+    Yields each setting of the process and of every installed service, in the order in which they start, without secrets.
 
-    Secrets are hidden: credentials in addresses, seeds, and values whose names contain password or token. `environment` has
-    all variables that the services receive; `set_variables` are those that the user has set, `flags` those set by flags.
-
-    Raises InvalidField for a setting that no service would start with.
+    `environment` has all variables that the services receive; `set_variables` are those that the user has set, `flags` those
+    set by flags. Raises InvalidField for a setting that no service would start with.
     """
     shared = frozenset(RuntimeSettings.__struct_fields__)
     for service, kind in settings_by_service().items():

@@ -86,10 +86,8 @@ async def put(
     within: float,
 ) -> Any:
     """
-    The answer of a service of the node (`allocator`) to a request, of type `kind`.
-
-    An allocator does not carry it out later than `within` seconds from now. Raises what the service failed with, NodeSilent
-    where nothing was done, and OutcomeUnknown.
+    The answer of a service of the node (`allocator`) to a request, of type `kind`. An allocator does not carry it out later
+    than `within` seconds from now. Raises the service's error, NodeSilent where nothing was done, and OutcomeUnknown.
     """
     until = anyio.current_time() + within
     if effect is not None and isinstance(request, AllocateRequest | ReleaseRequest):

@@ -71,17 +71,17 @@ def report(error: BaseException, as_json: bool) -> int:
                 raise error
             return report(specific, as_json)
         case TopoalignError():
-            return print_error(code_of(error), error.finding, error.remedy, exit_code(error), as_json)
+            return _print_error(code_of(error), error.finding, error.remedy, exit_code(error), as_json)
         case click.exceptions.NoArgsIsHelpError():
             click.echo(error.format_message(), err=True)
             return USAGE
         case click.UsageError():
             command = error.ctx.command_path if error.ctx is not None else "topoalign"
-            return print_error(
+            return _print_error(
                 "Usage", " ".join(error.format_message().split()), f"see `{command} --help`", USAGE, as_json
             )
         case click.ClickException():
-            return print_error("Failure", error.format_message(), "", error.exit_code, as_json)
+            return _print_error("Failure", error.format_message(), "", error.exit_code, as_json)
         case click.Abort() | KeyboardInterrupt():
             return INTERRUPTED
         case BrokenPipeError():  # the reader of the output has closed it
@@ -90,7 +90,7 @@ def report(error: BaseException, as_json: bool) -> int:
         case OSError(strerror=str() as why):
             name = f"{clean(str(error.filename), 200)}: " if error.filename is not None else ""
             status = NOT_FOUND if isinstance(error, FileNotFoundError) else FAILURE
-            status = print_error("Failure", name + why, REMEDIES.get(error.errno or 0, ""), status, as_json)
+            status = _print_error("Failure", name + why, REMEDIES.get(error.errno or 0, ""), status, as_json)
             drop_unprinted()
             return status
         case _:
@@ -105,8 +105,7 @@ def drop_unprinted() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def print_error(code: str, finding: str, remedy: str, status: int, as_json: bool) -> int:
-    """Prints an error for people and, if asked, for programs."""
+def _print_error(code: str, finding: str, remedy: str, status: int, as_json: bool) -> int:
     if as_json:
         with suppress(OSError):  # stdout itself may have failed: the text for people is printed all the same
             output.print_json_line({"error": {"code": code, "finding": finding, "remedy": remedy, "exit": status}})

@@ -1,6 +1,7 @@
 """`topoalign explain` and `topoalign what-if`: the reasons of a decision, and a decision without effect."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +9,10 @@ import click
 import msgspec
 
 from topoalign.cli import formatting, output
-from topoalign.cli.allocation_commands import (
-    AskedPod,
-    Changes,
-    changes,
-    pod_request,
-    request_options,
-    show_prediction,
-)
+from topoalign.cli.allocation_commands import AskedPod, changes, pod_request, request_options, show_prediction
 from topoalign.cli.gpu_partitioning import list_partitioning_rows, partitioning_document
 from topoalign.cli.link import NodeLink, on_node
-from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster, of_cluster, show_where
+from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster, cluster_options, show_answer, show_best_nodes
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Decision, Explained
 from topoalign.core.model.errors import clean
@@ -44,7 +38,7 @@ OF_THE_POD = ("gpus", "cpus", "memory", "nics", "annotations", "pod")
 @click.option("--kubelet-config", type=FILE, metavar="FILE", help="The machine's KubeletConfiguration.")
 @click.option("--kubelet-root", type=FILE, metavar="DIR", help="The machine's kubelet root directory.")
 @click.option("--cluster", is_flag=True, help="Ask all nodes, and rank those that would admit the pod.")
-@of_cluster
+@cluster_options
 @on_node
 def what_if(
     link: NodeLink,
@@ -54,7 +48,7 @@ def what_if(
     kubelet_config: Path | None,
     kubelet_root: Path | None,
     cluster: bool,
-    whole: ClusterOptions,
+    query: ClusterOptions,
     **asked: Any,
 ) -> int | None:
     """
@@ -82,8 +76,10 @@ def what_if(
             raise click.UsageError(
                 "--cluster asks all nodes: leave out --node, --machine, --config and the kubelet's files"
             )
-        return show_where(*ask_cluster(link.nats_option, whole, *pod, as_json=link.as_json), link.as_json)
-    if whole.given:
+        return show_answer(
+            *ask_cluster(link.nats_option, query, *pod, as_json=link.as_json), link.as_json, show_best_nodes
+        )
+    if query.given:
         raise click.UsageError("--pods, --scoring, --snapshot and --from go with --cluster")
     if machine is None:
         if config is not None or kubelet_config is not None or kubelet_root is not None:
@@ -97,26 +93,25 @@ def what_if(
     return show_prediction(node, pod.request, decision, topology, link.as_json)
 
 
-def pod_in(file: Path, asked: dict[str, Any]) -> AskedPod:
-    """The pod of a manifest. Raises UsageError if a pod is described twice, and what `check_pod_manifest` does."""
-    rules = rules_alone(asked, "--pod-file")
-    return check_pod_manifest(manifest.load_manifest(file), rules)
-
-
-def check_pod_manifest(shown: manifest.PodManifest, rules: Changes) -> AskedPod:
-    """The pod of a manifest. Raises InvalidField and NoFit for what an API server with our webhook would refuse."""
-    request = manifest.request_from_pod(shown)
-    check_pod(request, compat=msgspec.convert(rules.get("compat", ""), Compat))
-    return AskedPod(request, rules, manifest.constraints_of(shown))
-
-
-def rules_alone(asked: dict[str, Any], instead: str) -> Changes:
-    """The rules that are to differ. Raises UsageError where the options describe a pod, which `instead` describes."""
+def pod_of_manifest(read: Callable[[], manifest.PodManifest], asked: dict[str, Any], instead: str) -> AskedPod:
+    """
+    The pod of a manifest, which `instead` names. Raises UsageError where options describe a pod, too, and InvalidField and
+    NoFit for what an API server with our webhook would refuse.
+    """
     if any(asked.pop(option) for option in OF_THE_POD):
         raise click.UsageError(
             f"{instead} describes the whole pod: leave out --gpus, --cpus, --memory, --nics, --annotation and --pod"
         )
-    return changes(asked)
+    rules = changes(asked)
+    pod = read()
+    request = manifest.request_from_pod(pod)
+    check_pod(request, compat=msgspec.convert(rules.get("compat", ""), Compat))
+    return AskedPod(request, rules, manifest.constraints_of(pod))
+
+
+def pod_in(file: Path, asked: dict[str, Any]) -> AskedPod:
+    """The pod of a manifest in a file. Raises as `pod_of_manifest`."""
+    return pod_of_manifest(partial(manifest.load_manifest, file), asked, "--pod-file")
 
 
 @click.command()
@@ -182,5 +177,5 @@ def partitioned_gpus(
     }
     if gpus.isdisjoint(topology.gpu_by_id):
         return (), topology
-    status = link.announced()
+    status = link.read_node()
     return [(gpu, each) for gpu, each in partitioning_by_gpu(status.state).items() if gpu in gpus], status.topology

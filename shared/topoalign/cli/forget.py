@@ -56,10 +56,8 @@ class NodeMayLive(Unavailable):
 
 async def forget_gone(url: str, node: NodeName) -> None:
     """
-    Delete the facts of a node, if no allocator of it is connected.
-
-    Raises NodeLives, NodeMayLive if the question is not answered in time, and NotFound for a node that has published
-    nothing.
+    Delete the facts of a node, if no allocator of it is connected. Raises NodeLives, NodeMayLive if the question is not
+    answered in time, and NotFound for a node that has published nothing.
     """
     async with connect_to_bus(url) as bus:
         question = msgspec.json.encode(ExplainRequest(node=node, target=""))

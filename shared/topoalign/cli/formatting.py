@@ -79,16 +79,15 @@ def device_rows(allocation: Allocation, topology: Topology) -> Iterator[tuple[ob
         plain = [device for device in ids if unit_kind(device) is None]
         for gpu, amount in units.items():
             at = name_device(topology, resource, gpu)
-            yield device_row(at, f"{amount} units of {gpu}", at.pci or "-")
+            yield _device_row(at, f"{amount} units of {gpu}", at.pci or "-")
         for at in named_devices(topology, {resource: plain}):
             amounts = allocation.slots.get(at.id)
             part = "" if amounts is None else format_parts(Parts(cores=amounts.cores, memory=amounts.memory))
             for address in [f"VF {each}" for each in allocation.virtual_functions.get(at.id, ())] or [at.pci or "-"]:
-                yield device_row(at, f"{at.id}: {part}" if part else at.id, address)
+                yield _device_row(at, f"{at.id}: {part}" if part else at.id, address)
 
 
-def device_row(at: NamedDevice, device: str, address: str) -> tuple[object, ...]:
-    """Resource, index, device, address and NUMA nodes."""
+def _device_row(at: NamedDevice, device: str, address: str) -> tuple[object, ...]:
     return at.resource, "-" if at.index is None else at.index, device, address, format_numa_nodes(at.numa_affinity)
 
 
@@ -140,7 +139,7 @@ def show_not_covered(things: Iterable[str]) -> None:
 def show_explanation(explanation: Explanation, topology: Topology) -> None:
     """Prints the reasons of a decision: the hints of each provider, the merge, the considered sets."""
     for alignment in explanation.alignments:
-        show_alignment(alignment)
+        _show_alignment(alignment)
     if explanation.considered:
         output.print_line()
         output.print_line(output.heading("Sets of devices that were considered"))
@@ -162,8 +161,7 @@ def show_explanation(explanation: Explanation, topology: Topology) -> None:
         output.print_line(SCORES)
 
 
-def show_alignment(alignment: Alignment) -> None:
-    """Print the hints of each provider for a container or pod, and the merged hint."""
+def _show_alignment(alignment: Alignment) -> None:
     whose = "pod as a whole" if alignment.container is None else f"container {clean(alignment.container)}"
     output.print_line()
     output.print_line(output.heading(f"Hints for {whose}"))

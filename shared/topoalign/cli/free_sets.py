@@ -33,7 +33,7 @@ def compare_free_sets(link: NodeLink) -> None:
       topoalign fragmentation
       topoalign fragmentation --node gpu-7 --json | jq .lost
     """
-    status = link.announced()
+    status = link.read_node()
     gpus = [gpu.id for gpu in status.topology.gpus]
     free = [gpu for gpu in gpus if gpu not in status.holders and status.health_of(gpu).usable]
     found = measure_fragmentation(status.topology, free)
@@ -81,14 +81,11 @@ def show_divided(topology: Topology, divided: Mapping[DeviceID, GpuPartitioning]
         left = {gpu: each.left for gpu, each in divided.items() if each.ways == (way,)}
         if left:
             gpus = f"{len(left)} GPU{'s' * (len(left) > 1)} {'by' if way == 'MPS' else 'in'} {way}"
-            output.print_line(f"left of {gpus}: {left_in_all(topology, left)}")
+            output.print_line(f"left of {gpus}: {format_total_left(topology, left)}")
 
 
-def left_in_all(topology: Topology, left: Mapping[DeviceID, Parts]) -> str:
-    """
-    The remaining amounts of these GPUs in total, and the most of one: `8 slices; most of one: 5 slices (GPU1)`, or
-    `nothing`.
-    """
+def format_total_left(topology: Topology, left: Mapping[DeviceID, Parts]) -> str:
+    """The remaining amounts of these GPUs, and the most of one: `8 slices; most of one: 5 slices (GPU1)`, or `nothing`."""
     gpu, most = max(
         left.items(),
         key=lambda one: (

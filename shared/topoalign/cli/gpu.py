@@ -64,7 +64,7 @@ def list_devices(link: NodeLink) -> None:
       topoalign gpu list --json | jq '.devices[] | {name, left: .division.left}'
       topoalign gpu list --json | jq '.devices[] | {name, mig: [.mig_profiles[]? | {name, free}]}'
     """
-    status = links.discovered_or_read_topology(link.node_option, link.nats_option)
+    status = links.read_node_or_machine(link.node_option, link.nats_option)
     divided = partitioning_by_gpu(status.state) if status.announced else {}
     if link.as_json:
         rows = [
@@ -102,7 +102,7 @@ def is_counted(offer: Offer) -> bool:
 
 
 def list_device_rows(
-    status: AnnouncedNode, device: DeviceID, health: DeviceHealth, division: GpuPartitioning | None
+    status: AnnouncedNode, device: DeviceID, health: DeviceHealth, partitioning: GpuPartitioning | None
 ) -> Iterator[tuple[object, ...]]:
     """The row of a device, and one more for each other holder of a partitioned GPU."""
     at = device_location(status, device)
@@ -110,12 +110,12 @@ def list_device_rows(
     degraded = degraded_gpus(status.topology).get(device)
     reasons = status.health_of(device).reason, degraded and f"degraded: {degraded}"
     reason = "; ".join(filter(None, reasons)) or "-"
-    if division is None:
+    if partitioning is None:
         pods = held_by(status, device)
         yield (*cells, "-", "not known" if pods is None else " ".join(pods) or "-", "-", reason)
         return
-    first, *others = [holder_text(each) for each in division.held] or ["-"]
-    yield (*cells, format_strategy(division), first, format_remaining(division), reason)
+    first, *others = [holder_text(each) for each in partitioning.held] or ["-"]
+    yield (*cells, format_strategy(partitioning), first, format_remaining(partitioning), reason)
     yield from (("", "", "", "", "", other, "", "") for other in others)
 
 
@@ -186,7 +186,7 @@ def cordon(link: NodeLink, devices: Sequence[str], reason: str) -> None:
       topoalign gpu cordon 3 --reason "fan is replaced at noon"
       topoalign gpu cordon 0000:07:00.0 mlx5_0 --node gpu-1
     """
-    send_override(link, "cordon", devices, reason)
+    _send_override(link, "cordon", devices, reason)
 
 
 @gpu.command()
@@ -200,7 +200,7 @@ def uncordon(link: NodeLink, devices: Sequence[str]) -> None:
     Examples:
       topoalign gpu uncordon 3
     """
-    send_override(link, "uncordon", devices)
+    _send_override(link, "uncordon", devices)
 
 
 @gpu.command()
@@ -216,15 +216,14 @@ def heal(link: NodeLink, devices: Sequence[str]) -> int | None:
     Examples:
       topoalign gpu heal 3
     """
-    health = send_override(link, "heal", devices)
+    health = _send_override(link, "heal", devices)
     still = [device for device, known in health.items() if not known.usable]
     return FAILURE if still else None
 
 
-def send_override(
+def _send_override(
     link: NodeLink, word: Override, devices: Sequence[str], reason: str = ""
 ) -> dict[DeviceID, DeviceHealth]:
-    """Send the override to the node's discovery, and print the resulting health of each device."""
     effect = Effect(f"the {word} of {quoted(devices)}", "`topoalign gpu list` shows it; repeating it is safe")
     request = DevicesRequest(node=link.node, devices=tuple(devices), reason=reason)
     health: dict[DeviceID, DeviceHealth] = link.ask_discovery(

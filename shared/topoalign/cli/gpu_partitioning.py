@@ -1,6 +1,6 @@
 """Formats how GPUs are partitioned as text for people: `20 cores, 4096 MiB`, `3 slices`, `1g.10gb`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -26,22 +26,20 @@ def format_parts(parts: Parts) -> str:
     return ", ".join(amounts)
 
 
-def format_remaining(division: GpuPartitioning) -> str:
+def format_remaining(partitioning: GpuPartitioning) -> str:
     """The remaining amounts of a GPU: `80 cores, 77824 MiB`, `2 slices`, of a whole one `whole`; or `nothing`."""
-    return format_parts(division.left) or "nothing"
+    return format_parts(partitioning.left) or "nothing"
 
 
-def format_strategy(division: GpuPartitioning) -> str:
+def format_strategy(partitioning: GpuPartitioning) -> str:
     """`units`, `MIG, time slices`, or `not offered`."""
-    return ", ".join(division.ways) or "not offered"
+    return ", ".join(partitioning.ways) or "not offered"
 
 
 def holder_text(held: UsedParts) -> str:
     """
-    Formats a holder of a GPU with its share: `ml/train/main: 20 cores, 4096 MiB`.
-
-    A lost MIG instance is noted. Of an init container, the part that later containers do not reuse is shown, because only
-    that counts in addition to theirs: `ml/train/prepare: 1 slot, 60 cores (30 cores of it alone)`.
+    A holder of a GPU with its share: `ml/train/main: 20 cores, 4096 MiB`. Of an init container also the part that later
+    containers do not reuse, which counts in addition to theirs: `ml/prepare/init: 1 slot, 60 cores (30 cores of it alone)`.
     """
     owner = held.owner
     name = "?" if owner is None else f"{owner.namespace}/{owner.pod}/{owner.container}"
@@ -50,21 +48,21 @@ def holder_text(held: UsedParts) -> str:
     return f"{clean(name, OWNER_CHARACTERS)}: {format_parts(held.parts)}{lost}{alone}"
 
 
-def partitioning_document(division: GpuPartitioning) -> dict[str, object]:
+def partitioning_document(partitioning: GpuPartitioning) -> dict[str, object]:
     """The partitioning of a GPU as JSON, without empty amounts; memory in bytes."""
     return {
-        "ways": division.ways,
-        **({"limiter": division.limiter} if division.limiter is not None else {}),
+        "ways": partitioning.ways,
+        **({"limiter": partitioning.limiter} if partitioning.limiter is not None else {}),
         "held": [
             {
                 "owner": None if each.owner is None else msgspec.to_builtins(each.owner),
-                **parts_document(each.parts),
+                **_parts_document(each.parts),
                 **({"lost": each.lost} if each.lost else {}),
-                **({"alone": parts_document(each.alone)} if each.is_left else {}),
+                **({"alone": _parts_document(each.alone)} if each.is_left else {}),
             }
-            for each in division.held
+            for each in partitioning.held
         ],
-        "left": parts_document(division.left),
+        "left": _parts_document(partitioning.left),
     }
 
 
@@ -86,18 +84,16 @@ def mig_document(gpu: Gpu | None) -> dict[str, object]:
     return {"mig_profiles": profiles}
 
 
-def parts_document(parts: Parts) -> dict[str, object]:
-    """Parts of a GPU, by name."""
+def _parts_document(parts: Parts) -> dict[str, object]:
     return {name: amount for name, amount in parts._asdict().items() if amount}
 
 
-def list_partitioning_rows(topology: Topology, gpus: Iterable[tuple[DeviceID, GpuPartitioning]]) -> list[Sequence[str]]:
+def list_partitioning_rows(
+    topology: Topology, gpus: Iterable[tuple[DeviceID, GpuPartitioning]]
+) -> Iterator[Sequence[str]]:
     """Rows of a table: GPU, sharing strategy, holders with their shares (one a row), and remaining amounts."""
-    found: list[Sequence[str]] = []
-    for gpu, division in gpus:
-        holders = [holder_text(each) for each in division.held] or ["-"]
-        found.append(
-            (name_device(topology, GPU, gpu).short, format_strategy(division), holders[0], format_remaining(division))
-        )
-        found += (("", "", each, "") for each in holders[1:])
-    return found
+    for gpu, partitioning in gpus:
+        name = name_device(topology, GPU, gpu).short
+        first, *others = [holder_text(each) for each in partitioning.held] or ["-"]
+        yield name, format_strategy(partitioning), first, format_remaining(partitioning)
+        yield from (("", "", each, "") for each in others)

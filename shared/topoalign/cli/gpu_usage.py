@@ -36,10 +36,15 @@ Row = tuple[str, str, str, str, str, str, str, str]
 def print_usage(link: NodeLink) -> None:
     """Print the use of a node's GPUs, as a table or as JSON. Raises what `link` raises."""
     measured: Measurement = link.ask_discovery(wire.use_subject(link.node), UseRequest(node=link.node), Measurement)
-    status = link.announced()
+    status = link.read_node()
     shares = attribute_use(status.state, measured)
     if has_library(status.state):
-        shares = with_library(shares, library_use(link))
+        try:
+            reading: LibraryReading
+            reading, _ = link.ask("library-use", UseRequest(node=link.node), LibraryReading)
+        except TopoalignError as error:  # the rest of the table is known all the same
+            reading = LibraryReading(node=link.node, finding=error.finding)
+        shares = with_library(shares, reading)
     if link.as_json:
         output.print_json(shares_document(shares, status.topology))
         return
@@ -52,16 +57,6 @@ def print_usage(link: NodeLink) -> None:
         output.note(f"{shares.left_out} processes with less memory are left out")
     if shares.library_finding:
         output.note(f"it is not known what the libraries in containers count: {shares.library_finding}")
-
-
-def library_use(link: NodeLink) -> LibraryReading:
-    """The counts of the libraries that limit containers; where they cannot be read, nothing and the reason."""
-    try:
-        reading: LibraryReading
-        reading, _ = link.ask("library-use", UseRequest(node=link.node), LibraryReading)
-        return reading
-    except TopoalignError as error:
-        return LibraryReading(node=link.node, finding=error.finding)
 
 
 def shares_document(shares: NodeShares, topology: Topology) -> dict[str, object]:
@@ -82,10 +77,7 @@ def shares_document(shares: NodeShares, topology: Topology) -> dict[str, object]
 
 
 def list_use_rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
-    """
-    The rows of one GPU or instance: its total, its holders, all others. A GPU in MIG mode has only the row of the
-    total.
-    """
+    """The rows of one GPU or instance: its total, its holders, all others. A GPU in MIG mode has only the total."""
     at = (f"GPU{topology.gpu_by_id[device.card].index}", device.device)
     if device.failure:
         yield (*at, f"not measured: {device.failure}", "", "?", "?", "", "")
@@ -104,10 +96,7 @@ def list_use_rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
 
 
 def describe_use(holder: HolderUse, memory: int | None, share: str = "time slice") -> str:
-    """
-    Describes the share of a container in a device with this much memory: `all of it`, `2 time slices`, `20 % and 4 GiB`.
-    `share`: what is no amount.
-    """
+    """The share of a container in a device with this much memory: `all of it`, `2 time slices`, `20 % and 4 GiB`."""
     if holder.cores is None or holder.memory is None:
         count = len(holder.devices)
         return "all of it" if holder.cores is not None else f"{count} {share}{'s' * (count > 1)}"

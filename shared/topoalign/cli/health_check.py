@@ -88,10 +88,9 @@ ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # asked, not listened
 
 def request_page(host: str, port: int, path: str, seconds: float) -> tuple[bool, str]:
     """
-    Whether `path`, for example `/readyz`, answers with status 200; and the body, which is foreign text.
+    Whether `path`, for example `/readyz`, answers with status 200 within `seconds`; and the body, which is foreign text.
 
-    `seconds` bound the whole question, from the connection to the last byte. Raises OSError where nobody listens,
-    TimeoutError (an OSError) for an answer that is not complete in time, ValueError for an answer that is not HTTP.
+    Raises OSError where nobody listens or the answer is not complete in time, ValueError for an answer that is not HTTP.
     """
     until = monotonic() + seconds
     request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\nAccept: text/plain\r\n\r\n"

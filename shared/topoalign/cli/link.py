@@ -92,11 +92,10 @@ class NodeLink:
 
     def ask(self, verb: str, request: object, kind: Any, effect: Effect | None = None) -> tuple[Any, Topology]:
         """
-        Asks the allocator of the node one question. Returns the answer, and the node's topology to print it with.
+        Asks the allocator of the node one question. Returns the answer, of type `kind`, and the node's topology to print it
+        with: empty with --json, and where none was announced. `effect`: what the request changes.
 
-        `kind` is the type of the answer, `effect` what the request changes. The topology is empty where none was announced
-        or can be had now, and with --json, which does not need it. Raises what the allocator failed with, NodeSilent if it
-        does not answer, and OutcomeUnknown if it does not and may have done it.
+        Raises what the allocator failed with, NodeSilent if it does not answer, and OutcomeUnknown.
         """
         subject = wire.admission_subject(self.node, verb)
         return self._put(subject, request, "allocator", kind, effect, with_topology=not self.as_json)
@@ -105,9 +104,9 @@ class NodeLink:
         """Asks the discovery of the node one question. Returns the answer. Raises as `ask`."""
         return self._put(subject, request, "discovery", kind, effect, with_topology=False)[0]
 
-    def announced(self) -> "AnnouncedNode":
+    def read_node(self) -> "AnnouncedNode":
         """What the node has announced. Raises NotFound, NothingRuns, BusUnavailable."""
-        return discovered_topology(self.node_option, self.nats_option)
+        return read_announced_node(self.node_option, self.nats_option)
 
     def _put(
         self, subject: str, request: object, service: str, kind: Any, effect: Effect | None, *, with_topology: bool
@@ -190,7 +189,7 @@ async def newest_reading(bus: Bus, node: NodeName, kind: type[R]) -> R | None:
     return newest
 
 
-async def named_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
+async def read_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
     """The live allocations of the node. Those of ended init containers, which PodResources lacks, have them as owners."""
     allocations: tuple[Allocation, ...] = ()
     if await bus.last_position(
@@ -247,7 +246,7 @@ class AnnouncedNode:
         return {device: tuple(pods) for device, pods in held.items()}
 
 
-def discovered_topology(node: str | None, nats: str | None) -> AnnouncedNode:
+def read_announced_node(node: str | None, nats: str | None) -> AnnouncedNode:
     """Reads what a running node has announced. Raises NotFound, NothingRuns, BusUnavailable."""
     url, meant = locate_bus(nats, node)
 
@@ -257,20 +256,19 @@ def discovered_topology(node: str | None, nats: str | None) -> AnnouncedNode:
             if topology is None:
                 raise NotFound("node", meant, "give its name with --node, and check that `topoalign node` runs there")
             health = await newest_reading(bus, meant, DeviceHealthChanged)
-            allocations = await named_allocations(bus, meant)
+            allocations = await read_allocations(bus, meant)
             return AnnouncedNode(meant, topology, allocations, health.devices if health is not None else {})
 
     return anyio.run(ask)
 
 
-def discovered_or_read_topology(node: str | None, nats: str | None) -> AnnouncedNode:
+def read_node_or_machine(node: str | None, nats: str | None) -> AnnouncedNode:
     """
-    What a running node has announced; without the name of a node, what this machine has.
-
-    Raises NotFound, BusUnavailable, NothingHere where this machine has nothing either.
+    What a running node has announced; without the name of a node, what this machine has. Raises NotFound, BusUnavailable,
+    NothingHere where this machine has nothing either.
     """
     try:
-        return discovered_topology(node, nats)
+        return read_announced_node(node, nats)
     except NothingRuns:
         if node is not None:
             raise NothingRuns(this_machine.PLAY) from None

@@ -50,7 +50,7 @@ def export(node: str | None, nats: str | None, from_file: Path | None, as_json: 
       topoalign nrt export --json | kubectl apply -f -
     """
     known = Nodes(read_cluster_record(nats, from_file))
-    objects = list(of_all(known)) if node is None else [of_one(known, NodeName(node))]
+    objects = list(list_objects(known)) if node is None else [object_of(known, NodeName(node))]
     if as_json:
         listed = {"apiVersion": "v1", "kind": "List", "items": objects}
         output.print_json(objects[0] if node is not None else listed)
@@ -61,7 +61,7 @@ def export(node: str | None, nats: str | None, from_file: Path | None, as_json: 
         output.print_line("---\n".join(write_yaml(msgspec.to_builtins(each)) for each in objects).removesuffix("\n"))
 
 
-def of_one(known: Nodes, name: NodeName) -> NodeResourceTopology:
+def object_of(known: Nodes, name: NodeName) -> NodeResourceTopology:
     """The object of this node. Raises NotFound, and the errors of reading its state."""
     if name in known.unasked:
         raise known.unasked[name]
@@ -71,7 +71,7 @@ def of_one(known: Nodes, name: NodeName) -> NodeResourceTopology:
     return node_resource_topology(found.state, found.kind.rules)
 
 
-def of_all(known: Nodes) -> Iterator[NodeResourceTopology]:
+def list_objects(known: Nodes) -> Iterator[NodeResourceTopology]:
     """The objects of all known nodes, by name; notes name the others."""
     for name, error in known.unasked.items():
         output.note(f"{clean(name, 253)} is left out: {clean(error.finding, 300)}")

@@ -10,15 +10,12 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Sequence
 
 import click
 import msgspec
 
 from topoalign.core.model.errors import clean
-
-T = TypeVar("T")
 
 GAP = 2
 """Blanks between two columns on a terminal, and after the last."""
@@ -127,17 +124,6 @@ def blocks(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
         for title, cell in zip(titles, row, strict=True):
             if cell not in ("", "-"):
                 print_line(f"{heading(title.ljust(width))}  {cell}".rstrip())
-
-
-def progress(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
-    """The items, with a bar on stderr while they last if a person looks on."""
-    if not sys.stderr.isatty():
-        yield from items
-        return
-    from rich.console import Console  # as above
-    from rich.progress import track
-
-    yield from track(items, label, total, console=Console(stderr=True), transient=True)
 
 
 def colours(stream: object) -> bool:

@@ -38,7 +38,7 @@ from topoalign.plugin_config.file import load_plugin_config
 from topoalign.plugin_config.resource_offers import offer_resources
 
 
-def filled_in(pod: PodRequest, machine: Topology) -> tuple[PodRequest, tuple[str, ...]]:
+def fill_in_defaults(pod: PodRequest, machine: Topology) -> tuple[PodRequest, tuple[str, ...]]:
     """The pod as the webhook of a cluster of such machines makes it, and notes on what it fills in. `pod`: valid."""
     units, slots, otherwise = offers_of_machines((machine,))
     filled = slot_defaults(pod, slots, otherwise, unit_resource_names(units))
@@ -75,7 +75,6 @@ class Described:
     def predict(self, pod: PodRequest, changes: Mapping[str, str | int | bool]) -> tuple[NodeName, Decision, Topology]:
         """
         The node's name, the decision and the machine it is about; `changes` are rules that differ from the configuration.
-
         Raises what reading the machine, the configurations or the kubelet's files raises.
         """
         machine, plugin, found = self.offering_machine()
@@ -87,7 +86,7 @@ class Described:
         pod = validate_pod(pod)
         rules = override_rules(rules, changes)
         if rules.mode is Mode.KUBELET:
-            pod, filled = filled_in(pod, machine.topology)
+            pod, filled = fill_in_defaults(pod, machine.topology)
             found = (*found, *filled)
         demand = pod_demand(pod, rules)
         passed_over = explain_unavailable_resources(demand, machine.topology, node.registered)
@@ -98,10 +97,7 @@ class Described:
         return node.state.node, with_notes(decision, tuple(filter(None, notes))), machine.topology
 
     def offering_machine(self) -> tuple[Machine, PluginFlags, tuple[str, ...]]:
-        """
-        The machine with what it offers, how containers receive it, and what of the plugin configuration the machine cannot
-        do. Raises as `predict`.
-        """
+        """The machine with its offers, how containers receive them, and the findings. Raises as `predict`."""
         machine = load_machine(self.machine)
         if self.plugin_config is None:
             return machine, PluginFlags(), ()

@@ -75,8 +75,8 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
 TOOLS = {
     "bench": "Measure the time of decisions and of kubelet calls.",
     "conformance": "Run published case files through the services' own functions.",
-    "draw": "Draw a machine, and who holds its devices: as text, SVG or PNG.",
     "demo": "Run an example in a few seconds: a kubelet admits pods on this or a described machine.",
+    "draw": "Draw a machine, and who holds its devices: as text, SVG or PNG.",
     "simulate": "Run a cluster on this machine: nodes, scheduler and pods.",
 }
 """Help of the commands of topoalign-tools: importing them for one line of help would take half a second."""
@@ -102,7 +102,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands of the table, then those of other packages by name."""
-        return [*COMMANDS, *sorted(brought_along())]
+        return [*COMMANDS, *sorted(find_other_commands())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name, imported now; None if there is none."""
@@ -111,7 +111,7 @@ class Commands(click.Group):
             with importing():
                 found = getattr(import_module(f"topoalign.{module}"), name)
         else:
-            plugin = brought_along().get(cmd_name)
+            plugin = find_other_commands().get(cmd_name)
             found = plugin.load() if plugin is not None else None
         return found if isinstance(found, click.Command) else None
 
@@ -137,14 +137,14 @@ class Commands(click.Group):
         sections = {
             title: [(name, entry.help) for name, entry in section.items()] for title, section in SECTIONS.items()
         }
-        more = [(name, TOOLS.get(name, f"See `topoalign {name} --help`.")) for name in sorted(brought_along())]
+        more = [(name, TOOLS.get(name, f"See `topoalign {name} --help`.")) for name in sorted(find_other_commands())]
         for title, rows in {**sections, "More": more}.items():
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
 
-def brought_along() -> dict[str, metadata.EntryPoint]:
+def find_other_commands() -> dict[str, metadata.EntryPoint]:
     """Commands of other packages, by name. They cannot take the place of ours."""
     return {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in COMMANDS}
 

@@ -18,7 +18,7 @@ from topoalign.core.model.errors import clean
 from topoalign.runtime.process import run_process
 from topoalign.runtime.settings import PREFIX
 
-NODE = ("discovery", "hinting", "allocator")
+NODE_SERVICES = ("discovery", "hinting", "allocator")
 KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
 """The default of the kubelet's device plugin directory (kubelet v1.36.3)."""
 
@@ -36,53 +36,35 @@ class Address(click.ParamType[tuple[str, int]]):
         return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-OPTIONS: dict[str, Callable[[Command], Command]] = {
-    "machine": click.option("--machine", metavar="NAME|FILE", help="Use this machine in place of the hardware."),
-    "node": click.option("--node", metavar="NAME", help="Name of the Kubernetes node.  [default: host name]"),
-    "nats": click.option("--nats", "nats_url", metavar="URL", help="URL of NATS."),
-    "state_dir": click.option("--state-dir", metavar="DIR", help="Directory of the allocator's journal."),
-    "take_over": click.option(
-        "--take-over", flag_value="true", help="Replace the running allocator of this node: it hands over."
-    ),
-    "kubelet_dir": click.option("--kubelet-dir", metavar="DIR", help="The kubelet's device plugin directory."),
-    "kubelet_config": click.option("--kubelet-config", metavar="FILE", help="The kubelet's configuration file."),
-    "config": click.option("--config", metavar="FILE", help="What devices are offered as: resources, sharing, health."),
-    "policy": POLICY,
-    "scope": SCOPE,
-    "placement": PLACEMENT,
-    "http": click.option("--http", type=Address(), help="Address of the HTTP pages; port 0 picks a free one."),
-    "log_format": click.option(
-        "--log-format", type=click.Choice(["console", "json"]), help="Format of the log on stderr."
-    ),
-    "log_level": click.option(
+MACHINE = click.option("--machine", metavar="NAME|FILE", help="Use this machine in place of the hardware.")
+NODE = click.option("--node", metavar="NAME", help="Name of the Kubernetes node.  [default: host name]")
+CONFIG = click.option("--config", metavar="FILE", help="What devices are offered as: resources, sharing, health.")
+PAGES_AND_LOG = (
+    click.option("--http", type=Address(), help="Address of the HTTP pages; port 0 picks a free one."),
+    click.option("--log-format", type=click.Choice(["console", "json"]), help="Format of the log on stderr."),
+    click.option(
         "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Lowest level that is logged."
     ),
-}
-PAGES_AND_LOG = ("http", "log_format", "log_level")
-EVERYWHERE = ("nats", *PAGES_AND_LOG)
+)
+EVERYWHERE = (click.option("--nats", "nats_url", metavar="URL", help="URL of NATS."), *PAGES_AND_LOG)
 ALLOCATING = (
-    "node",
-    "state_dir",
-    "take_over",
-    "kubelet_dir",
-    "kubelet_config",
-    "config",
-    "policy",
-    "scope",
-    "placement",
+    NODE,
+    click.option("--state-dir", metavar="DIR", help="Directory of the allocator's journal."),
+    click.option("--take-over", flag_value="true", help="Replace the running allocator of this node: it hands over."),
+    click.option("--kubelet-dir", metavar="DIR", help="The kubelet's device plugin directory."),
+    click.option("--kubelet-config", metavar="FILE", help="The kubelet's configuration file."),
+    CONFIG,
+    POLICY,
+    SCOPE,
+    PLACEMENT,
 )
 
 
-def add_service_options(*names: str) -> Callable[[Command], Command]:
-    """Adds these options to a command."""
-    return add_options(*(OPTIONS[name] for name in names))
-
-
-def settings(*names: str) -> Callable[[Command], Command]:
+def settings(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
     """Adds these options, and calls the command with the environment that they override."""
 
     def add(command: Command) -> Command:
-        @add_service_options(*names)
+        @add_options(*options)
         @wraps(command)
         def with_environment(**flags: Any) -> Any:
             return command({**os.environ, **flag_variables(**flags)})
@@ -107,7 +89,7 @@ def on_a_node(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @click.command("node")
-@settings("machine", *ALLOCATING, *EVERYWHERE)
+@settings(MACHINE, *ALLOCATING, *EVERYWHERE)
 def run_node(environment: dict[str, str]) -> None:
     """
     Run discovery, hinting and allocator in one process: the agent of a GPU node.
@@ -120,11 +102,11 @@ def run_node(environment: dict[str, str]) -> None:
       topoalign node --nats nats://hub:4222
       topoalign node --machine dgx-a100 --kubelet-dir "" --state-dir ./state
     """
-    run_process(NODE, on_a_node(environment))
+    run_process(NODE_SERVICES, on_a_node(environment))
 
 
 @click.command("discovery")
-@settings("machine", "node", "config", *EVERYWHERE)
+@settings(MACHINE, NODE, CONFIG, *EVERYWHERE)
 def run_discovery(environment: dict[str, str]) -> None:
     """
     Run only the service that reads the hardware.
@@ -137,7 +119,7 @@ def run_discovery(environment: dict[str, str]) -> None:
 
 
 @click.command("hinting")
-@settings("node", *EVERYWHERE)
+@settings(NODE, *EVERYWHERE)
 def run_hinting(environment: dict[str, str]) -> None:
     """
     Run only the service that answers hint questions.
@@ -163,7 +145,7 @@ def run_allocator(environment: dict[str, str]) -> None:
 
 
 @click.command("mps")
-@settings("config", *PAGES_AND_LOG)
+@settings(CONFIG, *PAGES_AND_LOG)
 def run_mps(environment: dict[str, str]) -> None:
     """
     Run NVIDIA's MPS daemons: one for each resource whose GPUs the configuration shares by MPS.

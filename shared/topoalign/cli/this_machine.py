@@ -32,19 +32,15 @@ class NothingHere(TopoalignError):
 
 
 def configured_machine() -> str:
-    """
-    The described machine of TOPOALIGN_MACHINE that `read_inventory` reads instead of the hardware; empty: the
-    hardware.
-    """
+    """The machine that TOPOALIGN_MACHINE describes in place of the hardware; empty: the hardware counts."""
     real = os.environ.get(PREFIX + "DRIVER") in ("nvml", "sysfs")
     return "" if real else os.environ.get(PREFIX + "MACHINE", "")
 
 
 def read_inventory() -> Inventory:
     """
-    The GPUs and NICs of this machine, as discovery would read them with this environment.
-
-    Raises NothingHere where there are none or the driver fails, NotFound where discovery is not installed.
+    The GPUs and NICs of this machine, as discovery would read them with this environment. Raises NothingHere where there are
+    none or the driver fails, NotFound where discovery is not installed.
     """
     points = metadata.entry_points(group=ENTRY_POINTS)
     if not points:

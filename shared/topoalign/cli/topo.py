@@ -1,6 +1,5 @@
 """`topoalign topo`: the matrix in the format of `nvidia-smi topo -m`, of a described machine or a running node."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -9,7 +8,6 @@ from topoalign.cli import options, output
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.degraded import degraded_gpus
-from topoalign.core.model.topology.model import Topology
 
 
 class Topo(click.Group):
@@ -51,29 +49,24 @@ def topo(
     """
     if ctx.invoked_subcommand is not None:
         return
+    used_by: dict[DeviceID, str] = {}
     if machine is not None:
         from topoalign.machines import load_machine  # the readers are not needed for a running node
 
-        print_topology(load_machine(machine).topology, {}, wide, as_json)
+        topology = load_machine(machine).topology
     else:
         from topoalign.cli import link  # brings in what talks to the network
 
-        status = link.discovered_or_read_topology(node, nats)
+        status = link.read_node_or_machine(node, nats)
+        topology = status.topology
         used_by = {device: ", ".join(pods) for device, pods in status.holders.items()}
-        print_topology(status.topology, used_by, wide, as_json)
-
-
-def print_topology(topology: Topology, used_by: Mapping[DeviceID, str], wide: bool, as_json: bool) -> None:
-    """
-    Print a topology as a matrix or as JSON; degraded GPUs are named on stderr, so that the matrix is nvidia-smi's.
-    `used_by`: device -> its holders, for the wide form.
-    """
     if as_json:
         output.print_json(topology)
         return
     from topoalign.machines.nvidia_smi_print import print_matrix  # JSON needs no printer
 
     output.print_line(print_matrix(topology, wide, used_by).removesuffix("\n"))
+    # On stderr, so that the matrix is nvidia-smi's.
     for gpu, finding in degraded_gpus(topology).items():
         output.note(f"GPU{topology.gpu_by_id[gpu].index} is degraded: {finding}")
 

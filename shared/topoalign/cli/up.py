@@ -18,9 +18,10 @@ from urllib.request import urlopen
 import anyio
 import click
 
-from topoalign.cli import output, running
+from topoalign.cli import output
 from topoalign.cli.doctor import why_no_driver
-from topoalign.cli.serve import ALLOCATING, EVERYWHERE, NODE, settings
+from topoalign.cli.running import RunningUp, announce_running
+from topoalign.cli.serve import ALLOCATING, EVERYWHERE, MACHINE, NODE_SERVICES, settings
 from topoalign.core.model.errors import clean
 from topoalign.plugin_config import nvidia_fields
 from topoalign.runtime.logging import configure_logging
@@ -31,8 +32,8 @@ from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
 from topoalign.runtime.shutdown import run_until_signal
 from topoalign.runtime.tasks import background
 
-ALL = (*NODE, "registry")
-MACHINE = "dgx-a100"
+ALL = (*NODE_SERVICES, "registry")
+SIMULATED = "dgx-a100"
 """The machine that `up` simulates without a GPU driver."""
 HTTP_PORT = 8470
 """The port of the HTTP pages, if it is free."""
@@ -44,7 +45,7 @@ READY_PAUSE = 0.02
 
 
 @click.command()
-@settings("machine", *ALLOCATING, *EVERYWHERE)
+@settings(MACHINE, *ALLOCATING, *EVERYWHERE)
 def up(environment: dict[str, str]) -> None:
     """
     Run all services in one process, with NATS and the HTTP API, until Ctrl-C.
@@ -62,7 +63,7 @@ def up(environment: dict[str, str]) -> None:
     if PREFIX + "HTTP_PORT" not in environment:
         environment[PREFIX + "HTTP_PORT"] = str(HTTP_PORT if is_free(HTTP_PORT) else 0)
     if PREFIX + "MACHINE" not in environment and why_no_driver() is not None:
-        environment[PREFIX + "MACHINE"] = MACHINE
+        environment[PREFIX + "MACHINE"] = SIMULATED
     runtime = from_environment(RuntimeSettings, environment)
     configure_logging(runtime.log_format, runtime.log_level)
     with tempfile.TemporaryDirectory(prefix="topoalign-") as scratch:
@@ -90,9 +91,8 @@ async def serve_with_nats(environment: dict[str, str], scratch: Path) -> None:
 async def start_nats(servers: AsyncExitStack, scratch: Path, port: int) -> str:
     """Starts NATS on this port of the loopback, or on another if it is taken. Returns its URL. Raises NatsServerFailed."""
     if is_free(port):
-        with suppress(
-            NatsServerFailed
-        ):  # somebody took the port at this moment; whatever else fails, fails again below
+        # Somebody took the port at this moment; whatever else fails, fails again below.
+        with suppress(NatsServerFailed):
             return await servers.enter_async_context(local_nats(scratch / "nats", port))
     return await servers.enter_async_context(local_nats(scratch / "nats-elsewhere"))
 
@@ -100,44 +100,41 @@ async def start_nats(servers: AsyncExitStack, scratch: Path, port: int) -> str:
 async def welcome_once_ready(
     running: RunningServices, environment: Mapping[str, str], while_running: ExitStack
 ) -> None:
-    """Prints the welcome once the first fact has reached the registry, so that all of its commands work."""
+    """
+    Waits until the first fact has reached the registry, so that all commands work. Then lets other terminals find this
+    process, and prints its addresses and commands to try.
+    """
     for _ in range(READY_TRIES):
         if await anyio.to_thread.run_sync(is_ready, running, abandon_on_cancel=True):
             break
         await anyio.sleep(READY_PAUSE)
     else:
         output.note(f"not ready yet: {running.http}/readyz?verbose shows why")
-    welcome(running, environment, while_running)
-
-
-def is_ready(ready: RunningServices) -> bool:
-    """Whether every check passes, and the registry has the node with its hardware and its allocator."""
-    try:
-        with urlopen(f"{ready.http}/readyz", timeout=1):  # noqa: S310  # our own address
-            pass
-        with urlopen(f"{ready.http}/v1/nodes", timeout=1) as nodes:  # noqa: S310  # as above
-            listed = json.load(nodes)["items"]
-    except OSError:
-        return False
-    return any(node["name"] == ready.node and node["source"] and not node["stale"] for node in listed)
-
-
-def welcome(ready: RunningServices, environment: Mapping[str, str], while_running: ExitStack) -> None:
-    """Prints the addresses and commands to try, and lets other terminals find them."""
-    assert ready.nats is not None and ready.http is not None, "`up` has both"
-    found = running.RunningUp(pid=os.getpid(), nats=environment[PREFIX + "NATS_URL"], http=ready.http, node=ready.node)
-    while_running.enter_context(running.announce_running(found))
+    assert running.nats is not None and running.http is not None, "`up` has both"
+    found = RunningUp(pid=os.getpid(), nats=environment[PREFIX + "NATS_URL"], http=running.http, node=running.node)
+    while_running.enter_context(announce_running(found))
     machine = environment.get(PREFIX + "MACHINE")
-    output.note(
-        f"node    {clean(ready.node)}" + (f", with the described machine {clean(machine, 200)}" if machine else "")
-    )
-    output.note(f"http    {ready.http}/v1/nodes  /v1/allocations  /metrics  /readyz?verbose")
-    output.note(f"nats    {ready.nats}")
+    described = f", with the described machine {clean(machine, 200)}" if machine else ""
+    output.note(f"node    {clean(running.node)}{described}")
+    output.note(f"http    {running.http}/v1/nodes  /v1/allocations  /metrics  /readyz?verbose")
+    output.note(f"nats    {running.nats}")
     output.note("")
     output.note("In another terminal:")
     for command in ("topo", "watch", "allocate --gpus 2"):
         output.note(f"  topoalign {command}")
     output.note("Ctrl-C ends it.")
+
+
+def is_ready(services: RunningServices) -> bool:
+    """Whether every check passes, and the registry has the node with its hardware and its allocator."""
+    try:
+        with urlopen(f"{services.http}/readyz", timeout=1):  # noqa: S310  # our own address
+            pass
+        with urlopen(f"{services.http}/v1/nodes", timeout=1) as nodes:  # noqa: S310  # as above
+            listed = json.load(nodes)["items"]
+    except OSError:
+        return False
+    return any(node["name"] == services.node and node["source"] and not node["stale"] for node in listed)
 
 
 def is_free(port: int) -> bool:

@@ -15,7 +15,7 @@ STANDS_ON = ("anyio", "betterproto2", "grpclib", "msgspec", "nats-py", "nats-ser
 @options.JSON
 def version(as_json: bool) -> None:
     """Print the versions of this program and of its main dependencies."""
-    packages = {name: installed(name) for name in STANDS_ON}
+    packages = {name: _installed(name) for name in STANDS_ON}
     ours = metadata.version("topoalign")
     if as_json:
         output.print_json({"topoalign": ours, "python": platform.python_version(), "packages": packages})
@@ -26,8 +26,7 @@ def version(as_json: bool) -> None:
         output.print_line(f"{name} {found or 'not installed'}")
 
 
-def installed(package: str) -> str | None:
-    """The version of an installed package; None if it is not installed."""
+def _installed(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -51,9 +51,7 @@ def watch(link: NodeLink, since: int | None, count: int | None) -> None:
 
 
 async def until_nobody_reads(link: NodeLink, since: int | None, count: int | None) -> None:
-    """
-    Follows, and ends when the reader of our output is gone: with `| head -1`, no further write might come to notice it.
-    """
+    """Prints events, and ends when the reader of our output is gone: with `| head -1` no later write would notice it."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(end_with_reader, tasks.cancel_scope)
         await print_events(link, since, count)
@@ -69,10 +67,7 @@ async def end_with_reader(scope: anyio.CancelScope) -> None:
 
 
 async def print_events(link: NodeLink, since: int | None, count: int | None) -> None:
-    """
-    Print events of all nodes or of one, until `count` of them are printed or for ever.
-    Raises BusUnavailable, BusRefused and what the client raises.
-    """
+    """Print events of all nodes or of one, until `count` of them are printed. Raises what the client raises."""
     async with connect_to_bus(link.nats, log_level="warning") as bus:
         node = NodeName(link.node_option) if link.node_option is not None else None
         printer = EventPrinter(bus)
@@ -81,18 +76,14 @@ async def print_events(link: NodeLink, since: int | None, count: int | None) -> 
         async with aclosing(Client(bus, name="cli").allocations(since, node)) as events:
             async for delivery in events:
                 if link.as_json:
-                    output.print_json_line(event_document(delivery))
+                    # As its writer published it, with fields of later versions, on one line.
+                    event = msgspec.Raw(msgspec.json.format(delivery.body, indent=-1))
+                    output.print_json_line({"event": event, "position": delivery.position, "time": delivery.time})
                 else:
                     await printer.print(delivery)
                 printed += 1
                 if printed == count:
                     return
-
-
-def event_document(delivery: Delivery) -> dict[str, object]:
-    """The event for programs: as its writer published it, with fields of later versions, on one line."""
-    event = msgspec.Raw(msgspec.json.format(delivery.body, indent=-1))
-    return {"event": event, "position": delivery.position, "time": delivery.time}
 
 
 class EventPrinter:
@@ -114,7 +105,8 @@ class EventPrinter:
     async def topology(self, event: Event) -> Topology:
         """The node's topology, requested again when a device is not in it."""
         known = self._topologies.get(event.node)
-        if known is None or (isinstance(event, AllocationGranted) and not has(known, event.allocation)):
+        gpus = event.allocation.devices.get(GPU, ()) if isinstance(event, AllocationGranted) else ()
+        if known is None or any(known.card_of(gpu) not in known.gpu_by_id for gpu in gpus):
             known = self._topologies[event.node] = await newest_topology(self._bus, event.node) or Topology()
         return known
 
@@ -169,8 +161,3 @@ def describe_displaced(allocation: Allocation) -> list[str]:
         f"  shared with {formatting.owner(former.owner)} [{clean(former.allocation, 120)}], which was not seen to end"
         for former in allocation.displaced
     ]
-
-
-def has(topology: Topology, allocation: Allocation) -> bool:
-    """Whether all GPUs of an allocation are in this topology."""
-    return all(topology.card_of(gpu) in topology.gpu_by_id for gpu in allocation.devices.get(GPU, ()))

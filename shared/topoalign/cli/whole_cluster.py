@@ -71,8 +71,8 @@ class ClusterOptions(NamedTuple):
         return any(option is not None for option in self)
 
 
-def of_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of a question to a cluster, and passes them to the command as `whole`."""
+def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of a question to a cluster, and passes them to the command as `query`."""
 
     @click.option(
         "--pods", type=Count(least=1, most=MOST_PODS), metavar="N", help="Number of pods at once.  [default: 1]"
@@ -87,14 +87,14 @@ def of_cluster(command: Callable[..., Any]) -> Callable[..., Any]:
         pods: int | None, scoring: str | None, snapshot: Path | None, from_file: Path | None, **rest: Any
     ) -> Any:
         """The command, with these options in one."""
-        return command(whole=ClusterOptions(pods, scoring, snapshot, from_file), **rest)
+        return command(query=ClusterOptions(pods, scoring, snapshot, from_file), **rest)
 
     return asking
 
 
 def ask_cluster(
     nats: str | None,
-    whole: ClusterOptions,
+    query: ClusterOptions,
     pod: PodRequest,
     rules: Changes,
     constraints: Constraints | None = None,
@@ -102,26 +102,25 @@ def ask_cluster(
     as_json: bool,
 ) -> tuple[ClusterRecord, ClusterAnswer]:
     """
-    The records of the cluster, and the answer computed from them. `constraints`: of the pod; None: not known.
-
-    Raises InvalidField and InvalidShare for a pod or rules that cannot be meant, and what reading the facts raises.
+    The records of the cluster, and the answer computed from them. `constraints`: of the pod; None: not known. Raises
+    InvalidField and InvalidShare for an invalid pod or invalid rules, and what reading the facts raises.
     """
-    record = read_cluster_record(nats, whole.from_file)
+    record = read_cluster_record(nats, query.from_file)
     why_not_applied = "the options describe no pod of Kubernetes"
     if constraints is not None:
-        record, why_not_applied = with_node_objects(record, whole.from_file)
+        record, why_not_applied = with_node_objects(record, query.from_file)
     if why_not_applied:
         output.note(f"labels, taints and cordons of the nodes were not looked at: {why_not_applied}")
     demand = check_in_cluster(pod, record, rules)
-    scorer = scorer_by_name(Scoring(whole.scoring or Scoring.QUALITY), NodePacking.BINPACK)
+    scorer = scorer_by_name(Scoring(query.scoring or Scoring.QUALITY), NodePacking.BINPACK)
     shown = len(record.nodes) if as_json else MOST_ROWS
-    answer = diagnose(Nodes(record, constraints), pod, scorer, rules, whole.pods or 1, seams=shown)
+    answer = diagnose(Nodes(record, constraints), pod, scorer, rules, query.pods or 1, seams=shown)
     if answer.fit and is_by_halves(record, demand, rules):
         output.note(f"note: {HALVES_BY_RESERVATION}")
-    if whole.snapshot is not None:
-        with whole.snapshot.open("wb") as file:
+    if query.snapshot is not None:
+        with query.snapshot.open("wb") as file:
             file.writelines(encode_lines(record))
-        output.note(f"{clean(str(whole.snapshot), 200)}: what is known of {format_count(len(record.nodes), 'node')}")
+        output.note(f"{clean(str(query.snapshot), 200)}: what is known of {format_count(len(record.nodes), 'node')}")
     return record, answer
 
 
@@ -151,10 +150,8 @@ def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[Cluster
 
 def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> PodDemand:
     """
-    The demand of the pod.
-
-    Raises InvalidField and NoFit as the filter does for a pod that no node would take, by the hardware of all nodes, also of
-    those that do not answer; and UnservedResource for devices that none of them serves.
+    The demand of the pod. Raises InvalidField and NoFit as the filter does, by the hardware of all nodes, also of those that
+    do not answer; and UnservedResource for devices that none of them serves.
     """
     nodes = [each for each in record.nodes if not each.foreign]
     machines = [each.topology.topology for each in nodes if each.topology is not None]
@@ -162,7 +159,7 @@ def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> 
     kubelets = [each.usage.kubelet for each in nodes if each.usage is not None]
     compats = {rules.get("compat"), *(each.rules.compat for each in kubelets if each is not None)}
     demand = check_pod(pod, offers.units, offers.slots, "hami" if "hami" in compats else "", offers.otherwise)
-    served = served_in_cluster(record)
+    served = list_served_devices(record)
     if served is not None and (names := asked_names(demand) - served):
         raise UnservedResource(pod, names, served)
     for warning in warnings_of(pod.annotations, paths_of_limits(pod), served or offers.names):
@@ -171,7 +168,7 @@ def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> 
     return demand
 
 
-def served_in_cluster(record: ClusterRecord) -> set[ResourceName] | None:
+def list_served_devices(record: ClusterRecord) -> set[ResourceName] | None:
     """The names of devices that some node serves, other plugins' included; None: not all are known."""
     if any(each.foreign or each.topology is None for each in record.nodes):
         return None
@@ -185,10 +182,7 @@ def served_in_cluster(record: ClusterRecord) -> set[ResourceName] | None:
 
 
 def read_cluster_record(nats: str | None, file: Path | None) -> ClusterRecord:
-    """
-    The records of the nodes, from a file or from a running cluster. Raises NotFound where there is no node, and what reading
-    the streams or the file raises.
-    """
+    """The records of the nodes, from a file or a running cluster. Raises NotFound without a node, and as their readers."""
     if file is None:
         record = from_streams(nats)
     else:
@@ -210,12 +204,24 @@ def from_streams(nats: str | None) -> ClusterRecord:
     return anyio.run(read)
 
 
-def show_why(record: ClusterRecord, answer: ClusterAnswer, as_json: bool) -> int | None:
-    """Prints why the pod fits or not, the main reason first. Returns the exit code of a refusal."""
+def show_answer(
+    record: ClusterRecord, answer: ClusterAnswer, as_json: bool, show: Callable[[ClusterAnswer], None]
+) -> int | None:
+    """
+    Prints an answer: as JSON with the time of the facts, else what it does not cover, a headline, and what `show` prints.
+    Returns the exit code of a refusal.
+    """
     if as_json:
-        return print_answer_json(record, answer)
-    formatting.show_not_covered(answer.not_covered)
-    output.print_line(output.heading(headline(answer)))
+        output.print_json({"time": record.time, **msgspec.to_builtins(answer)})
+    else:
+        formatting.show_not_covered(answer.not_covered)
+        output.print_line(output.heading(_headline(answer)))
+        show(answer)
+    return None if answer.fit == answer.pods else REFUSED
+
+
+def show_reasons(answer: ClusterAnswer) -> None:
+    """Prints why the pod does not fit, the main reason first, and what would make it fit."""
     if answer.reason is not None:
         output.print_line(f"finding  {clean(answer.reason.finding, 1000)} ({clean(answer.reason.examples[0])})")
         output.print_line(f"remedy   {clean(answer.reason.remedy, 1000)}")
@@ -240,15 +246,10 @@ def show_why(record: ClusterRecord, answer: ClusterAnswer, as_json: bool) -> int
                 for each in answer.reasons
             ],
         )
-    return status(answer)
 
 
-def show_where(record: ClusterRecord, answer: ClusterAnswer, as_json: bool) -> int | None:
-    """Prints the nodes that would admit the pod, the best first. Returns the exit code of a refusal."""
-    if as_json:
-        return print_answer_json(record, answer)
-    formatting.show_not_covered(answer.not_covered)
-    output.print_line(output.heading(headline(answer)))
+def show_best_nodes(answer: ClusterAnswer) -> None:
+    """Prints the nodes that would admit the pod, the best first."""
     if answer.admitting:
         best = answer.admitting[:MOST_ROWS]
         several_gpus = any(each.seam for each in best)
@@ -259,11 +260,9 @@ def show_where(record: ClusterRecord, answer: ClusterAnswer, as_json: bool) -> i
         )
         if len(answer.admitting) > MOST_ROWS:
             output.print_line(f"and {len(answer.admitting) - MOST_ROWS} more (--json lists all)")
-    return status(answer)
 
 
-def headline(answer: ClusterAnswer) -> str:
-    """Summarizes an answer in one line."""
+def _headline(answer: ClusterAnswer) -> str:
     nodes = answer.nodes
     reason = answer.reason
     why = "" if reason is None else f": {clean(reason.code)} on {format_count(reason.nodes, 'node')}"
@@ -281,17 +280,6 @@ def headline(answer: ClusterAnswer) -> str:
 def format_count(number: int, noun: str) -> str:
     """`1 node`, `2 nodes`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def print_answer_json(record: ClusterRecord, answer: ClusterAnswer) -> int | None:
-    """Prints the answer as JSON, with the time of the facts. Returns the exit code of a refusal."""
-    output.print_json({"time": record.time, **msgspec.to_builtins(answer)})
-    return status(answer)
-
-
-def status(answer: ClusterAnswer) -> int | None:
-    """The exit code of a refusal, None where all pods fit."""
-    return None if answer.fit == answer.pods else REFUSED
 
 
 # kubectl reads a pod, and what kube-scheduler's filters use of all nodes. It decides by its own configuration which cluster

@@ -1,14 +1,15 @@
 """`topoalign why`: why a pod fits on no node of the cluster, and what would make it fit."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from topoalign.cli import options, whole_cluster
-from topoalign.cli.allocation_commands import AskedPod, pod_name, pod_request, request_options
-from topoalign.cli.explain import check_pod_manifest, pod_in, rules_alone
-from topoalign.cli.whole_cluster import FILE, ClusterOptions, ask_cluster, of_cluster, show_why
+from topoalign.cli.allocation_commands import pod_name, pod_request, request_options
+from topoalign.cli.explain import pod_in, pod_of_manifest
+from topoalign.cli.whole_cluster import FILE, ClusterOptions, ask_cluster, cluster_options, show_answer, show_reasons
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.kubelet.files import documents, manifest
 
@@ -33,7 +34,7 @@ class PodUnknown(Unavailable):
 @click.argument("name", metavar="[POD]", required=False)
 @request_options
 @click.option("--pod-file", type=FILE, metavar="FILE", help="Ask for this Pod (YAML or JSON).")
-@of_cluster
+@cluster_options
 @options.NATS
 @options.JSON
 def why(
@@ -41,7 +42,7 @@ def why(
     pod_file: Path | None,
     nats: str | None,
     as_json: bool,
-    whole: ClusterOptions,
+    query: ClusterOptions,
     **asked: Any,
 ) -> int | None:
     """
@@ -63,21 +64,17 @@ def why(
     if name is not None:
         if pod_file is not None:
             raise click.UsageError("give the name of a pod or --pod-file, not both")
-        pod = pod_of_kubernetes(name, asked)
+        pod = pod_of_manifest(partial(read_pod_of_kubernetes, name), asked, "the name of a pod")
     else:
         pod = pod_request(**asked) if pod_file is None else pod_in(pod_file, asked)
-    return show_why(*ask_cluster(nats, whole, *pod, as_json=as_json), as_json)
+    return show_answer(*ask_cluster(nats, query, *pod, as_json=as_json), as_json, show_reasons)
 
 
-def pod_of_kubernetes(name: str, asked: dict[str, Any]) -> AskedPod:
-    """
-    The pod of this name as kubectl shows it. Raises UsageError where options describe it, too, PodUnknown where kubectl
-    does not show it, and what reading a manifest raises.
-    """
-    rules = rules_alone(asked, "the name of a pod")
+def read_pod_of_kubernetes(name: str) -> manifest.PodManifest:
+    """The pod of this name as kubectl shows it. Raises PodUnknown where it does not, and what reading a manifest raises."""
     namespace, pod = pod_name(name)
     try:
         shown = whole_cluster.get("pod", f"--namespace={namespace}", "--output=json", "--", pod)
     except whole_cluster.KubectlFailed as error:
         raise PodUnknown(name, error.finding) from error
-    return check_pod_manifest(manifest.read_manifest(documents.parse_document(shown, "the answer of kubectl")), rules)
+    return manifest.read_manifest(documents.parse_document(shown, "the answer of kubectl"))

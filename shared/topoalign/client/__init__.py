@@ -10,8 +10,7 @@ in between; `delivery.position` is where to go on after a restart: `client.alloc
 of structlog; `topoalign.runtime.logging.configure_logging` sends them to stderr.
 """
 
-from topoalign.client.connecting import connect
 from topoalign.client.node_folds import Counts, Delivery
-from topoalign.client.subscriber import Client
+from topoalign.client.subscriber import Client, connect
 
 __all__ = ["Client", "Counts", "Delivery", "connect"]

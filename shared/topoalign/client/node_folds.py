@@ -18,7 +18,6 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -59,16 +58,6 @@ class Counts:
 
 Place = tuple[int, int]
 """Epoch and seq."""
-
-
-class View(NamedTuple):
-    """The position and digests of the view of a node's allocations."""
-
-    epoch: int
-    seq: int
-    digest: str
-    claimed: str | None
-    """The digest that the last event claims, if that is a snapshot."""
 
 
 @dataclass(slots=True)
@@ -168,10 +157,7 @@ class Fold:
         return True
 
     def _confirm_by_snapshot(self, believed: Believed, event: LedgerFact) -> bool:
-        """
-        Folds a snapshot that confirms an unconfirmed node. Returns whether this event is one. As long as the allocator has
-        not answered, any later snapshot is.
-        """
+        """Folds a snapshot that confirms an unconfirmed node; any later one until the allocator has answered."""
         had = believed.state
         confirmed = believed.confirmed
         place = (event.epoch, event.seq)
@@ -247,10 +233,7 @@ class Fold:
         self.duplicate_agents[event.node] = STEADY
 
     def mark_unconfirmed(self, node: NodeName, confirmed: Place | None) -> None:
-        """
-        Marks a node of which a false fact was believed. `confirmed`: epoch and seq that its allocator confirms, if
-        known.
-        """
+        """A false fact of the node was believed. `confirmed`: epoch and seq that its allocator confirms, if known."""
         believed = self.of(node)
         believed.unconfirmed = True
         believed.confirmed = confirmed
@@ -268,13 +251,9 @@ class Fold:
         if believed.unconfirmed and (believed.confirmed is None or believed.confirmed[0] != epoch):
             believed.confirmed = epoch, seq
 
-    def view(self, node: NodeName) -> View:
-        """The view of this node now; all zero where nothing was received."""
-        believed = self._nodes.get(node) or Believed(NodeState(node=node))
-        state = believed.state
-        newest = believed.newest
-        claimed = newest.digest if isinstance(newest, AllocationsSnapshot) else None
-        return View(state.epoch, state.seq, state.digest, claimed)
+    def view(self, node: NodeName) -> Believed:
+        """The view of this node now: its `state` and `newest` do not change. An empty one where nothing was received."""
+        return self._nodes.get(node) or Believed(NodeState(node=node))
 
     def _compare(self, had: NodeState, event: LedgerFact) -> None:
         """Compares a snapshot with the state before it: one that comes next in the sequence must have the same digest."""

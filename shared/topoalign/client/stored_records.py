@@ -79,10 +79,7 @@ async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, wit
 
 
 async def read_foreign_nodes(bus: Bus, node: NodeName | None = None) -> dict[NodeName, str]:
-    """
-    Node -> code of the reason, of all nodes that HAMi runs or of one. Empty where no registry answers: without Kubernetes
-    no such node is known.
-    """
+    """Node -> code of the reason, of all nodes that HAMi runs or of one. Empty where no registry answers."""
     found: dict[NodeName, str] = {}
     has_more = True
     while has_more:
@@ -147,9 +144,6 @@ async def has_published(bus: Bus, node: NodeName) -> bool:
 
 
 async def forget_node(bus: Bus, node: NodeName) -> None:
-    """
-    Deletes everything that the node published, and the reservations on it. Raises BusUnavailable, and BusRefused without
-    the permission.
-    """
+    """Deletes all that the node published, and the reservations on it. Raises BusUnavailable, BusRefused."""
     for stream, subject in [*node_subjects(node), (Stream.RESERVATIONS, wire.reservation_subject(node))]:
         await bus.forget(stream, subject)

@@ -15,6 +15,7 @@ refuses, the subscriber waits as for a bus that is away, and logs the refusal on
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from urllib.parse import quote
 
 import anyio
@@ -24,7 +25,7 @@ import structlog
 from topoalign.client.healing import ASK_AGAIN_SECONDS, SNAPSHOT_SECONDS, Healer
 from topoalign.client.node_folds import Counts, Delivery, Fold, current_snapshot, drop_usage_content, time_of
 from topoalign.client.superseded import KeptNodes, Superseded, newest_snapshots
-from topoalign.client.verifying import Unsettled, Verifier, reading_kind
+from topoalign.client.verifying import Unsettled, Verifier, listed_while_open, reading_kind
 from topoalign.core import wire
 from topoalign.core.model.errors import (
     BusRefused,
@@ -41,29 +42,11 @@ from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import newer_reading
 from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.nats_bus import Access, connect_bus
 from topoalign.runtime.request_turns import TaskTurns
 
 MOST_WAITING = 1_000
 """Waiting messages above which a subscriber that was up to date counts as slow: some ten thousand are read in a second."""
-
-
-class Backlog:
-    """How far one client is behind its streams."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[Stream, int] = {}
-        """Messages of each stream that waited behind the last one read: what a slow subscriber has to catch up with."""
-        self._slow: set[Stream] = set()
-
-    def note(self, stream: Stream, received: Received, *, up_to_date: bool) -> None:
-        """Logs once when a subscriber that was up to date has fallen behind, and once when it has caught up."""
-        self.waiting[stream] = received.waiting
-        if received.waiting > MOST_WAITING and up_to_date and stream not in self._slow:
-            self._slow.add(stream)
-            log.warning("slow subscriber: nothing is lost, all is late", stream=stream, waiting=received.waiting)
-        elif not received.waiting and stream in self._slow:
-            self._slow.discard(stream)
-            log.info("subscriber has caught up", stream=stream, position=received.position)
 
 
 LONGEST_HEADER = 300
@@ -79,28 +62,6 @@ KNOWN_HEADERS = (
     "traceparent",
 )
 """The headers that a dead letter keeps of its message: those that events have."""
-
-
-class DeadLetters:
-    """Puts messages that one client cannot decode on the dead-letter stream, with the reason."""
-
-    def __init__(self, bus: Bus, clock: Clock, name: str, counts: Counts) -> None:
-        """`name`: of the client; the letters carry it."""
-        self._bus = bus
-        self._clock = clock
-        self._name = name
-        self._counts = counts
-
-    async def put(self, stream: Stream, received: Received, error: TopoalignError) -> None:
-        """Counts a message of this stream and publishes its letter once, if the bus is there."""
-        self._counts.undecodable += 1
-        log.warning("message put aside", stream=stream, position=received.position, finding=error.finding)
-        letter = dead_letter(self._name, received.message, error, self._clock.wall())
-        name = f"deadletter.{wire.encode_node_token(self._name)}.{stream}.{received.position}"
-        try:
-            await self._bus.publish(msgspec.structs.replace(letter, headers={**letter.headers, "Nats-Msg-Id": name}))
-        except Unavailable as unavailable:
-            log.warning("dead letter not stored", finding=unavailable.finding, remedy=unavailable.remedy)
 
 
 def dead_letter(service: str, message: Message, error: TopoalignError, time: float) -> Message:
@@ -150,18 +111,15 @@ class Client:
         self._clock: Clock = clock or SystemClock()
         self._bodies = bodies
         self._usage = usage
-        self._backlog = Backlog()
+        self.waiting: dict[Stream, int] = {}
+        """Messages of each stream that waited behind the last one read: what a slow subscriber has to catch up with."""
+        self._slow: set[Stream] = set()
         self._turns = TaskTurns(self._clock)
         self._shapes = Shapes()
-        self._letters = DeadLetters(bus, self._clock, name, self.counts)
+        self._name = name
         self._healer = Healer(bus, self._clock)
         self._verifier = Verifier(bus, self._clock, self.counts, self._healer.heal)
         self.kept = KeptNodes(self._healer.forget, self._verifier.forget)
-
-    @property
-    def waiting(self) -> Mapping[Stream, int]:
-        """Messages of each stream that waited behind the last one read: what a slow subscriber has to catch up with."""
-        return self._backlog.waiting
 
     @property
     def unsettled(self) -> Unsettled:
@@ -203,7 +161,10 @@ class Client:
         fold = Fold(self.counts)
         position = passed_over.until
         announced = resumed
-        async with self._bus.follow(Stream.ALLOCATIONS, subject, position) as messages, self._verifier.of_fold(fold):
+        async with (
+            self._bus.follow(Stream.ALLOCATIONS, subject, position) as messages,
+            listed_while_open(self._verifier.folds, fold),
+        ):
             while True:
                 if position >= newest:
                     if not announced:
@@ -241,7 +202,7 @@ class Client:
         known: dict[tuple[NodeName, str], Delivery] = {}
         position = 0
         announced = False
-        async with self._bus.follow(Stream.NODES, subject) as messages, self._verifier.of_readings(known):
+        async with self._bus.follow(Stream.NODES, subject) as messages, listed_while_open(self._verifier.known, known):
             while True:
                 if position >= newest and not announced:
                     announced = True
@@ -290,11 +251,7 @@ class Client:
     async def _end_after(
         self, received: Received | None, stream: Stream, subject: str, position: int, newest: int
     ) -> int | None:
-        """
-        The position where the past ends now, if the stream went back after `position`, else None.
-
-        A stream has gone back if a position comes a second time, or if the past does not come and is shorter than it was.
-        """
+        """The end of the past if the stream went back (a position came twice, or the past is shorter now), else None."""
         back = received is not None and received.position <= position
         if not back and (received is not None or position >= newest):
             return None
@@ -305,8 +262,8 @@ class Client:
         self, messages: AsyncIterator[Received], position: int, newest: int, *, patient: bool = True
     ) -> Sequence[Received | None]:
         """
-        The next message after `position`, or several of the past, which are already there. Returns `[None]` when it is time
-        to request again what did not come. `patient`: wait without limit once the past has come.
+        The next message after `position`, or several of the past. `[None]`: it is time to request again what did not come.
+        `patient`: wait without limit once the past has come.
         """
         if patient and position >= newest:
             return [await anext(messages)]
@@ -331,7 +288,7 @@ class Client:
 
     async def _decode(self, stream: Stream, received: Received) -> Delivery | None:
         """Decodes a message; None for an event of a later version, and for one that cannot be decoded."""
-        self._backlog.note(stream, received, up_to_date=not self.unread.get(stream))
+        self._note_backlog(stream, received)
         await self._turns.give()
         try:
             event = wire.decode_event(received.message)
@@ -339,7 +296,7 @@ class Client:
             self.counts.unknown += 1
             return None
         except Undecodable as error:
-            await self._letters.put(stream, received, error)
+            await self._put_aside(stream, received, error)
             return None
         self.kept.note(event.node)
         if isinstance(event, TopologyDiscovered):
@@ -355,5 +312,39 @@ class Client:
         try:
             return fold.apply(delivery.event)
         except Contradiction as error:
-            await self._letters.put(Stream.ALLOCATIONS, received, error)
+            await self._put_aside(Stream.ALLOCATIONS, received, error)
             return False
+
+    def _note_backlog(self, stream: Stream, received: Received) -> None:
+        """Logs once when a subscriber that was up to date has fallen behind, and once when it has caught up."""
+        self.waiting[stream] = received.waiting
+        if received.waiting > MOST_WAITING and not self.unread.get(stream) and stream not in self._slow:
+            self._slow.add(stream)
+            log.warning("slow subscriber: nothing is lost, all is late", stream=stream, waiting=received.waiting)
+        elif not received.waiting and stream in self._slow:
+            self._slow.discard(stream)
+            log.info("subscriber has caught up", stream=stream, position=received.position)
+
+    async def _put_aside(self, stream: Stream, received: Received, error: TopoalignError) -> None:
+        """Counts a message that cannot be used, and puts it once on the dead-letter stream, if the bus is there."""
+        self.counts.undecodable += 1
+        log.warning("message put aside", stream=stream, position=received.position, finding=error.finding)
+        letter = dead_letter(self._name, received.message, error, self._clock.wall())
+        name = f"deadletter.{wire.encode_node_token(self._name)}.{stream}.{received.position}"
+        try:
+            await self._bus.publish(msgspec.structs.replace(letter, headers={**letter.headers, "Nats-Msg-Id": name}))
+        except Unavailable as unavailable:
+            log.warning("dead letter not stored", finding=unavailable.finding, remedy=unavailable.remedy)
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    name: str = "subscriber",
+    wait: float | None = 10.0,
+    access: Access = Access(),  # noqa: B008  # frozen
+) -> AsyncIterator[Client]:
+    """A client over NATS while the context is open. Raises what `topoalign.runtime.nats_bus.connect_bus` does."""
+    async with connect_bus(url, name=name, wait=wait, access=access) as bus:
+        yield Client(bus, name=name)

@@ -21,16 +21,16 @@ of another version may compute digests that this one cannot.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeVar
 
 import msgspec
 import structlog
 
-from topoalign.client.node_folds import REMEDY, Counts, Delivery, Fold, View
+from topoalign.client.node_folds import REMEDY, Believed, Counts, Delivery, Fold
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NoFit, Unavailable
-from topoalign.core.model.events import Reading
+from topoalign.core.model.events import AllocationsSnapshot, Reading
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest, WriterPosition
 from topoalign.core.ports import Bus, Clock
@@ -78,9 +78,10 @@ class Verifier:
         self._clock = clock
         self._counts = counts
         self._heal = heal
-        self._folds: list[Fold] = []
-        self._known: list[Known] = []
-        """The readings of each running iteration."""
+        self.folds: list[Fold] = []
+        """The allocations of each running iteration, which are compared."""
+        self.known: list[Known] = []
+        """The readings of each running iteration, which are compared."""
         self._behind: dict[Key, Place] = {}
         """Readings that were behind their writer at the last question."""
         self._conflicts: dict[Key, Place] = {}
@@ -91,24 +92,14 @@ class Verifier:
     @property
     def unsettled(self) -> Unsettled:
         """The unsettled nodes of all folds that are compared."""
-        broken = (fold.broken.keys() | fold.behind for fold in self._folds)
-        return Unsettled(
-            frozenset().union(*broken), frozenset().union(*(fold.duplicate_agents for fold in self._folds))
-        )
+        broken = (fold.broken.keys() | fold.behind for fold in self.folds)
+        return Unsettled(frozenset().union(*broken), frozenset().union(*(fold.duplicate_agents for fold in self.folds)))
 
     def is_settled(self, node: NodeName) -> bool:
         """Whether the node's allocations are certain now."""
         return not any(
-            node in fold.broken or node in fold.behind or node in fold.duplicate_agents for fold in self._folds
+            node in fold.broken or node in fold.behind or node in fold.duplicate_agents for fold in self.folds
         )
-
-    def of_fold(self, fold: Fold) -> AbstractAsyncContextManager[None]:
-        """The fold is compared while the context is open."""
-        return listed_while_open(self._folds, fold)
-
-    def of_readings(self, known: Known) -> AbstractAsyncContextManager[None]:
-        """These readings are compared while the context is open."""
-        return listed_while_open(self._known, known)
 
     def compare_revisions(self, had: Delivery, got: Delivery) -> None:
         """Notes a conflict if two readings of a node have the same epoch and revision but differ."""
@@ -122,16 +113,16 @@ class Verifier:
 
     def forget(self, node: NodeName) -> None:
         """Drops everything that is kept of this node, also in the folds and readings that are compared."""
-        for fold in self._folds:
+        for fold in self.folds:
             fold.forget(node)
         for kind in ("allocations", *wire.READINGS):
-            for kept in (*self._known, self._behind, self._conflicts, self._questions):
+            for kept in (*self.known, self._behind, self._conflicts, self._questions):
                 kept.pop((node, kind), None)  # type: ignore[attr-defined]  # mypy joins the maps to object
 
     async def verify(self, node: NodeName, within: float) -> None:
         """Raises Unavailable if the node's allocator does not answer."""
-        views = [(fold, fold.view(node)) for fold in self._folds]
-        readings = [believed_positions(known, node) for known in self._known]
+        views = [(fold, fold.view(node)) for fold in self.folds]
+        readings = [believed_positions(known, node) for known in self.known]
         position = await writer_position_of(self._bus, node, within)
         if position.epoch:
             for fold, view in views:
@@ -139,7 +130,7 @@ class Verifier:
         for places in readings:
             await self._verify_readings(node, places, position.readings)
 
-    async def _verify_allocations(self, fold: Fold, node: NodeName, view: View, position: WriterPosition) -> None:
+    async def _verify_allocations(self, fold: Fold, node: NodeName, view: Believed, position: WriterPosition) -> None:
         finding = None if fold.is_unconfirmed(node) else self._find_difference(fold, node, view, position)
         if finding is not None and not (node in fold.broken and finding == MISSING):
             fold.count_difference(node, finding)
@@ -147,19 +138,20 @@ class Verifier:
         if node in fold.broken:
             await self._heal(fold)
 
-    def _find_difference(self, fold: Fold, node: NodeName, view: View, position: WriterPosition) -> str | None:
+    def _find_difference(self, fold: Fold, node: NodeName, view: Believed, position: WriterPosition) -> str | None:
         """Why the allocator does not confirm the view; None if it does, or if that is not certain yet."""
-        place = (view.epoch, view.seq)
+        place = (view.state.epoch, view.state.seq)
         confirmed_place = (position.epoch, position.seq)
         key = (node, "allocations")
-        if place == confirmed_place and view.digest == position.digest:
+        if place == confirmed_place and view.state.digest == position.digest:
             self._questions.pop(key, None)
             fold.count_agreement(node)
             return None
         if place == confirmed_place:
             # If the snapshot has the allocator's digest and the digest computed here differs, another snapshot is unlikely
             # to help.
-            if (view.claimed == position.digest or key in self._questions) and not self._is_due(key, None):
+            claimed = view.newest.digest if isinstance(view.newest, AllocationsSnapshot) else None
+            if (claimed == position.digest or key in self._questions) and not self._is_due(key, None):
                 return None
             return "the same facts have another digest"
         if place > confirmed_place:
@@ -247,10 +239,7 @@ class Verifier:
 
 
 async def writer_position_of(bus: Bus, node: NodeName, within: float) -> WriterPosition:
-    """
-    The position that the allocator of a node confirms; an empty one if it refuses the question. Raises Unavailable if it
-    does not answer within so many seconds.
-    """
+    """The position that a node's allocator confirms; an empty one if it refuses. Raises Unavailable without an answer."""
     question = msgspec.json.encode(AliveRequest(node=node))
     try:
         answer = await bus.ask(wire.admission_subject(node, "alive"), question, within)

@@ -150,14 +150,14 @@ class Journal(Protocol):
     """Port to the record of one node's allocations, which survives this process. One process has it at a time."""
 
     @property
-    def doubt(self) -> str | None:
+    def unconfirmed(self) -> str | None:
         """Why the journal may not hold all that was given: an earlier one was damaged. None: it holds all."""
 
     def load(self) -> list[JournalEntry]:
         """Returns all entries that can be trusted, oldest first; sets aside what is damaged. Raises StateFault."""
 
     def trust(self) -> None:
-        """Ends the doubt: what the journal holds was found to be complete. Raises StateFault; then the doubt stays."""
+        """Confirms that the journal is complete. Raises StateFault; then it stays unconfirmed."""
 
     def append(self, entry: JournalEntry) -> None:
         """Adds an entry; when this returns it is on disk. Raises StateFault, and then the entry is not in the journal."""

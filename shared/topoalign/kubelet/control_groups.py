@@ -6,8 +6,7 @@ root; version 1 has one for each controller, and a host with both has version 2 
 the root of the reader's own cgroup namespace, `/../../kubepods-burstable-pod….slice/…` where that is a container's: then
 the directory with this name is searched for, three levels deep.
 
-A container may create groups below its own; its processes are those of all of them. A process may end at any time, and a
-group with it: it is then left out without an error.
+A container may create groups below its own; its processes are those of all of them.
 
 Source: cgroups(7), and "Control Group v2" of the kernel's documentation.
 """
@@ -53,22 +52,25 @@ def processes_in(directory: Path) -> tuple[int, ...]:
     """
     The ids of the processes in the group of this directory and in those below it, ascending, as this process' PID namespace
     has them; () where there is none any more. Of more than `LONGEST_LISTS` and `MOST_BELOW` those that come first.
-
-    0 stands for a process of another PID namespace and is left out.
     """
     found: set[int] = set()
     left = LONGEST_LISTS
     for each in islice(walk_directories(directory), MOST_BELOW):
-        text = read_process_list(each, left)
+        text = b""
+        try:
+            with (each / PROCESSES).open("rb", buffering=0) as opened:
+                while len(text) < left and (more := opened.read(left - len(text))):
+                    text += more
+        except OSError:  # the group goes while it is read, or has threads only
+            continue
+        text = text[: text.rfind(b"\n") + 1]  # whole lines: the limit may cut one
         left -= len(text)
-        found.update(pid for word in text.split() if word.isdigit() and (pid := int(word)))
-    return tuple(sorted(found))
+        found.update(int(word) for word in text.split() if word.isdigit())
+    return tuple(sorted(found - {0}))  # 0 stands for a process of another PID namespace
 
 
 def directory_of(root: Path, group: PurePosixPath) -> Path | None:
-    """
-    The directory of this group; None if there is none. `root`: where the host's cgroup file system is mounted.
-    """
+    """The directory of this group; None if there is none. `root`: where the host's cgroup file system is mounted."""
     parts = [part for part in group.parts if part != "/"]
     own = [part for part in parts if part != ".."]
     if not own or parts[len(parts) - len(own) :] != own:
@@ -102,21 +104,6 @@ def walk_directories(directory: Path, depth: int | None = None) -> Iterator[Path
         depth = None if depth is None else depth - 1
 
 
-def read_process_list(directory: Path, most: int) -> bytes:
-    """
-    The list of the processes in one group, so many bytes of it at most and whole lines; empty of a group that goes while it
-    is read, or has threads only.
-    """
-    text = b""
-    try:
-        with (directory / PROCESSES).open("rb", buffering=0) as opened:
-            while len(text) < most and (more := opened.read(most - len(text))):
-                text += more
-    except OSError:
-        return b""
-    return text[: text.rfind(b"\n") + 1]
-
-
 FIRST_NAMESPACE = "pid:[4026531836]"
 """The kernel's name of its first PID namespace (PROC_PID_INIT_INO of Linux)."""
 LONGEST_FILE = 1 << 20
@@ -127,10 +114,8 @@ LONGEST_PATH = 512
 
 def sees_all_processes(proc: Path) -> bool:
     """
-    Whether process ids in this container are those of the node. `proc`: where /proc is mounted.
-
-    This holds only in the node's first PID namespace. In another one, for example in a container without `hostPID`, the same
-    number is another process or none, so no process may be looked up.
+    Whether process ids in this container are those of the node: in another PID namespace than the node's first, for example
+    in a container without `hostPID`, the same number is another process or none. `proc`: where /proc is mounted.
     """
     try:
         return str((proc / "self/ns/pid").readlink()) == FIRST_NAMESPACE
@@ -163,15 +148,13 @@ def read_proc_text(file: Path) -> str:
     The beginning of a file in /proc; empty where it may not be read. Raises FileNotFoundError and ProcessLookupError where
     the process has ended.
     """
+    text = b""
     try:
         with file.open("rb", buffering=0) as opened:
-            parts = []
-            size = 0
-            while size < LONGEST_FILE and (part := opened.read(LONGEST_FILE - size)):
-                parts.append(part)
-                size += len(part)
+            while len(text) < LONGEST_FILE and (more := opened.read(LONGEST_FILE - len(text))):
+                text += more
     except (FileNotFoundError, ProcessLookupError):
         raise
     except OSError:
         return ""
-    return b"".join(parts).decode("utf-8", "replace")
+    return text.decode("utf-8", "replace")

@@ -20,7 +20,7 @@ from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.plugin_config import resource_names
 from topoalign.plugin_config.checks import MIG_PREFIX
 from topoalign.plugin_config.configuration import Configuration, GpuEntry, MigEntry, NicEntry
-from topoalign.plugin_config.findings import ConfigurationFinding
+from topoalign.plugin_config.findings import Findings
 
 _PART_OF_COMPUTE = re.compile(r"[0-9]+c\.")
 STRATEGY = "flags.migStrategy"
@@ -41,43 +41,41 @@ class Base(NamedTuple):
 
 
 def gpu_bases(
-    topology: Topology, configuration: Configuration, before: Collection[DeviceID], findings: list[ConfigurationFinding]
+    topology: Topology, configuration: Configuration, before: Collection[DeviceID], findings: Findings
 ) -> list[Base]:
-    """
-    Lists whole GPUs and MIG instances in the hardware's order; `before` are those offered under the same configuration.
-    """
+    """Whole GPUs and MIG instances in the hardware's order. `before`: offered under the same configuration."""
     resources = configuration.resources
     strategy = configuration.flags.mig_strategy
     gpus = list(chosen_gpus(topology, resources.gpus, findings))
     if strategy == "none":
         divided = [f"GPU {gpu.index}" for gpu, _ in gpus if gpu.mig is not None]
         if divided:
-            add_finding(findings, STRATEGY, f"none offers GPUs that are in MIG mode as a whole: {', '.join(divided)}")
+            findings.add(STRATEGY, f"none offers GPUs that are in MIG mode as a whole: {', '.join(divided)}")
         if resources.mig:
-            add_finding(findings, "resources.mig", f"has no effect: {STRATEGY} is none")
+            findings.add("resources.mig", f"has no effect: {STRATEGY} is none")
+    if strategy in ("none", "dynamic"):
         return [Base(gpu.id, resource, reference=str(gpu.index)) for gpu, resource in gpus]
-    if strategy == "dynamic":
-        return [Base(gpu.id, resource, reference=str(gpu.index)) for gpu, resource in gpus]
-    report_unused_entries(topology, resources.mig, findings)
+    instances = [instance for gpu in topology.gpus for instance in gpu.mig or ()]
+    for place, choice in enumerate(resources.mig):
+        if not any(chooses_instance(choice, instance) for instance in instances):
+            findings.add(f"resources.mig[{place}]", "fits no MIG instance of this node")
     found = [base for gpu, resource in gpus for base in of_gpu(gpu, resource, configuration, findings)]
     unlike = why_unlike([gpu for gpu, _ in gpus]) if strategy == "single" else None
     if unlike is None:
         return found
     kept = [base for base in found if base.id in before]
     meanwhile = f"{len(kept)} devices that were offered before stay so" if kept else "no GPU is offered"
-    findings.append(
-        ConfigurationFinding(
-            field=STRATEGY,
-            finding=f"single needs all GPUs alike, and {unlike}: meanwhile {meanwhile}",
-            remedy="make the same MIG instances on all GPUs, use mixed, or exclude a GPU in resources.gpus",
-            severe=True,
-        )
+    findings.add(
+        STRATEGY,
+        f"single needs all GPUs alike, and {unlike}: meanwhile {meanwhile}",
+        "make the same MIG instances on all GPUs, use mixed, or exclude a GPU in resources.gpus",
+        severe=True,
     )
     return kept
 
 
 def chosen_gpus(
-    topology: Topology, choices: Sequence[GpuEntry], findings: list[ConfigurationFinding]
+    topology: Topology, choices: Sequence[GpuEntry], findings: Findings
 ) -> Iterator[tuple[Gpu, ResourceName]]:
     """The GPUs that are not excluded, each with the resource that it would be as a whole."""
     used = set()
@@ -92,21 +90,19 @@ def chosen_gpus(
     for place, choice in enumerate(choices):
         missing = {*choice.uuids, *map(str, choice.indexes)} - known
         if missing:
-            add_finding(findings, f"resources.gpus[{place}]", f"this node has no GPU {quoted(sorted(missing))}")
+            findings.add(f"resources.gpus[{place}]", f"this node has no GPU {quoted(sorted(missing))}")
         elif place not in used:
-            add_finding(findings, f"resources.gpus[{place}]", "decides for no GPU of this node")
+            findings.add(f"resources.gpus[{place}]", "decides for no GPU of this node")
 
 
-def of_gpu(
-    gpu: Gpu, resource: ResourceName, configuration: Configuration, findings: list[ConfigurationFinding]
-) -> Iterator[Base]:
+def of_gpu(gpu: Gpu, resource: ResourceName, configuration: Configuration, findings: Findings) -> Iterator[Base]:
     """Lists the GPU under `single` and `mixed`, or its instances if it is in MIG mode."""
     if gpu.mig is None:
         yield Base(gpu.id, resource, reference=str(gpu.index))
         return
     if not gpu.mig:
         remedy = "make instances with nvidia-smi mig, or switch its MIG mode off"
-        add_finding(findings, STRATEGY, f"GPU {gpu.index} is in MIG mode and has no instance: not offered", remedy)
+        findings.add(STRATEGY, f"GPU {gpu.index} is in MIG mode and has no instance: not offered", remedy)
     for instance in gpu.mig:
         choice = next((each for each in configuration.resources.mig if chooses_instance(each, instance)), None)
         if choice is not None:
@@ -120,17 +116,17 @@ def of_gpu(
             yield Base(instance.uuid, name, part=True, reference=reference)
 
 
-def of_profile(profile: str, gpu: Gpu, findings: list[ConfigurationFinding]) -> ResourceName | None:
+def of_profile(profile: str, gpu: Gpu, findings: Findings) -> ResourceName | None:
     """`nvidia.com/mig-1g.10gb`; None for a profile that is no resource under `mixed`."""
     where = f"MIG instance {clean(profile)} of GPU {gpu.index}"
     remedy = "give it a name in resources.mig to offer it"
     if has_part_of_compute(profile):
-        add_finding(findings, STRATEGY, f"{where} has a part of its slice's compute units: not offered", remedy)
+        findings.add(STRATEGY, f"{where} has a part of its slice's compute units: not offered", remedy)
         return None
     try:
         return resource_names.resource(STRATEGY, f"{MIG_PREFIX}{profile.replace('+', '.')}")
     except InvalidField:
-        add_finding(findings, STRATEGY, f"{where} cannot be the name of a resource: not offered", remedy)
+        findings.add(STRATEGY, f"{where} cannot be the name of a resource: not offered", remedy)
         return None
 
 
@@ -154,17 +150,7 @@ def why_unlike(gpus: Sequence[Gpu]) -> str | None:
     return None if len(profiles) == 1 else f"there are instances of {quoted(profiles)}"
 
 
-def report_unused_entries(
-    topology: Topology, choices: Sequence[MigEntry], findings: list[ConfigurationFinding]
-) -> None:
-    """Add a finding for each entry of `resources.mig` that matches no instance."""
-    instances = [instance for gpu in topology.gpus for instance in gpu.mig or ()]
-    for place, choice in enumerate(choices):
-        if not any(chooses_instance(choice, instance) for instance in instances):
-            add_finding(findings, f"resources.mig[{place}]", "fits no MIG instance of this node")
-
-
-def nic_bases(topology: Topology, choices: Sequence[NicEntry], findings: list[ConfigurationFinding]) -> Iterator[Base]:
+def nic_bases(topology: Topology, choices: Sequence[NicEntry], findings: Findings) -> Iterator[Base]:
     """Lists NICs and virtual functions in the hardware's order."""
     used = set()
     for nic in topology.nics:
@@ -175,14 +161,14 @@ def nic_bases(topology: Topology, choices: Sequence[NicEntry], findings: list[Co
         elif choices[place].virtual_functions:
             if not nic.virtual_functions:
                 remedy = "make some through its sriov_numvfs in /sys"
-                add_finding(findings, f"nics[{place}]", f"{clean(nic.id)} has no virtual function: not offered", remedy)
+                findings.add(f"nics[{place}]", f"{clean(nic.id)} has no virtual function: not offered", remedy)
             for function in nic.virtual_functions:
                 yield Base(DeviceID(function.pci), ResourceName(choices[place].name), part=True)
         elif not choices[place].exclude:
             yield Base(nic.id, ResourceName(choices[place].name), reference=str(nic.index))
     for place, _ in enumerate(choices):
         if place not in used:
-            add_finding(findings, f"nics[{place}]", "decides for no NIC of this node")
+            findings.add(f"nics[{place}]", "decides for no NIC of this node")
 
 
 def chooses_gpu(choice: GpuEntry, gpu: Gpu) -> bool:
@@ -194,24 +180,16 @@ def chooses_gpu(choice: GpuEntry, gpu: Gpu) -> bool:
 
 def chooses_instance(choice: MigEntry, instance: MigDevice) -> bool:
     """Whether an entry of `resources.mig` matches this MIG instance."""
-    return (
-        resource_names.matches_pattern(choice.pattern, instance.profile)
-        if choice.pattern
-        else instance.uuid in choice.uuids
-    )
+    if choice.pattern:
+        return resource_names.matches_pattern(choice.pattern, instance.profile)
+    return instance.uuid in choice.uuids
 
 
 def chooses_nic(choice: NicEntry, nic: Nic) -> bool:
     """Whether an entry of `nics` matches this NIC, by name or PCI address."""
-    by_name = any(resource_names.matches_pattern(name, nic.id) for name in choice.names)
-    return by_name or (
-        nic.pci is not None and any(resource_names.matches_pattern(pattern, nic.pci) for pattern in choice.pci)
+    return any(resource_names.matches_pattern(name, nic.id) for name in choice.names) or any(
+        resource_names.matches_pattern(pattern, nic.pci or "") for pattern in choice.pci
     )
-
-
-def add_finding(findings: list[ConfigurationFinding], field: str, finding: str, remedy: str = "") -> None:
-    """Add a finding about a field of the configuration."""
-    findings.append(ConfigurationFinding(field=field, finding=finding, remedy=remedy))
 
 
 def why_no_instances(gpu: Gpu) -> tuple[str, str] | None:

@@ -4,7 +4,7 @@ duplicates.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -31,6 +31,7 @@ MIG_PREFIX = f"{resource_names.GPU_DOMAIN}/mig-"
 """The prefix of the resources of MIG instances under the strategy `mixed`."""
 
 S = TypeVar("S", TimeSlicing, Mps)
+E = TypeVar("E", GpuEntry, MigEntry, NicEntry)
 
 LONGEST_VCUDA_ROOT = 57
 """Bytes: Linux takes 107 of a socket's path, and below the root it has 50, as in `/units-<32 digits>/vcuda.sock`."""
@@ -42,20 +43,16 @@ _REFERENCE = re.compile(r"[0-9]{1,5}(?::[0-9]{1,5})?", re.ASCII)
 def validate_configuration(configuration: Configuration) -> Configuration:
     """Checks a configuration and qualifies all names by their domain. Raises InvalidField with the path of a wrong field."""
     check_flags(configuration.flags)
-    if not configuration.flags.plugin.device_list_strategy:
-        raise InvalidField(
-            "flags.plugin.deviceListStrategy", "is empty", "use envvar, volume-mounts, cdi-annotations or cdi-cri"
-        )
-    resources = ResourcesSection(
-        gpus=tuple(
-            qualify_gpu_choice(f"resources.gpus[{i}]", each) for i, each in enumerate(configuration.resources.gpus)
-        ),
-        mig=tuple(
-            qualify_mig_choice(f"resources.mig[{i}]", each) for i, each in enumerate(configuration.resources.mig)
-        ),
-    )
+    gpus = [
+        qualify_entry(f"resources.gpus[{place}]", each, ("pattern", "uuids", "indexes"))
+        for place, each in enumerate(configuration.resources.gpus)
+    ]
+    mig = [
+        qualify_entry(f"resources.mig[{place}]", each, ("pattern", "uuids"))
+        for place, each in enumerate(configuration.resources.mig)
+    ]
+    nics = [qualify_nic(f"nics[{place}]", each) for place, each in enumerate(configuration.nics)]
     check_no_duplicates("imex.channelIDs", configuration.imex.channel_ids)
-    nics = tuple(qualify_nic_choice(f"nics[{i}]", each) for i, each in enumerate(configuration.nics))
     sharing = SharingSection(
         time_slicing=qualify_replicated("sharing.timeSlicing", configuration.sharing.time_slicing),
         mps=qualify_replicated("sharing.mps", configuration.sharing.mps),
@@ -63,9 +60,10 @@ def validate_configuration(configuration: Configuration) -> Configuration:
         limiter=configuration.sharing.limiter,
         slots=qualify_slots(configuration.sharing),
     )
-    found = replace(configuration, resources=resources, nics=nics, sharing=sharing)
-    check_mps(found, MIG_PREFIX)
-    check_instances(found, MIG_PREFIX)
+    resources = ResourcesSection(gpus=tuple(gpus), mig=tuple(mig))
+    found = replace(configuration, resources=resources, nics=tuple(nics), sharing=sharing)
+    check_mps(found)
+    check_instances(found)
     check_dynamic(found)
     check_limiter(found)
     check_resources_apart(found)
@@ -97,6 +95,9 @@ def check_flags(flags: Flags) -> None:
         if not {"", ".", ".."}.isdisjoint(path.rstrip("/").split("/")[1:]):
             finding = f"{quoted([path])} may be another directory to the agent than to the host"
             raise InvalidField(field, finding, "write it without ., .. and //")
+    if not flags.plugin.device_list_strategy:
+        remedy = "use envvar, volume-mounts, cdi-annotations or cdi-cri"
+        raise InvalidField("flags.plugin.deviceListStrategy", "is empty", remedy)
     prefix = flags.plugin.cdi_annotation_prefix
     if "/" not in prefix[1:]:
         raise InvalidField(
@@ -104,42 +105,26 @@ def check_flags(flags: Flags) -> None:
         )
 
 
-def qualify_gpu_choice(path: str, choice: GpuEntry) -> GpuEntry:
-    """The entry with its complete resource name. Raises InvalidField with its path."""
-    check_one_selector(path, {"pattern": choice.pattern, "uuids": choice.uuids, "indexes": choice.indexes})
-    return replace(choice, name=qualify_outcome(path, choice.name, exclude=choice.exclude))
-
-
-def qualify_mig_choice(path: str, choice: MigEntry) -> MigEntry:
-    """The entry with its complete resource name. Raises InvalidField with its path."""
-    check_one_selector(path, {"pattern": choice.pattern, "uuids": choice.uuids})
-    return replace(choice, name=qualify_outcome(path, choice.name, exclude=choice.exclude))
-
-
-def qualify_nic_choice(path: str, choice: NicEntry) -> NicEntry:
-    """The entry with its complete resource name. Raises InvalidField with its path."""
-    check_one_selector(path, {"names": choice.names, "pci": choice.pci})
-    if choice.virtual_functions and choice.exclude:
-        raise InvalidField(f"{path}.exclude", "excludes what virtualFunctions offers", "keep one of them")
-    return replace(
-        choice, name=qualify_outcome(path, choice.name, exclude=choice.exclude, domain=resource_names.NIC_DOMAIN)
-    )
-
-
-def check_one_selector(path: str, ways: Mapping[str, object]) -> None:
-    """Raises InvalidField unless there is exactly one selector: two would be ambiguous between "both" and "either"."""
-    given = [name for name, value in ways.items() if value]
+def qualify_entry(path: str, entry: E, selectors: Sequence[str], domain: str = resource_names.GPU_DOMAIN) -> E:
+    """
+    The entry with the complete name of its resource, or none where it excludes devices. Raises InvalidField unless there is
+    exactly one selector, because two would be ambiguous between "both" and "either".
+    """
+    given = [name for name in selectors if getattr(entry, name)]
     if len(given) != 1:
         finding = f"chooses by {' and '.join(given)}" if given else "chooses no device"
-        raise InvalidField(path, finding, f"give one of {', '.join(ways)}; several entries may have the same name")
-
-
-def qualify_outcome(path: str, name: str, *, exclude: bool, domain: str = resource_names.GPU_DOMAIN) -> str:
-    """The resource of the chosen devices: its qualified name, or empty where they are excluded."""
-    if bool(name) == exclude:
-        finding = "has a name and is excluded" if exclude else "has no name"
+        raise InvalidField(path, finding, f"give one of {', '.join(selectors)}; several entries may have the same name")
+    if bool(entry.name) == entry.exclude:
+        finding = "has a name and is excluded" if entry.exclude else "has no name"
         raise InvalidField(f"{path}.name", finding, "give the resource a name, or set `exclude: true`")
-    return resource_names.resource(f"{path}.name", name, domain) if name else ""
+    return replace(entry, name=resource_names.resource(f"{path}.name", entry.name, domain) if entry.name else "")
+
+
+def qualify_nic(path: str, entry: NicEntry) -> NicEntry:
+    """The entry with its complete resource name. Raises InvalidField with its path."""
+    if entry.virtual_functions and entry.exclude:
+        raise InvalidField(f"{path}.exclude", "excludes what virtualFunctions offers", "keep one of them")
+    return qualify_entry(path, entry, ("names", "pci"), resource_names.NIC_DOMAIN)
 
 
 def qualify_replicated(path: str, section: S) -> S:
@@ -147,26 +132,18 @@ def qualify_replicated(path: str, section: S) -> S:
     if section != type(section)() and not section.resources:
         way = path.rpartition(".")[2]
         raise InvalidField(f"{path}.resources", "is missing", f"list the resources to share, or leave {way} out")
-    resources = tuple(
-        qualify_shared_resource(f"{path}.resources[{place}]", each, section.rename_by_default)
-        for place, each in enumerate(section.resources)
-    )
-    seen: set[str] = set()
-    for place, each in enumerate(resources):
-        if each.name in seen:
-            finding = f"{quoted([each.name])} is there twice"
-            raise InvalidField(f"{path}.resources[{place}].name", finding, "name each resource once")
-        seen.add(each.name)
-    return replace(section, resources=resources)
-
-
-def qualify_shared_resource(path: str, resource: SharedResource, rename_by_default: bool) -> SharedResource:
-    """The shared resource with complete names. Raises InvalidField with its path."""
-    name = resource_names.resource(f"{path}.name", resource.name)
-    rename = resource.rename or (f"{name}{resource_names.SHARED}" if rename_by_default else "")
-    if isinstance(resource.devices, tuple):
-        check_references(f"{path}.devices", resource.devices)
-    return replace(resource, name=name, rename=resource_names.resource(f"{path}.rename", rename) if rename else "")
+    resources: dict[str, SharedResource] = {}
+    for place, each in enumerate(section.resources):
+        where = f"{path}.resources[{place}]"
+        name = resource_names.resource(f"{where}.name", each.name)
+        if name in resources:
+            raise InvalidField(f"{where}.name", f"{quoted([name])} is there twice", "name each resource once")
+        rename = each.rename or (f"{name}{resource_names.SHARED}" if section.rename_by_default else "")
+        if isinstance(each.devices, tuple):
+            check_references(f"{where}.devices", each.devices)
+        rename = resource_names.resource(f"{where}.rename", rename) if rename else ""
+        resources[name] = replace(each, name=name, rename=rename)
+    return replace(section, resources=tuple(resources.values()))
 
 
 def check_limiter(found: Configuration) -> None:
@@ -178,15 +155,13 @@ def check_limiter(found: Configuration) -> None:
     if found.sharing.limiter == "none":
         return
     if found.sharing.limiter == "hami-core":
-        check_slot_limiter(found, MIG_PREFIX)
-        return
-    if found.sharing.limiter == "mps":
-        check_mps_limiter(found, MIG_PREFIX)
-        return
-    if found.sharing.units is None:
+        check_slot_limiter(found)
+    elif found.sharing.limiter == "mps":
+        check_mps_limiter(found)
+    elif found.sharing.units is None:
         remedy = "add sharing.units, or leave the limiter out"
         raise InvalidField("sharing.limiter", "vcuda limits GPUs in units, and none are offered so", remedy)
-    if not root:
+    elif not root:
         remedy = "name a directory on the host that is for this alone: /run/topoalign/vcuda"
         raise InvalidField("flags.vcudaRoot", "is missing, and the limiter vcuda needs it", remedy)
 
@@ -268,7 +243,7 @@ def check_resources_apart(found: Configuration) -> None:
             if name in gpus | nics or name.startswith(MIG_PREFIX):
                 finding = f"{quoted([name])} is a resource of devices that are not in units"
                 raise InvalidField(f"sharing.units.{field}", finding, "use another name")
-    check_slot_resources(found.sharing, gpus | nics, MIG_PREFIX)
+    check_slot_resources(found.sharing, gpus | nics)
     for place, choice in enumerate(found.nics):
         if choice.name in gpus or choice.name.startswith(MIG_PREFIX):
             raise InvalidField(f"nics[{place}].name", f"{choice.name} is a resource of GPUs", "use another name")
@@ -281,19 +256,15 @@ MOST_CLIENTS = 48
 """Clients of an MPS server on a GPU of any architecture: NVIDIA's device plugin refuses more replicas, too."""
 
 
-def check_mps(found: Configuration, mig_prefix: str) -> None:
-    """
-    Raises InvalidField for what MPS cannot share, as NVIDIA's device plugin v0.20.0 does, and for a second strategy.
-    Resources of MIG instances begin with `mig_prefix`.
-    """
+def check_mps(found: Configuration) -> None:
+    """Raises InvalidField for what MPS cannot share (NVIDIA's device plugin v0.20.0), and for a second strategy."""
     mps = found.sharing.mps
     if not mps.resources:
         return
     if found.flags.mig_strategy == "mixed":
         raise InvalidField("flags.migStrategy", "mixed cannot be used with sharing.mps", "use none or single")
     check_root(found, "sharing.mps")
-    whole = {str(GPU), *(each.name for each in found.resources.gpus)}
-    no_gpus = {str(NIC), *(each.name for each in found.nics), *({each.name for each in found.resources.mig} - whole)}
+    no_gpus = {str(NIC), *(each.name for each in found.nics), *names_of_instances(found)}
     in_time = {name for each in found.sharing.time_slicing.resources for name in (each.name, each.rename)}
     replicas: dict[str, int] = {}
     for place, each in enumerate(mps.resources):
@@ -302,7 +273,7 @@ def check_mps(found: Configuration, mig_prefix: str) -> None:
         if not 2 <= each.replicas <= MOST_CLIENTS:
             finding = f"{each.replicas} shares of a GPU by MPS"
             raise InvalidField(f"{path}.replicas", finding, f"use 2 to {MOST_CLIENTS}: a server has no more clients")
-        if each.name in no_gpus or each.name.startswith(mig_prefix):
+        if each.name in no_gpus or each.name.startswith(MIG_PREFIX):
             raise InvalidField(
                 f"{path}.name", f"{each.name} is not a resource of whole GPUs", "share it by timeSlicing"
             )
@@ -317,7 +288,7 @@ def check_mps(found: Configuration, mig_prefix: str) -> None:
             raise InvalidField(f"{path}.rename", finding, "give the shares a name of their own")
 
 
-def check_mps_limiter(found: Configuration, mig_prefix: str) -> None:
+def check_mps_limiter(found: Configuration) -> None:
     """Raises InvalidField where MPS is to limit nothing, MIG instances, or more containers than a server has clients."""
     slots = found.sharing.slots
     if slots is None and found.sharing.units is None:
@@ -326,19 +297,24 @@ def check_mps_limiter(found: Configuration, mig_prefix: str) -> None:
         )
         raise InvalidField("sharing.limiter", "mps limits GPUs in units or slots, and none are offered so", remedy)
     if slots is not None:
-        instances = {each.name for each in found.resources.mig} - {
-            str(GPU),
-            *(each.name for each in found.resources.gpus),
-        }
-        if slots.name in instances or slots.name.startswith(mig_prefix):
-            finding = f"mps does not limit MIG instances, which {quoted([slots.name])} is a resource of"
-            remedy = "leave the limiter out: an instance keeps its containers from other instances"
-            raise InvalidField("sharing.limiter", finding, remedy)
+        check_whole_gpus(found, slots, "leave the limiter out: an instance keeps its containers from other instances")
         if slots.replicas > MOST_CLIENTS:
             finding = f"{slots.replicas} slots of a GPU by MPS"
             remedy = f"use 2 to {MOST_CLIENTS}: a server has no more clients"
             raise InvalidField("sharing.slots.replicas", finding, remedy)
     check_root(found, "the limiter mps")
+
+
+def check_whole_gpus(found: Configuration, slots: GpuSlots, remedy: str) -> None:
+    """Raises InvalidField for slots of MIG instances, which the limiter does not limit."""
+    if slots.name in names_of_instances(found) or slots.name.startswith(MIG_PREFIX):
+        finding = f"{found.sharing.limiter} does not limit MIG instances, which {quoted([slots.name])} is a resource of"
+        raise InvalidField("sharing.limiter", finding, remedy)
+
+
+def names_of_instances(found: Configuration) -> set[str]:
+    """The names that `resources.mig` gives and `resources.gpus` does not."""
+    return {each.name for each in found.resources.mig} - {str(GPU), *(each.name for each in found.resources.gpus)}
 
 
 def check_root(found: Configuration, needed_by: str) -> None:
@@ -356,11 +332,11 @@ PATH = "sharing.slots"
 AMOUNTS = ("memory", "percentage", "cores", "priority")
 
 
-def check_instances(found: Configuration, mig_prefix: str) -> None:
+def check_instances(found: Configuration) -> None:
     """Raises InvalidField for slots of MIG instances that no GPU is divided into by this configuration."""
     slots = found.sharing.slots
     strategy = found.flags.mig_strategy
-    if slots is None or not slots.name.startswith(mig_prefix) or strategy == "mixed":
+    if slots is None or not slots.name.startswith(MIG_PREFIX) or strategy == "mixed":
         return
     if slots.name in {*(each.name for each in found.resources.gpus), *(each.name for each in found.resources.mig)}:
         return
@@ -423,29 +399,21 @@ def qualify_slots(sharing: SharingSection) -> GpuSlots | None:
     return named
 
 
-def check_slot_limiter(found: Configuration, mig_prefix: str) -> None:
+def check_slot_limiter(found: Configuration) -> None:
     """Raises InvalidField where HAMi-core is to limit nothing, or MIG instances, or has no directory."""
     slots = found.sharing.slots
     if slots is None:
         remedy = "add sharing.slots, or leave the limiter out"
         raise InvalidField("sharing.limiter", "hami-core limits GPUs in slots, and none are offered so", remedy)
-    instances = {each.name for each in found.resources.mig} - {str(GPU), *(each.name for each in found.resources.gpus)}
-    if slots.name in instances or slots.name.startswith(mig_prefix):
-        finding = f"hami-core does not limit MIG instances, which {quoted([slots.name])} is a resource of"
-        remedy = (
-            "leave the limiter out: an instance keeps its containers from other instances, and none from one another"
-        )
-        raise InvalidField("sharing.limiter", finding, remedy)
+    remedy = "leave the limiter out: an instance keeps its containers from other instances, and none from one another"
+    check_whole_gpus(found, slots, remedy)
     if not found.flags.hami_root.rstrip("/"):
         remedy = "name a directory on the host that is for this alone: /var/lib/topoalign/hami"
         raise InvalidField("flags.hamiRoot", "is missing, and the limiter hami-core needs it", remedy)
 
 
-def check_slot_resources(sharing: SharingSection, others: Collection[str], mig_prefix: str) -> None:
-    """
-    Raises InvalidField for a resource of amounts that is another one as well. `others`: all that GPUs and NICs may be
-    offered as; those of MIG instances begin with `mig_prefix`.
-    """
+def check_slot_resources(sharing: SharingSection, others: Collection[str]) -> None:
+    """Raises InvalidField for a resource of amounts that is another one, too. `others`: of GPUs and NICs."""
     if sharing.slots is None:
         return
     seen = {*others, sharing.slots.name}
@@ -453,7 +421,7 @@ def check_slot_resources(sharing: SharingSection, others: Collection[str], mig_p
         seen |= {sharing.units.cores, sharing.units.memory}
     for field in AMOUNTS:
         name = getattr(sharing.slots, field)
-        if name in seen or name.startswith(mig_prefix):
+        if name in seen or name.startswith(MIG_PREFIX):
             raise InvalidField(
                 f"{PATH}.{field}", f"{quoted([name])} is the name of another resource", "use another name"
             )

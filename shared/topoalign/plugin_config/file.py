@@ -51,25 +51,13 @@ class Wrapped(NamedTuple):
 
 
 def configurations(raw: bytes, path: Path) -> list[Wrapped]:
-    """
-    The configurations in a file, in its order, at least one. Raises InvalidDocument for a file that cannot be read, and
-    InvalidField for an object of Kubernetes that holds none.
-    """
+    """The configurations in a file, at least one, in its order. Raises InvalidDocument, and InvalidField for none."""
     parts = configuration_file.mappings_in(raw, str(path))
     found = files(parts, str(path))
     if found:
         return found
     check_no_object(parts)
     return [Wrapped("", documents.parse_document(raw, str(path)))]
-
-
-def single_configuration(raw: bytes, path: Path) -> Wrapped:
-    """The one configuration in a file. Raises as `configurations`, and InvalidField where there are several."""
-    found = configurations(raw, path)
-    if len(found) > 1:
-        fields = ", ".join(one.field for one in found)
-        raise InvalidField("document", f"it holds {len(found)} configurations: {fields}", "give one of them as a file")
-    return found[0]
 
 
 def files(parts: Sequence[FieldMapping], source: str) -> list[Wrapped]:
@@ -151,7 +139,11 @@ def load_content(raw: bytes, path: Path, environment: Mapping[str, str]) -> Load
     The configuration in the bytes of a file, also of a wrapper that holds one. Raises InvalidDocument, and InvalidField with
     the path of the first field that is wrong.
     """
-    return load_wrapped(single_configuration(raw, path), environment)
+    found = configurations(raw, path)
+    if len(found) > 1:
+        fields = ", ".join(one.field for one in found)
+        raise InvalidField("document", f"it holds {len(found)} configurations: {fields}", "give one of them as a file")
+    return load_wrapped(found[0], environment)
 
 
 def load_wrapped(found: Wrapped, environment: Mapping[str, str]) -> Loaded:
@@ -170,33 +162,23 @@ def interpret_document(document: documents.Document, environment: Mapping[str, s
 
     Raises InvalidField with the path of the first field that is wrong or cannot be met, or with the variable it is from.
     """
-    named = nvidia_fields.other_names(document)
-    document = nvidia_fields.rename_fields(document)
+    document, named = nvidia_fields.rename_fields(document)
     origins = dict.fromkeys(flatten_document(document), FROM_FILE)
     document, variables = nvidia_fields.apply_variables(document, environment)
     try:
         document, ignored = nvidia_fields.resolve_nvidia_fields(document)
         configuration = validate_configuration(section(document, Configuration, ""))
-    except InvalidField as error:
-        raise InvalidField(*error_at_source(error, named | variables)) from error
+    except InvalidField as error:  # under the variable that the value came from, or under the field's name in the file
+        sources = named | variables
+        of_field = (sources[each] for each in sources if f"{error.field}.".startswith((f"{each}.", f"{each}[")))
+        finding = error.finding.removeprefix(f"{error.field}: ")
+        raise InvalidField(next(of_field, error.field), finding, error.remedy) from error
     origins.update(variables)
     findings = tuple(
         ConfigurationFinding(field=variables.get(field, field), finding=f"has no effect: {why}")
         for field, why in ignored.items()
     )
     return Loaded(configuration=configuration, origins=origins, findings=findings)
-
-
-def error_at_source(error: InvalidField, sources: Mapping[str, str]) -> tuple[str, str, str]:
-    """The parts of an error, under the variable that the value came from, or under the field's name in the file."""
-    finding = error.finding.removeprefix(f"{error.field}: ")
-    source = next((sources[field] for field in sources if is_inside(error.field, field)), None)
-    return source or error.field, finding, error.remedy
-
-
-def is_inside(path: str, field: str) -> bool:
-    """Whether a path is this field or inside it: `nics[0].name` is below `nics`."""
-    return path == field or path.startswith((f"{field}.", f"{field}["))
 
 
 def section(content: object, kind: type[S], path: str) -> S:

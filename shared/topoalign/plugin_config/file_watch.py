@@ -68,9 +68,7 @@ class ConfigurationFile:
                 await self.look(asked=True)
 
     async def look(self, *, asked: bool = False) -> bool:
-        """
-        Reads the file. Returns whether another configuration came into use. Logs a known refusal again only if `asked`.
-        """
+        """Reads the file. Returns whether another configuration came into use. `asked`: logs a known refusal again."""
         if self.path is None:
             return False
         async with self._looking:
@@ -123,18 +121,10 @@ class ConfigurationFile:
             log.info(event, file=str(self.path or ""), variables=variables, findings=findings)
 
 
-def file_named(environment: Mapping[str, str]) -> Path | None:
-    """Ours goes before NVIDIA's. None where neither names one."""
-    name = environment.get(VARIABLE) or environment.get(nvidia_fields.FILE)
-    return Path(name) if name else None
-
-
 def read_first(environment: Mapping[str, str]) -> tuple[Path | None, bytes, Loaded]:
-    """
-    The file, what it holds and what that means. Raises as `content` and `parse_configuration`; a wrong field's file is
-    named.
-    """
-    path = file_named(environment)
+    """The file, its content and its configuration. Raises as `content_of` and `parse_configuration`."""
+    name = environment.get(VARIABLE) or environment.get(nvidia_fields.FILE)
+    path = Path(name) if name else None
     content = content_of(path) if path is not None else b""
     try:
         return path, content, parse_configuration(content, path, environment)

@@ -15,3 +15,11 @@ class ConfigurationFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defau
 
     def __str__(self) -> str:
         return f"{self.field}: {self.finding}"
+
+
+class Findings(list[ConfigurationFinding]):
+    """Collects findings."""
+
+    def add(self, field: str, finding: str, remedy: str = "", *, severe: bool = False) -> None:
+        """Adds a finding about a field of the configuration."""
+        self.append(ConfigurationFinding(field=field, finding=finding, remedy=remedy, severe=severe))

@@ -125,10 +125,7 @@ def install_library(library: bytes, to: Path) -> tuple[Put, ...]:
 
 
 def replace_file(directory: int, name: str, content: bytes, mode: int) -> bool:
-    """
-    Creates the file with this content and mode, or replaces it. Returns whether it differed. Leaves it as it was on
-    OSError.
-    """
+    """Puts the file there as a whole. Returns whether it differed. Leaves it as it was on OSError."""
     if has_file(directory, name, content, mode):
         return False
     draft = f".{name}.new"
@@ -165,10 +162,7 @@ def has_file(directory: int, name: str, content: bytes, mode: int) -> bool:
 
 
 def find_missing_file(root: Path) -> str | None:
-    """
-    What containers could not be given of a root: `libvgpu.so`, or `ld.so.preload`, also where it cannot be looked at; None:
-    nothing is missing.
-    """
+    """The file of a root that containers could not be given: `libvgpu.so` or `ld.so.preload`; None: none is missing."""
     for name in (LIBRARY, PRELOAD):
         if not os.path.isfile(root / name):  # Path.is_file raises where a directory on the way is closed
             return name

@@ -69,10 +69,7 @@ def read_served(root: Path, resource: ResourceName) -> Serves | None:
 
 
 def lock_resource_directory(directory: Path) -> int | None:
-    """
-    The open lock file of a resource's directory, which no other `topoalign mps` has then, until it is closed; None: another
-    one has it. Makes the directory. Raises OSError.
-    """
+    """The open lock file of a resource's directory; None: another `topoalign mps` has it. Raises OSError."""
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

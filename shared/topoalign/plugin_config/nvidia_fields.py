@@ -20,11 +20,6 @@ FILE = "CONFIG_FILE"
 """Names the file for that plugin."""
 
 
-def keep_text(value: str) -> object:
-    """The value of a variable, unchanged."""
-    return value
-
-
 def parse_boolean(value: str) -> object:
     """Parses a boolean as Go's strconv.ParseBool; any other text stays text, and is refused later."""
     return True if value in TRUE else False if value in FALSE else value
@@ -44,7 +39,7 @@ class NvidiaVariable(NamedTuple):
     """A variable of NVIDIA's plugin: the field it stands for, and how its text becomes a value of it."""
 
     field: str
-    read: Callable[[str], Any] = keep_text
+    read: Callable[[str], Any] = str
 
 
 VARIABLES: Mapping[str, NvidiaVariable] = {
@@ -129,27 +124,24 @@ def apply_variables(document: dict[str, Any], environment: Mapping[str, str]) ->
     return document, origins
 
 
-def other_names(document: dict[str, Any]) -> dict[str, str]:
-    """The fields that a document has under another name, and that name."""
-    return {new: old for old, new in OTHER_NAMES.items() if value_at(document, old) is not None}
-
-
-def rename_fields(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with each field under its newest name. Raises InvalidField if two names of a field differ in value."""
+def rename_fields(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """
+    The document with each field under its newest name, and newest -> older name of those that had another one. Raises
+    InvalidField if two names of a field differ in value.
+    """
+    older: dict[str, str] = {}
     for old, new in OTHER_NAMES.items():
         value = value_at(document, old)
         if value is not None:
             if value_at(document, new) not in (None, value):
                 raise InvalidField(old, f"another name of {new}, which has another value", "keep one of them")
             document = with_value(drop_field(document, old), new, value)
-    return document
+            older[new] = old
+    return document, older
 
 
 def resolve_nvidia_fields(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """
-    The document without the fields that are only NVIDIA's, and of those that have no effect why. Raises InvalidField for one
-    that cannot be met.
-    """
+    """The document without NVIDIA's own fields, and why some have no effect. Raises InvalidField for an unmet one."""
     strategy = value_at(document, "flags.plugin.deviceListStrategy")
     if isinstance(strategy, str):
         document = with_value(document, "flags.plugin.deviceListStrategy", [strategy])

@@ -48,10 +48,7 @@ def resource(path: str, text: str, domain: str = GPU_DOMAIN) -> ResourceName:
 
 
 def found_in(pattern: str, name: str) -> bool:
-    """
-    Whether a part of the name fits the pattern, in which `*` stands for anything: as NVIDIA's device plugin v0.20.0 looks
-    for the names of products.
-    """
+    """Whether a part of the name fits the pattern (`*` stands for anything), as in NVIDIA's device plugin v0.20.0."""
     start = 0
     for literal in pattern.split("*"):
         at = name.find(literal, start)

@@ -26,9 +26,8 @@ def until_tick(clock: Clock, period: float) -> float:
     """
     The seconds until `clock.monotonic()` is the next multiple of `period`, in (0, `period`].
 
-    Whoever polls waits for so long between two polls: those with the same period, or one that divides it, then wake at the
-    same moments. A process that does little is woken a third as often, and each time it is woken costs more than the poll.
-    Example: at second 12.3 there are 0.2 s until the next tick of 0.5 s, and 0.7 s until that of 1 s, which is one of both.
+    Pollers with the same period then wake at the same moments: an idle process is woken a third as often. Example: at second
+    12.3 there are 0.2 s until the next tick of 0.5 s, and 0.7 s until that of 1 s.
     """
     return period - clock.monotonic() % period
 
@@ -41,10 +40,7 @@ def backoff_seconds(failures: int, first: float, longest: float) -> float:
     """
     Seconds to wait after this many failures in a row; after none as after one. The pause doubles with each failure.
 
-    `first` and `longest` are in seconds; `longest` bounds every wait, also the first. With a first pause of 0.2 s and a
-    longest of 5 s the waits are 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5 ... seconds. The caller counts its failures and sleeps on its
-    own clock. A caller that spreads its tries, so that many nodes do not try at the same moment, multiplies the seconds by a
-    random factor of its own.
+    With `first` 0.2 s and `longest` 5 s the waits are 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5 ... seconds.
     """
     doublings = min(max(failures - 1, 0), MOST_DOUBLINGS)
     return min(longest, first * 2.0**doublings)

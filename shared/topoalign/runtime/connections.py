@@ -129,10 +129,7 @@ class FairConnection(asyncio.Protocol):
         self.transport.abort()
 
     async def _answer(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """
-        The application, once the peer has read the last answer, in its turn. An answer that is cancelled ends without the
-        error that uvicorn would log.
-        """
+        """Runs the application in the request's turn, once the peer has read the last answer."""
         peer = (*self.peer, "probe") if scope["path"].startswith(PROBES) else self.peer
         self._working = Working(peer, self._turns)
         self._task = asyncio.current_task()
@@ -182,9 +179,8 @@ class Handshake(asyncio.Protocol):
     """
     Handles a connection until the end of its TLS handshake, then passes it to `http`.
 
-    A handshake counts as a connection and takes a turn. With asyncio alone the server sees a connection only after its
-    handshake, for which a client may take a minute. So connections without a handshake would not be counted, and could use
-    up all file descriptors of the process.
+    asyncio alone shows a connection only after its handshake, for which a client may take a minute: connections without one
+    would not be counted, and could use up all file descriptors. So here a handshake counts, and takes a turn.
     """
 
     transport: asyncio.Transport

@@ -49,19 +49,13 @@ class Reload:
         self._asked.set()
 
     async def wait(self) -> None:
-        """
-        Waits for a request. Returns at once if one came since the last call, so that none is lost while files are read.
-        """
+        """Waits for a request; returns at once if one came since the last call."""
         await self._asked.wait()
         self._asked = anyio.Event()
 
 
 class Drain:
-    """
-    The time between SIGTERM and the end of the services, in which clients of a server move to another replica.
-
-    From SIGTERM on no readiness page is ready; the services end `seconds` later.
-    """
+    """The time between SIGTERM and the end of the services: no readiness page is ready, and clients move elsewhere."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.ports import Clock
@@ -60,10 +60,7 @@ class DriverThread:
         self._under_way: tuple[CallProgress, Future[Any]] | None = None
 
     async def run(self, work: Callable[[CallProgress], T]) -> T:
-        """
-        The work's result. Raises what it raises, and DriverFault if a call of it, or of earlier work, does not end, or where
-        there is no thread or no memory for it.
-        """
+        """The work's result. Raises what it raises, and DriverFault for a call that does not end, or without a thread."""
         while self._under_way is not None:
             await self._outlast(*self._under_way)
         steps = CallProgress(self._clock)
@@ -107,14 +104,10 @@ class DriverThread:
             _, since = steps.current
             due = max(since, awake) + self._deadline
             if due <= self._clock.monotonic():
-                self._hangs(steps)
+                raise DriverFault(
+                    f"{self._driver} has not answered {steps.current[0]} within {self._deadline:g} s",
+                    "look for driver errors in the kernel log; a driver that hangs for long needs its node restarted",
+                )
             await self._clock.sleep(due - self._clock.monotonic())
             if self._clock.monotonic() - due > LATE_SECONDS:
                 awake = self._clock.monotonic()
-
-    def _hangs(self, steps: CallProgress) -> NoReturn:
-        call, _ = steps.current
-        raise DriverFault(
-            f"{self._driver} has not answered {call} within {self._deadline:g} s",
-            "look for driver errors in the kernel log; a driver that hangs for long needs its node restarted",
-        )

@@ -169,8 +169,8 @@ def store_of(message: Message) -> Stream:
 
 def store_of_batch(messages: Sequence[Message]) -> Stream:
     """
-    The stream that stores these messages as one atomic batch. Raises BusRefused as `store_of` does, and if it is not one
-    stream that takes batches, if there are too many or none, or two have the same subject.
+    The stream that stores these messages as one atomic batch. Raises BusRefused unless it is one stream that takes batches,
+    and the messages are few enough and each of another subject.
     """
     streams = {store_of(message) for message in messages}
     subjects = {message.subject for message in messages}
@@ -234,11 +234,11 @@ async def create_or_change_stores(request: Request, replicas: int | None) -> lis
         else:
             check_owner(store, info.config)
             wanted = kept_bounds(store, info.config, replicas)
-            found = differences(wanted, info.config, [])
-            if not found:
+            changed = changed_fields(wanted, info.config)
+            if not changed:
                 continue
             verb = "UPDATE"
-            done = f"changed {', '.join(field for field, _, _ in found)} of {store.name}"
+            done = f"changed {', '.join(changed)} of {store.name}"
         answer = await request(f"$JS.API.STREAM.{verb}.{store.name}", msgspec.json.encode(wanted))
         error = msgspec.json.decode(answer, type=Info).error
         if error is not None and error.err_code == NAME_IN_USE:  # created by another meanwhile
@@ -267,15 +267,15 @@ def check_owner(wanted: Store, found: dict[str, object]) -> None:
             )
 
 
-def differences(wanted: Store, found: dict[str, object], ignored: Collection[str]) -> list[tuple[str, object, object]]:
-    """Field, wanted value and value found of each field that differs; metadata and description aside."""
+def changed_fields(wanted: Store, found: dict[str, object]) -> list[str]:
+    """The fields of a stream that differ from what is wanted; metadata and description aside."""
     expected: dict[str, object] = msgspec.json.decode(msgspec.json.encode(wanted))
     expected |= dict.fromkeys(FOREIGN)
-    kept = [field for field in expected if field not in ("description", "metadata", *ignored)]
-    pairs = [(field, expected[field], found.get(field)) for field in kept]
+    compared = expected.keys() - {"description", "metadata"}
+    # NATS omits what is empty.
     return [
-        (field, want, have) for field, want, have in pairs if (want or None) != (have or None)
-    ]  # NATS omits what is empty
+        field for field in expected if field in compared and (expected[field] or None) != (found.get(field) or None)
+    ]
 
 
 def kept_bounds(store: Store, found: dict[str, object], replicas: int | None) -> Store:
@@ -286,10 +286,7 @@ def kept_bounds(store: Store, found: dict[str, object], replicas: int | None) ->
 
 
 def store_error(what: str, refusal: StoreRefusal) -> BusRefused | BusUnavailable:
-    """
-    The error for NATS' answer. 503 without a full store comes from a cluster that elects a leader, and passes by
-    itself.
-    """
+    """The error for NATS' answer. A cluster that elects a leader answers 503, which passes by itself."""
     text = clean(refusal.description or f"error {refusal.code}", 200)
     if refusal.code in (408, 503) and refusal.err_code not in (10023, NO_JETSTREAM):
         return BusUnavailable(f"{what}: NATS reports {text!r} ({refusal.err_code})")

@@ -49,9 +49,7 @@ class FactPublisher:
         return await self._bus.publish_all(messages)
 
     def note(self) -> str | None:
-        """
-        The note for /readyz?verbose: another client uses ids of this writer, or the stored messages cannot be compared.
-        """
+        """The note for /readyz?verbose: facts went out under other ids in the last hour."""
         if not self.taken or self._clock.monotonic() > self._last + NOTE_SECONDS:
             return None
         return f"{self.taken} facts went out under other ids than their own; the last because {self._finding}"

@@ -8,9 +8,7 @@ for the readiness probe of its pods. The server listens on the loopback address 
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
 from importlib import metadata
-from types import MappingProxyType
 
 import anyio
 from anyio.abc import TaskStatus
@@ -18,14 +16,15 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Info, gene
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.runtime.context import Check, Context, Page, Series
 from topoalign.runtime.http_server import listen_on_port, serve_application
 from topoalign.runtime.request_turns import take_turn
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 async def serve_http(
@@ -40,30 +39,27 @@ async def serve_http(
 def build_application(context: Context) -> Starlette:
     """The HTTP application with the pages of the process and of its services."""
 
-    async def livez(request: Request) -> Response:
-        return check_response(context.life, "not alive", verbose="verbose" in request.query_params)
-
-    async def readyz(request: Request) -> Response:
-        verbose = "verbose" in request.query_params
-        return check_response(context.checks, "not ready", verbose=verbose, notes=context.notes if verbose else {})
-
-    def ready_for(checks: Mapping[str, Check]) -> Callable[[Request], Awaitable[Response]]:
+    def checked(checks: Mapping[str, Check], failing: str, notes: Mapping[str, Check]) -> Endpoint:
         async def endpoint(request: Request) -> Response:
-            return check_response(checks, "not ready", verbose="verbose" in request.query_params)
+            verbose = "verbose" in request.query_params
+            return check_response(checks, failing, verbose=verbose, notes=notes if verbose else {})
 
         return endpoint
 
     async def metrics(request: Request) -> Response:
         own = generate_latest(context.metrics)  # before the answer begins, so that a defect is an error
-        return StreamedResponse(exposition(own, context.series), CONTENT_TYPE_LATEST)
+        return StreamingResponse(exposition(own, context.series), headers={"content-type": CONTENT_TYPE_LATEST})
 
     register_build(context.metrics)
-    own = [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
-    pages = [Route(path, page_endpoint(page)) for path, page in context.pages.items()]
-    ready = [Route(f"/readyz/{name}", ready_for(checks)) for name, checks in context.readiness.items()]
-    return Starlette(
-        routes=[*own, *ready, *pages, *context.routes], exception_handlers={HTTPException: answer_http_error}
-    )
+    routes = [
+        Route("/livez", checked(context.life, "not alive", {})),
+        Route("/readyz", checked(context.checks, "not ready", context.notes)),
+        Route("/metrics", metrics),
+        *(Route(f"/readyz/{name}", checked(each, "not ready", {})) for name, each in context.readiness.items()),
+        *(Route(path, page_endpoint(page)) for path, page in context.pages.items()),
+        *context.routes,
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: answer_http_error})
 
 
 def register_build(registry: CollectorRegistry) -> None:
@@ -72,7 +68,7 @@ def register_build(registry: CollectorRegistry) -> None:
     build.info({"version": metadata.version("topoalign")})
 
 
-def page_endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
+def page_endpoint(page: Page) -> Endpoint:
     """Makes an endpoint of a page. A TopoalignError that the page raises becomes status 503, as in the API."""
 
     async def endpoint(request: Request) -> Response:
@@ -86,25 +82,6 @@ def page_endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
     return endpoint
 
 
-class StreamedResponse(Response):
-    """
-    A response that is made while it is sent, in the task of its request. `StreamingResponse` uses a second task for that,
-    and a third one that waits for the client to disconnect.
-    """
-
-    def __init__(self, parts: AsyncGenerator[bytes, None], content_type: str) -> None:
-        self._parts = parts
-        self._head = [(b"content-type", content_type.encode())]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the head and then each part."""
-        await send({"type": "http.response.start", "status": 200, "headers": self._head})
-        async with aclosing(self._parts) as parts:
-            async for part in parts:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
 async def exposition(own: bytes, series: Iterable[Series]) -> AsyncGenerator[bytes, None]:
     """Yields the page of metrics: those of the process, then the series that its services write."""
     yield own
@@ -115,9 +92,7 @@ async def exposition(own: bytes, series: Iterable[Series]) -> AsyncGenerator[byt
             await take_turn()
 
 
-def check_response(
-    checks: Mapping[str, Check], failing: str, *, verbose: bool, notes: Mapping[str, Check] = MappingProxyType({})
-) -> Response:
+def check_response(checks: Mapping[str, Check], failing: str, *, verbose: bool, notes: Mapping[str, Check]) -> Response:
     """The page of these checks: a line for each failed check, or with `verbose` for each; status 200 if all pass."""
     results = {name: check() for name, check in sorted(checks.items())}
     reasons = {name: reason for name, reason in results.items() if reason is not None}

@@ -55,8 +55,7 @@ class HttpServer(uvicorn.Server):
     """
     uvicorn as one task among others: the runner handles signals, and the start is reported.
 
-    After `stop`, it ends as soon as all answers are sent. uvicorn's own server checks ten times a second whether it is to
-    end, so it needs at least a tenth of a second.
+    After `stop` it ends as soon as all answers are sent. uvicorn's own server looks ten times a second whether it is to end.
     """
 
     def __init__(self, config: uvicorn.Config, url: str, task_status: TaskStatus[str]) -> None:
@@ -71,8 +70,9 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
         self._stopping.set()
 
-    def close_answered_connections(self) -> None:
-        """Every answer closes its connection from now on (`Connection: close`), so that clients move to another replica."""
+    async def close_connections_after(self, draining: anyio.Event) -> None:
+        """From this event on every answer closes its connection, so that clients move to another replica."""
+        await draining.wait()
         self.config.encoded_headers.append(CLOSE)  # of which the headers are made again each second
         self.server_state.default_headers.append(CLOSE)  # also of calls that are being answered
 
@@ -165,16 +165,10 @@ async def serve_application(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(exit_when_cancelled, server)
             if draining is not None:
-                tasks.start_soon(close_connections_when, draining, server)
+                tasks.start_soon(server.close_connections_after, draining)
             with anyio.CancelScope(shield=True):
                 await server.serve([listener])
             tasks.cancel_scope.cancel()
-
-
-async def close_connections_when(draining: anyio.Event, server: HttpServer) -> None:
-    """Once the server drains, each answer closes its connection."""
-    await draining.wait()
-    server.close_answered_connections()
 
 
 async def exit_when_cancelled(server: HttpServer) -> None:
@@ -186,11 +180,7 @@ async def exit_when_cancelled(server: HttpServer) -> None:
 
 
 def listen_on_port(host: str, port: int, settings: str = "TOPOALIGN_HTTP") -> socket.socket:
-    """
-    A listening TCP socket; port 0 picks a free one. `settings`: how the names of the settings of host and port begin.
-
-    Raises AddressInUse if the address cannot be used.
-    """
+    """A listening TCP socket; port 0: any. `settings`: how the names of its settings begin. Raises AddressInUse."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         dual = family is socket.AF_INET6  # `::` is every address, those of IPv4 too

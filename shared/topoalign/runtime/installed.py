@@ -83,8 +83,8 @@ def settings_by_service(names: Collection[str] | None = None) -> dict[str, type[
 
 def find_unknown_variables(environment: Mapping[str, str], running: Collection[str] = ()) -> list[str]:
     """
-    Findings about variables with our prefix that are settings of no service: most often they are misspelt.
-    `running`: services whose settings are loaded; those of the others are loaded only where some variable is not theirs.
+    Findings about variables with our prefix that are settings of no service: most often they are misspelt. `running`: the
+    services whose settings are loaded already.
     """
     ours = {name for name, value in environment.items() if name.startswith(PREFIX) and not is_of_kubelet(name, value)}
     if not ours - list_variables(settings_by_service(running)):
@@ -106,7 +106,7 @@ def list_variables(found: Mapping[str, type[msgspec.Struct]]) -> set[str]:
 
 def is_of_kubelet(variable: str, value: str) -> bool:
     """
-    Whether a kubelet has set a variable, as it does in every container for a Service that is named topoalign-something:
-    `TOPOALIGN_NATS_SERVICE_HOST`, `TOPOALIGN_NATS_PORT` (an address), `TOPOALIGN_NATS_PORT_4222_TCP_ADDR`.
+    Whether a kubelet has set a variable for a Service that is named topoalign-something: `TOPOALIGN_NATS_SERVICE_HOST`,
+    `TOPOALIGN_NATS_PORT` (an address), `TOPOALIGN_NATS_PORT_4222_TCP_ADDR`.
     """
     return bool(OF_A_SERVICE.search(variable) or (variable.endswith("_PORT") and OF_A_PORT.match(value)))

@@ -18,10 +18,7 @@ from typing import Any
 
 @contextmanager
 def hide_module(module: str) -> Iterator[None]:
-    """
-    Makes a module look not installed for imports in this block, unless it is imported already. Afterwards anybody may import
-    the module.
-    """
+    """Makes a module look not installed for imports in this block, unless it is imported already."""
     if module in sys.modules:
         yield
         return

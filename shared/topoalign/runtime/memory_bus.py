@@ -6,6 +6,7 @@ a message id stored once, the newest few of each subject where only those matter
 It keeps nothing after the process ends.
 """
 
+import asyncio
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Sequence
@@ -38,14 +39,11 @@ class Log:
         self._per_subject = per_subject
         self._of_subject: defaultdict[str, deque[int]] = defaultdict(deque)
         self._ids: dict[str, int] = {}
-        self._newest: dict[str, Received] = {}
+        self.newest: dict[str, Received] = {}
         """Subject -> its newest message that is kept."""
 
     def append(self, message: Message) -> int:
-        """
-        Store a message and return its position, or that of an equal message with its id.
-        Raises IdTaken if another message has the id.
-        """
+        """Stores a message. Returns its position, or that of an equal message with its id. Raises IdTaken."""
         name = message.headers.get("Nats-Msg-Id")
         if name is not None and name in self._ids:
             position = self._ids[name]
@@ -53,8 +51,8 @@ class Log:
                 raise IdTaken(name, f"message {position} of the stream is another one")
             return position
         self.last += 1
-        self._newest[message.subject] = Received(message=message, position=self.last)
-        self.kept.append(self._newest[message.subject])
+        self.newest[message.subject] = Received(message=message, position=self.last)
+        self.kept.append(self.newest[message.subject])
         if name is not None:
             self._ids[name] = self.last
         self.drop_old(message.subject)
@@ -64,10 +62,10 @@ class Log:
 
     def check_expected(self, message: Message, expected: int) -> int | None:
         """
-        None if the newest message of the subject has this position, so that this one may be stored. If this message was
-        stored after it: where. Else raises BusConflict.
+        None: the newest message of the subject has this position. Else the position of this message, if it was stored after
+        that. Raises BusConflict.
         """
-        newest = self._newest.get(message.subject)
+        newest = self.newest.get(message.subject)
         if (newest.position if newest is not None else 0) == expected:
             return None
         following = self.after(expected, message.subject)
@@ -87,10 +85,6 @@ class Log:
                 raise IdTaken(str(name), f"message {self._ids[str(name)]} of the stream is another one")
         return [self.append(message) for message, _ in batch]
 
-    def newest(self, subject: str) -> Received | None:
-        """The newest message of a subject that is kept."""
-        return self._newest.get(subject)
-
     def drop_old(self, subject: str) -> None:
         """Drop messages beyond the limits of the stream after a message on this subject."""
         if self._per_subject is not None:
@@ -106,8 +100,8 @@ class Log:
         """Forgets the messages of these indices, and their ids with them."""
         for old in self.kept[start:stop]:
             self._ids.pop(old.message.headers.get("Nats-Msg-Id", ""), None)
-            if self._newest.get(old.message.subject) is old:
-                del self._newest[old.message.subject]
+            if self.newest.get(old.message.subject) is old:
+                del self.newest[old.message.subject]
         del self.kept[start:stop]
 
     def forget(self, subject: str) -> None:
@@ -148,41 +142,32 @@ class MemoryFollower:
         return msgspec.structs.replace(received, waiting=self._log.last - received.position)
 
 
-class PendingRequest:
-    """A request with its reply, once it is answered."""
-
-    def __init__(self, body: bytes) -> None:
-        self.body = body
-        self.reply = b""
-        self.answered = anyio.Event()
-
-
 class Responder:
     """Answers the questions to one endpoint in turn. An asker who gives up does not stop an answer under way."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
-        self._questions: deque[PendingRequest] = deque()
+        self._questions: deque[tuple[bytes, asyncio.Future[bytes]]] = deque()
         self._news = anyio.Event()
 
     async def run(self) -> None:
-        """Answer the requests of this endpoint, one at a time, for ever."""
+        """Answers the questions until cancelled."""
         while True:
             while self._questions:
-                question = self._questions.popleft()
-                question.reply = await reply_to(self.endpoint, question.body)
-                question.answered.set()
+                body, answer = self._questions.popleft()
+                reply = await reply_to(self.endpoint, body)
+                if not answer.done():
+                    answer.set_result(reply)
             self._news = anyio.Event()
             await self._news.wait()
 
     async def ask(self, body: bytes, within: float) -> bytes:
         """The answer to a request. Raises BusUnavailable after `within` seconds without one."""
-        question = PendingRequest(body)
-        self._questions.append(question)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._questions.append((body, answer))
         self._news.set()
         with anyio.move_on_after(within):
-            await question.answered.wait()
-            return question.reply
+            return await answer
         raise BusUnavailable(f"no answer on {self.endpoint.subject} within {within:g} s")
 
 
@@ -214,7 +199,7 @@ class MemoryBus:
     async def newest(self, stream: Stream, subject: str) -> Received | None:
         """The newest message of a subject; None if there is none."""
         await anyio.lowlevel.checkpoint()
-        return self._logs[stream].newest(subject)
+        return self._logs[stream].newest.get(subject)
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
         """Stores messages in this order and returns the position of each; None from the first on that `publish` refuses."""

@@ -7,12 +7,11 @@ devices first.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
-    from prometheus_client.registry import Collector as PrometheusCollector
 from topoalign.core.model.errors import clean
 
 Kind = Literal["gauge", "counter"]
@@ -78,24 +77,18 @@ class Histogram:
         yield HistogramMetricFamily(self._name, self._help, buckets=buckets, sum_value=self._sum)
 
 
-class CollectorGroup:
-    """Combines several collectors into one."""
-
-    def __init__(self, collectors: Sequence[Collector]) -> None:
-        self._collectors = collectors
-
-    def collect(self) -> "Iterator[Metric]":
-        """Yields the metrics of one collector after the other."""
-        for each in self._collectors:
-            yield from each.collect()
-
-
 def registry_of(collectors: Sequence[Collector]) -> "CollectorRegistry":
     """A registry with the metrics of these collectors, including collectors that are added to the list later."""
     from prometheus_client import CollectorRegistry  # see above
+    from prometheus_client.registry import Collector as PrometheusCollector
+
+    class Group(PrometheusCollector):
+        def collect(self) -> "Iterator[Metric]":
+            for each in collectors:
+                yield from each.collect()
 
     registry = CollectorRegistry()
-    registry.register(cast("PrometheusCollector", CollectorGroup(collectors)))
+    registry.register(Group())
     return registry
 
 

@@ -51,84 +51,49 @@ def format_accounts(nodes: Mapping[NodeName, str], registry: str, reader: str, a
     The block `accounts` of a nats-server's configuration. `nodes`: name -> public key of its user (`U…`), `EVERY_NODE` alone
     for one account of all; the others are public keys, too.
     """
+    reading = [
+        *(format_import("service", STORES, each) for each in READS),
+        format_import("stream", STORES, f"{NEWS}.>"),
+    ]
+
+    def of_nodes(patterns: Iterable[str]) -> list[str]:
+        return [format_import("service", account_of(node), each) for node in nodes for each in subjects(patterns, node)]
+
     lines = ["accounts {"]
-    lines += format_account(
-        STORES,
-        stores,
-        ["jetstream: enabled"],
-        exports=[
-            *(format_service_export(f"{P}.{each}") for each in exported_subjects()),
-            *(format_service_export(each, stream=True) for each in READS),
-            format_service_export(PURGE, [ADMIN]),
-            f'{{ stream: "{NEWS}.>" }}',
-        ],
-        imports=[],
-    )
-    lines += format_account(
-        ADMIN,
-        admin,
-        [],
-        exports=[],
-        imports=[
-            *(format_import("service", STORES, each) for each in READS),
-            f'{{ service: {{ account: "{STORES}", subject: "{PURGE}" }}, to: "{PURGED_AS}" }}',
-            format_import("stream", STORES, f"{NEWS}.>"),
-            format_import("service", REGISTRY, f"{P}.registry.*"),
-            *(
-                format_import("service", account_of(node), s)
-                for node in nodes
-                for s in subjects(OF_ADMIN + OF_REGISTRY, node)
-            ),
-        ],
-    )
-    lines += format_account(
-        REGISTRY,
-        registry,
-        [],
-        exports=[format_service_export(f"{P}.registry.*", [ADMIN])],
-        imports=[
-            *(
-                format_import("service", STORES, each)
-                for each in (f"{P}.reservation.*", f"{P}.deadletter.registry", *READS)
-            ),
-            format_import("stream", STORES, f"{NEWS}.>"),
-            *(
-                format_import("service", account_of(node), each)
-                for node in nodes
-                for each in subjects(OF_REGISTRY, node)
-            ),
-        ],
-    )
-    lines += format_account(
-        READERS,
-        reader,
-        [],
-        exports=[],
-        imports=[
-            *(format_import("service", STORES, each) for each in READS),
-            format_import("stream", STORES, f"{NEWS}.>"),
-            *(
-                format_import("service", account_of(node), each)
-                for node in nodes
-                for each in subjects(OF_READERS, node)
-            ),
-        ],
-    )
+    stored = (*(pattern.format(node="*") for pattern in FACTS), "reservation.*", "deadletter.registry")
+    exports = [
+        *(format_service_export(f"{P}.{each}") for each in stored),
+        *(format_service_export(each, stream=True) for each in READS),
+        format_service_export(PURGE, [ADMIN]),
+        f'{{ stream: "{NEWS}.>" }}',
+    ]
+    lines += format_account(STORES, stores, exports=exports, imports=[], jetstream=True)
+    imports = [
+        *reading,
+        f'{{ service: {{ account: "{STORES}", subject: "{PURGE}" }}, to: "{PURGED_AS}" }}',
+        format_import("service", REGISTRY, f"{P}.registry.*"),
+        *of_nodes(OF_ADMIN + OF_REGISTRY),
+    ]
+    lines += format_account(ADMIN, admin, exports=[], imports=imports)
+    imports = [
+        *(format_import("service", STORES, f"{P}.{each}") for each in ("reservation.*", "deadletter.registry")),
+        *reading,
+        *of_nodes(OF_REGISTRY),
+    ]
+    exports = [format_service_export(f"{P}.registry.*", [ADMIN])]
+    lines += format_account(REGISTRY, registry, exports=exports, imports=imports)
+    lines += format_account(READERS, reader, exports=[], imports=[*reading, *of_nodes(OF_READERS)])
     for node, key in nodes.items():
         news = [f"{NEWS}.{pattern.format(node=token_of(node))}" for pattern in NEWS_OF_NODE]
-        lines += format_account(
-            account_of(node),
-            key,
-            [],
-            exports=[
-                *(format_service_export(each, [ADMIN]) for each in subjects(OF_ADMIN, node)),
-                *(format_service_export(each, [ADMIN, REGISTRY, READERS]) for each in subjects(OF_REGISTRY, node)),
-            ],
-            imports=[
-                *(format_import("service", STORES, each) for each in (*subjects(FACTS, node), *READS)),
-                *(format_import("stream", STORES, each) for each in news),
-            ],
-        )
+        exports = [
+            *(format_service_export(each, [ADMIN]) for each in subjects(OF_ADMIN, node)),
+            *(format_service_export(each, [ADMIN, REGISTRY, READERS]) for each in subjects(OF_REGISTRY, node)),
+        ]
+        imports = [
+            *(format_import("service", STORES, each) for each in (*subjects(FACTS, node), *READS)),
+            *(format_import("stream", STORES, each) for each in news),
+        ]
+        lines += format_account(account_of(node), key, exports=exports, imports=imports)
     return "\n".join([*lines, "}", ""])
 
 
@@ -147,36 +112,23 @@ def subjects(patterns: Iterable[str], node: NodeName) -> list[str]:
     return [f"{P}.{pattern.format(node=token_of(node))}" for pattern in patterns]
 
 
-def exported_subjects() -> Iterator[str]:
-    """The subjects that the account of the stores imports, without their prefix."""
-    yield from (pattern.format(node="*") for pattern in FACTS)
-    yield from ("reservation.*", "deadletter.registry")
-
-
 def format_account(
-    name: str, key: str, settings: Iterable[str], *, exports: Iterable[str], imports: Iterable[str]
+    name: str, key: str, *, exports: Iterable[str], imports: Iterable[str], jetstream: bool = False
 ) -> Iterator[str]:
     """Formats the lines of one account with one user."""
     yield f"  {json.dumps(name)}: {{"
     yield f"    users: [ {{ nkey: {key} }} ]"
-    yield from (f"    {setting}" for setting in settings)
-    yield from format_list_block("exports", exports)
-    yield from format_list_block("imports", imports)
+    if jetstream:
+        yield "    jetstream: enabled"
+    for heading, entries in (("exports", exports), ("imports", imports)):
+        yield f"    {heading}: ["
+        yield from (f"      {entry}" for entry in entries)
+        yield "    ]"
     yield "  }"
 
 
-def format_list_block(name: str, entries: Iterable[str]) -> Iterator[str]:
-    """Formats a list in an account."""
-    yield f"    {name}: ["
-    yield from (f"      {entry}" for entry in entries)
-    yield "    ]"
-
-
 def format_service_export(subject: str, to: Iterable[str] = (), *, stream: bool = False) -> str:
-    """
-    Formats the export of a subject whose requests this account answers. `to`: the accounts that may import it; none
-    stands for all.
-    """
+    """The export of a subject whose requests this account answers. `to`: who may import it; empty: all."""
     allowed = f", accounts: {json.dumps([*to])}" if to else ""
     return f"{{ service: {json.dumps(subject)}{', response_type: stream' if stream else ''}{allowed} }}"
 

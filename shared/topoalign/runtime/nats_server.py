@@ -64,9 +64,8 @@ def server_configuration(store: Path, port: int | None) -> str:
 @asynccontextmanager
 async def local_nats(store: Path, port: int | None = None) -> AsyncIterator[str]:
     """
-    Runs nats-server with its data in `store`, with all stores of topoalign, and yields its URL. None: any free port.
-
-    Raises NatsServerFailed, also when the server ends while it is in use.
+    Runs nats-server with its data and topoalign's stores in `store`, and yields its URL. None: any free port. Raises
+    NatsServerFailed, also when the server ends while it is in use.
     """
     server = start_server(store, server_configuration(store, port))
     try:

@@ -34,10 +34,7 @@ class NodeBus:
         return self.hub.connected
 
     async def publish(self, message: Message, expected_last: int | None = None) -> int:
-        """
-        Store a message at the hub; one of this node's hardware is delivered in the process first. Whether the newest message
-        is the expected one, only the hub decides. Returns the position at the hub. Raises what the hub raises.
-        """
+        """As the hub does; a message of this node's hardware is delivered in the process first. Raises as the hub."""
         if expected_last is None and self._is_own(message.subject):
             await self._local.publish(message)
         return await self.hub.publish(message, expected_last)

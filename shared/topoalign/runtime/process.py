@@ -17,10 +17,7 @@ from topoalign.runtime.settings import RuntimeSettings, from_environment
 
 
 def run_process(names: Sequence[str], environment: Mapping[str, str], *, bus: Bus | None = None) -> None:
-    """
-    Runs services until SIGTERM or SIGINT; SIGHUP has files read anew. `bus` None connects to NATS. Raises what
-    `runner.run_services` does.
-    """
+    """Runs services until SIGTERM or SIGINT. `bus` None connects to NATS. Raises as `runner.run_services`."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be answered, and once it no longer can
     settings = from_environment(RuntimeSettings, environment)
     configure_logging(settings.log_format, settings.log_level)

@@ -27,9 +27,8 @@ def answer_with(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answ
 
 async def reply_to(endpoint: Endpoint, body: bytes) -> bytes:
     """
-    Computes the reply of an endpoint; every error becomes a failure that the asker can decode.
-
-    A defect is logged with its traceback. The asker receives no text of it, because that may contain anything.
+    The reply of an endpoint; every error becomes a failure that the asker can decode. A defect is logged with its traceback;
+    the asker receives no text of it, because that may contain anything.
     """
     try:
         reply = await endpoint.answer(body)

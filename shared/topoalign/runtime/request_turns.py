@@ -92,10 +92,7 @@ WORKING: ContextVar[Working | None] = ContextVar("WORKING", default=None)
 
 
 async def take_turn() -> bool:
-    """
-    The other tasks run, and then this one: where it answers a request, once that has its turn, and only if its slice has
-    lasted for long. Returns whether they ran.
-    """
+    """Lets the other tasks run if this one's slice has lasted for long. Returns whether they ran."""
     if (working := WORKING.get()) is not None:
         return await working.give()
     await anyio.lowlevel.checkpoint()

@@ -17,7 +17,7 @@ from types import FrameType
 import anyio
 import msgspec
 import structlog
-from anyio.abc import TaskGroup
+from anyio.abc import TaskGroup, TaskStatus
 
 from topoalign.core import wire
 from topoalign.core.model.ids import NodeName
@@ -63,10 +63,8 @@ async def run_services(
     Runs these services until SIGTERM, SIGINT or cancellation; calls `ready` once all of them serve.
 
     `bus` None connects to NATS by the settings. `signals` False is for services that are a part of a program
-    (`runtime.shutdown`): only cancellation ends them, and SIGHUP then does not read files again.
-
-    Raises InvalidField, NotFound for a service that is not installed, ServiceFailed for one that does not start,
-    AddressInUse, StoppedUnasked for what ends although no signal came, and whatever error ended a service.
+    (`runtime.shutdown`): only cancellation ends them. Raises InvalidField, NotFound for a service that is not installed,
+    ServiceFailed, AddressInUse, StoppedUnasked, and whatever error ended a service.
     """
     await serve_all(load_services(names), environment, bus=bus, ready=ready, signals=signals)
 
@@ -79,21 +77,27 @@ async def serve_all(
     ready: Callable[[RunningServices], None] | None = None,
     signals: bool = True,
 ) -> None:
-    """
-    Run these services until one of them fails, or a signal arrives; without `signals`, until cancelled.
-    `bus` replaces the connection to NATS; `ready` is called when all services and the HTTP pages run. Raises the error
-    of the service that failed.
-    """
+    """As `run_services`, of services that are loaded."""
     settings = from_environment(RuntimeSettings, environment)
     if unknown := [*find_unknown_variables(environment, services)]:
         log.warning("variables that are no settings have no effect", findings=unknown)
     node = NodeName(settings.node or socket.gethostname().lower())
+    names = sorted(services, key=start_order)
     environment = {**environment, "TOPOALIGN_NODE": node}
     stopping = anyio.Event()
     async with bus_of(settings, services, node, bus) as used:
-        context = context_on(used, environment)
-        hub = context.hub or used
-        context.checks["bus"] = lambda: check_bus(hub)
+        hub = used.hub if isinstance(used, NodeBus) else used
+        context = Context(
+            bus=used,
+            hub=hub if isinstance(used, NodeBus) else None,
+            near=used.near if isinstance(used, NodeBus) else None,
+            clock=SystemClock(),
+            environment=environment,
+        )
+        nats = hub if isinstance(hub, NatsBus) else None
+        context.checks["bus"] = lambda: (
+            None if hub.connected else (nats.reason_not_connected if nats is not None else None) or "not connected"
+        )
         watchdog = Watchdog(context.clock)
         context.collectors.extend(watchdog.metrics())
         context.life["event loop"] = watchdog.reason_not_alive
@@ -103,44 +107,28 @@ async def serve_all(
                     tasks.start_soon(stop_on_signal, context, stopping, tasks.cancel_scope)
                 tasks.start_soon(watchdog.run)
                 async with background() as serving:
-                    for name in sorted(services, key=start_order):
+                    for name in names:
                         await start_service(serving, name, services[name], context)
-                    http = await serve_pages(tasks, context, settings)
+                    http = None
+                    if settings.http_port is not None:
+                        from topoalign.runtime.health_pages import (
+                            serve_http,
+                        )  # a hundred modules, where they are wanted
+
+                        http = await tasks.start(serve_http, context, settings.http_host, settings.http_port)
                     tasks.start_soon(systemd.keep_watchdog, environment)
                     systemd.notify(environment, "READY=1")
-                    log.info("running", services=sorted(services, key=start_order), node=node, http=http)
+                    log.info("running", services=names, node=node, http=http)
                     if ready is not None:
-                        nats = hub.url if isinstance(hub, NatsBus) else None
-                        ready(
-                            RunningServices(
-                                services=tuple(sorted(services, key=start_order)), node=node, nats=nats, http=http
-                            )
-                        )
+                        url = nats.url if nats is not None else None
+                        ready(RunningServices(services=tuple(names), node=node, nats=url, http=http))
                     await context.superseded.wait()
                 context.checks.clear()
                 context.checks["superseded"] = lambda: "another process has taken this one's place: stop this one"
                 log.warning("another process has taken this one's place: nothing is served here any more")
                 await anyio.sleep_forever()
     if not stopping.is_set():
-        raise StoppedUnasked(
-            " and ".join(sorted(services, key=start_order)) or "topoalign", "a task of it was cancelled"
-        )
-
-
-def context_on(bus: Bus, environment: Mapping[str, str]) -> Context:
-    """The context of services that share this bus."""
-    hub, near = (bus.hub, bus.near) if isinstance(bus, NodeBus) else (None, None)
-    return Context(bus=bus, hub=hub, near=near, clock=SystemClock(), environment=environment)
-
-
-async def serve_pages(tasks: TaskGroup, context: Context, settings: RuntimeSettings) -> str | None:
-    """Starts the HTTP pages and returns their URL; None without HTTP. Raises what `serve_http` does."""
-    if settings.http_port is None:
-        return None
-    from topoalign.runtime.health_pages import serve_http  # a hundred modules, where they are wanted
-
-    url: str = await tasks.start(serve_http, context, settings.http_host, settings.http_port)
-    return url
+        raise StoppedUnasked(" and ".join(names) or "topoalign", "a task of it was cancelled")
 
 
 @asynccontextmanager
@@ -175,37 +163,23 @@ def published_subjects(services: Mapping[str, Serve], node: NodeName) -> list[st
 
 
 async def start_service(tasks: TaskGroup, name: str, serve: Serve, context: Context) -> None:
-    """Start a service and wait until it is ready. Raises ServiceFailed after START_SECONDS."""
+    """Starts a service and waits until it is ready. Raises ServiceFailed after START_SECONDS."""
+
+    async def run(*, task_status: TaskStatus[None]) -> None:
+        structlog.contextvars.bind_contextvars(service=name)  # in each of its log lines
+        await run_until_cancelled(name, lambda: serve(context, task_status=task_status))
+
     with anyio.move_on_after(START_SECONDS) as scope:
-        await tasks.start(name_service(name, serve), context)
+        await tasks.start(run)
     if scope.cancelled_caught:
         raise ServiceFailed(
             f"{name} did not start within {START_SECONDS:g} s", "its last log lines name what it was waiting for"
         )
 
 
-def name_service(name: str, serve: Serve) -> Serve:
-    """Wraps a service so that each of its log lines names it."""
-
-    async def entry(context: Context, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        structlog.contextvars.bind_contextvars(service=name)
-        await run_until_cancelled(name, lambda: serve(context, task_status=task_status))
-
-    return entry
-
-
-def check_bus(bus: Bus) -> str | None:
-    """The readiness check of the bus: why it is not connected; None if it is."""
-    if bus.connected:
-        return None
-    return (bus.reason_not_connected if isinstance(bus, NatsBus) else None) or "not connected"
-
-
 @contextmanager
 def reload_on_signal(reload: Reload) -> Iterator[None]:
-    """
-    Handles SIGHUP as a request to reload, until the end: a SIGHUP together with SIGTERM must not end the process early.
-    """
+    """Handles SIGHUP as a request to reload, until the end: together with SIGTERM it must not end the process early."""
     loop = asyncio.get_running_loop()
 
     def asked(number: int, frame: FrameType | None) -> None:

@@ -20,11 +20,7 @@ P = TypeVar("P", bound=Path)
 
 
 def from_environment(kind: type[S], environment: Mapping[str, str]) -> S:
-    """
-    Fill the settings class from `TOPOALIGN_<FIELD>`. Raises InvalidField, which names the variable.
-
-    Variables of other services are ignored: in one process all services read the same environment.
-    """
+    """Fills the settings class from `TOPOALIGN_<FIELD>`; others are of other services. Raises InvalidField."""
     values = {
         field.name: environment[PREFIX + field.name.upper()]
         for field in msgspec.structs.fields(kind)

@@ -20,10 +20,8 @@ ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @asynccontextmanager
 async def until_signal() -> AsyncIterator[None]:
     """
-    Cancels the block at the first signal of `ENDS`, and leaves it without an error once all in it has ended. The interpreter
-    handles a second one. A signal that was ignored at the start (nohup) is still ignored.
-
-    Raises the error that ended the block, as itself.
+    Cancels the block at the first signal of `ENDS` that was not ignored at the start (nohup), and leaves it without error.
+    The interpreter handles a second signal. Raises the error that ended the block, as itself.
     """
     async with background() as tasks:
         await tasks.start(cancel_on_signal, tasks.cancel_scope.cancel)

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.model.topology.mig import MigPlacement
-from topoalign.core.sharing.hami.fit import find_instances
-from topoalign.core.sharing.hami.hami_amounts import MIB
+from topoalign.core.state.share_amounts import MIB, find_instances
 
 some_profiles = st.permutations(A100).flatmap(lambda all_: st.integers(0, len(all_)).map(lambda n: tuple(all_[:n])))
 

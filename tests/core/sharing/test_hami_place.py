@@ -10,7 +10,7 @@ from topoalign.core.demand.share_annotations import GpuRules, Weights, read_as_h
 from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.scorers import hami_order
 from topoalign.core.sharing.hami.fit import Unfit
-from topoalign.core.sharing.hami.place import NodeGpus, PodShares, place_pod_as_hami
+from topoalign.tools.conformance.hami_place import NodeGpus, PodShares, place_pod_as_hami
 
 containers = st.lists(st.lists(requests, max_size=1), min_size=1, max_size=4)
 

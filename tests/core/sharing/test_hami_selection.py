@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 from shared_gpu_support import shared_gpu
 
 from topoalign.core.demand.share_annotations import GpuRules, read_as_hami, type_selection, uuid_selection
-from topoalign.core.sharing.hami.fit import Surroundings, fit, is_topology_aware
-from topoalign.core.sharing.hami.hami_amounts import MIB, HamiShare, to_hami_usage, with_share
+from topoalign.core.sharing.hami.fit import (
+    Surroundings,
+    fit,
+    held_memory_in_mib,
+    is_topology_aware,
+    known_numa_node,
+    memory_in_mib,
+)
+from topoalign.core.state.share_amounts import MIB
 
 
 @settings(max_examples=200, deadline=None)
@@ -45,19 +52,7 @@ def test_a_mode_is_accepted_as_a_part_of_the_annotation() -> None:
     assert takes(None, "mps")
 
 
-def test_our_cards_in_his_amounts() -> None:
-    """Rounded against whoever asks; an unknown NUMA node is node 0."""
+def test_partial_mib_count_against_the_request_and_no_numa_node_is_node_0() -> None:
     card = shared_gpu(1, 10 * MIB - 1, 30, MIB + 1, all_slots=4)
-    found = to_hami_usage(card)
 
-    assert (1, 0, 9, 2, 4, 1, 30) == (
-        found.index, found.numa, found.memory, found.used_memory, found.slots, found.used_slots, found.used_cores,
-    )  # fmt: skip
-
-
-def test_a_share_is_added_to_what_is_used() -> None:
-    card = to_hami_usage(shared_gpu(0, 9 * MIB, all_slots=4))
-
-    held = with_share(card, HamiShare(uuid=card.uuid, memory=3, cores=20))
-
-    assert (1, 3, 20, ()) == (held.used_slots, held.used_memory, held.used_cores, held.instances)
+    assert (9, 2, 0) == (memory_in_mib(card), held_memory_in_mib(card), known_numa_node(card))

@@ -8,13 +8,11 @@ from hypothesis import strategies as st
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.sharing.hami import gpu_links
-from topoalign.core.sharing.hami.gpu_links import (
-    GpuLinks,
-    hami_link_score,
-    link_score,
-    link_scores,
-    pick_best_connected,
-)
+from topoalign.core.sharing.hami.gpu_links import link_score, pick_best_connected
+from topoalign.core.sharing.slots_as_hami import scores_of_links
+from topoalign.machines.catalogue.systems import dgx1_volta
+from topoalign.tools.conformance.hami_decision_cases import Gpu, LinkExpected, LinkInput
+from topoalign.tools.conformance.hami_decisions import gpu_pair_score
 
 CARDS = "abcdefg"
 tables = st.dictionaries(
@@ -80,15 +78,19 @@ def test_what_a_link_is_worth(link: PcieClass | int, worth: int) -> None:
 
 
 def test_links_of_a_pair_add_up() -> None:
-    a = GpuLinks(uuid="a", index=0, links={1: (PcieClass.SYS, 4)})
-    b = GpuLinks(uuid="b", index=1, links={0: (PcieClass.SYS, 4)})
+    """Of a DGX-1 GPU-0 and GPU-1 are below one PCIe switch with one NVLink, GPU-0 and GPU-3 on one socket with two."""
+    scores = scores_of_links(dgx1_volta())["GPU-0"]
 
-    assert 410 == hami_link_score(a, b)
-    assert {"a": {"b": 410}, "b": {"a": 410}} == link_scores([a, b])
+    assert (150, 230) == (scores["GPU-1"], scores["GPU-3"])
 
 
 def test_a_pair_that_counts_its_links_differently_is_worth_nothing() -> None:
-    a = GpuLinks(uuid="a", index=0, links={1: (PcieClass.SYS, 4)})
-    b = GpuLinks(uuid="b", index=1, links={0: (PcieClass.SYS,)})
+    cards = [
+        Gpu("a", 0, {1: [{"pcie": "CrossCPU"}, {"nvlinks": 4}], 2: [{"nvlinks": 4}]}),
+        Gpu("b", 1, {0: [{"pcie": "CrossCPU"}]}),
+        Gpu("c", 2, {0: [{"nvlinks": 4}]}),
+    ]
 
-    assert (0, 0) == (hami_link_score(a, b), hami_link_score(b, a))
+    first = gpu_pair_score(LinkInput(cards), LinkExpected([])).scores[0]
+
+    assert {"b": 0, "c": 400} == first.score

@@ -9,7 +9,7 @@ class MemoryJournal:
     """A journal for tests and simulations: it outlives the ledger that writes it, but not the process."""
 
     def __init__(self) -> None:
-        self.doubt: str | None = None
+        self.unconfirmed: str | None = None
         self._entries: list[JournalEntry] = []
         self._published: tuple[int, int] | None = (0, 0)
 
@@ -19,7 +19,7 @@ class MemoryJournal:
 
     def trust(self) -> None:
         """Confirms the record."""
-        self.doubt = None
+        self.unconfirmed = None
 
     def append(self, entry: JournalEntry) -> None:
         """Adds an entry."""

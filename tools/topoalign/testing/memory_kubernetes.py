@@ -8,7 +8,7 @@ import msgspec
 
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.kubernetes import objects
-from topoalign.registry.ports import ApiConflict, Gone, PodEvent, SeenNode, SeenPod, SeenQuota, Synced
+from topoalign.registry.ports import ApiConflict, GoneObject, PodEvent, SeenNode, SeenPod, SeenQuota, Synced
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.objects import ApiError, Objects
 
@@ -26,15 +26,15 @@ class MemoryKubernetes:
         """Nothing can be in the way."""
         return None
 
-    def pods(self) -> AsyncGenerator[SeenPod | Gone | Synced, None]:
+    def pods(self) -> AsyncGenerator[SeenPod | GoneObject | Synced, None]:
         """As the port says."""
         return followed(self._cluster.pods, objects.ShownPod)
 
-    def nodes(self) -> AsyncGenerator[SeenNode | Gone | Synced, None]:
+    def nodes(self) -> AsyncGenerator[SeenNode | GoneObject | Synced, None]:
         """As the port says."""
         return followed(self._cluster.nodes, objects.ShownNode)
 
-    def quotas(self) -> AsyncGenerator[SeenQuota | Gone | Synced, None]:
+    def quotas(self) -> AsyncGenerator[SeenQuota | GoneObject | Synced, None]:
         """As the port says."""
         return followed(self._cluster.quotas, objects.ShownQuota)
 
@@ -76,7 +76,7 @@ class MemoryKubernetes:
         return self._cluster.version
 
 
-async def followed(kept: Objects, kind: type[objects.ApiObject[S]]) -> AsyncGenerator[S | Gone | Synced, None]:
+async def followed(kept: Objects, kind: type[objects.ApiObject[S]]) -> AsyncGenerator[S | GoneObject | Synced, None]:
     """All objects, `Synced`, and each change; from the beginning again where changes are no longer kept."""
     known: dict[str, S] = {}
     """By UID."""
@@ -85,7 +85,7 @@ async def followed(kept: Objects, kind: type[objects.ApiObject[S]]) -> AsyncGene
         listed = [msgspec.convert(each, kind).to_seen() for each in kept]
         here = {each.uid for each in listed}
         for uid in [uid for uid in known if uid not in here]:
-            yield Gone(known.pop(uid).key)
+            yield GoneObject(known.pop(uid).key)
         for each in listed:
             known[each.uid] = each
             yield each
@@ -98,7 +98,7 @@ async def followed(kept: Objects, kind: type[objects.ApiObject[S]]) -> AsyncGene
                     seen = msgspec.convert(change.object, kind).to_seen()
                     if change.type == "DELETED":
                         known.pop(seen.uid, None)
-                        yield Gone(seen.key)
+                        yield GoneObject(seen.key)
                     else:
                         known[seen.uid] = seen
                         yield seen

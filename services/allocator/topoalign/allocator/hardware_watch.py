@@ -9,11 +9,9 @@ that are no longer listed.
 Any client that may publish can forge the number of a reading. So every reading after the first one counts only if discovery
 confirms that it published it. A reading is forged if its revision is greater than discovery's newest one, or if it has the
 number of discovery's reading and another content. Then discovery is asked to publish everything again, under a new epoch.
-Nothing is released for a topology whose content discovery has not confirmed.
 
-If the services of a node share a process, discovery answers with and without the bus. If they do not, a disconnected bus
-makes discovery silent. That is no sign of a fault in the hardware, so the last confirmed readings stay valid until the bus
-is back.
+A disconnected bus makes discovery silent, unless the services of the node share a process. That is no sign of a fault in the
+hardware, so the last confirmed readings stay valid until the bus is back.
 """
 
 from collections.abc import Mapping
@@ -62,8 +60,8 @@ class HardwareWatch:
         """The message of the topology, as published."""
         self._waiting: Delivery | None = None
         """A topology received while discovery was silent. It counts once discovery confirms it."""
-        self._newest: dict[str, tuple[int, int]] = {}
-        """Epoch and revision of topology and health, as discovery answered last."""
+        self.newest: Mapping[str, tuple[int, int]] = {}
+        """`topology` and `health` -> epoch and revision, as discovery answered last; empty: it never did."""
         self._answered = 0.0
         """Monotonic seconds at which it did."""
         self._confirmed: float | None = None
@@ -76,11 +74,6 @@ class HardwareWatch:
         """Readings with a revision that discovery had not reached."""
         self._unknown_reason: str | None = None
         """Why the ledger has unknown health; None: it has discovery's."""
-
-    @property
-    def newest(self) -> Mapping[str, tuple[int, int]]:
-        """`topology` and `health` -> epoch and revision, as discovery answered last; empty: it never did."""
-        return self._newest
 
     async def run(self) -> None:
         """Subscribes to the readings of the node and asks discovery regularly to confirm them, until cancelled."""
@@ -98,10 +91,9 @@ class HardwareWatch:
 
     async def ensure_fresh(self) -> None:
         """
-        Asks discovery to confirm the health of the devices if it has not done so for too long; called before every grant.
-
-        This happens if this process was stopped for a while. If discovery does not answer, the ledger gets unknown
-        health for all devices.
+        Asks discovery to confirm the health of the devices if it has not done so for too long, for example because this
+        process was stopped. If it does not answer, the ledger gets unknown health for all devices. Called before every
+        grant.
         """
         if self._health is not None and self.reason() is not None:
             await self._ask()
@@ -130,12 +122,11 @@ class HardwareWatch:
 
     async def _is_news(self, kind: str, had: Reading | None, reading: Reading, body: bytes) -> bool:
         """
-        Returns whether a reading is accepted: discovery confirms it as its own. The first reading is accepted without
-        confirmation, unless it is forged, because the devices must be listed even if discovery has ended.
-
-        While discovery is silent, health is accepted, because a device may have failed. Another topology waits.
+        Returns whether a reading is accepted. The first reading is accepted without confirmation, unless it is forged,
+        because the devices must be listed even if discovery has ended. While discovery is silent, health is accepted,
+        because a device may have failed; another topology waits.
         """
-        if not await self._ask() or (newest := self._newest.get(kind)) is None:
+        if not await self._ask() or (newest := self.newest.get(kind)) is None:
             if had is None or not isinstance(reading, TopologyDiscovered):
                 return True
             self._waiting = Delivery(event=reading, position=0, time=None, body=body)
@@ -205,7 +196,7 @@ class HardwareWatch:
         delivery = {"topology": self._topology, "health": self._health}
         try:
             answer = await self._bus.ask(wire.alive_subject(node), question, ASK_AGAIN_SECONDS)
-            self._newest = wire.decode_answer(answer, dict[str, tuple[int, int]])
+            self.newest = wire.decode_answer(answer, dict[str, tuple[int, int]])
         except (Unavailable, BadRequest) as error:
             log.debug("discovery does not answer", finding=error.finding)
             if not self._bus.connected and self.reason() is None:
@@ -214,7 +205,7 @@ class HardwareWatch:
         self._answered = self._clock.monotonic()
         self._compare()
         for kind, reading in delivery.items():  # readings accepted while discovery was silent
-            if reading is not None and kind in self._newest and is_ahead_of(reading, self._newest[kind]):
+            if reading is not None and kind in self.newest and is_ahead_of(reading, self.newest[kind]):
                 await self._note_forged(kind, reading)
         return True
 
@@ -225,8 +216,8 @@ class HardwareWatch:
             self._logged = False
 
     def _is_newest(self) -> bool:
-        return has_number(self._topology, self._newest.get("topology")) and has_number(
-            self._health, self._newest.get("health")
+        return has_number(self._topology, self.newest.get("topology")) and has_number(
+            self._health, self.newest.get("health")
         )
 
     async def _ask_to_announce(self) -> None:
@@ -243,7 +234,7 @@ class HardwareWatch:
         if (
             topology is None
             or not of_other_machines(self._ledger)
-            or not has_number(topology, self._newest.get("topology"))
+            or not has_number(topology, self.newest.get("topology"))
         ):
             return
         if await self._has_published("topology", topology, self._body) and self._topology is topology:
@@ -262,14 +253,14 @@ class HardwareWatch:
         self._unknown_reason = reason
 
 
-def has_number(delivery: Reading | None, newest: tuple[int, int] | None) -> bool:
+def has_number(reading: Reading | None, newest: tuple[int, int] | None) -> bool:
     """Whether a reading has this epoch and revision; False if either is not known."""
-    return delivery is not None and (delivery.epoch, delivery.revision) == newest
+    return reading is not None and (reading.epoch, reading.revision) == newest
 
 
-def is_ahead_of(delivery: Reading, newest: tuple[int, int]) -> bool:
+def is_ahead_of(reading: Reading, newest: tuple[int, int]) -> bool:
     """Whether a reading has the epoch of discovery's newest one and a greater revision, which nobody has published."""
-    return delivery.epoch == newest[0] and delivery.revision > newest[1]
+    return reading.epoch == newest[0] and reading.revision > newest[1]
 
 
 def is_confirmed(health: DeviceHealthChanged | None) -> bool:
@@ -279,9 +270,8 @@ def is_confirmed(health: DeviceHealthChanged | None) -> bool:
 
 def mark_unknown(health: DeviceHealthChanged, reason: str) -> DeviceHealthChanged:
     """
-    Returns the same reading with every device in state UNKNOWN, for this reason.
-
-    Its epoch is negative, which discovery's never is, so that the fold takes the reading itself again afterwards.
+    Returns the same reading with every device in state UNKNOWN. Its epoch is negative, which discovery's never is, so that
+    the fold takes the reading itself again afterwards.
     """
     return msgspec.structs.replace(
         health,
@@ -291,12 +281,6 @@ def mark_unknown(health: DeviceHealthChanged, reason: str) -> DeviceHealthChange
             for device, was in health.devices.items()
         },
     )
-
-
-# Allocations of another described machine stay in the state directory if the node simulates a different machine now.
-#
-# Ids of described machines repeat: every catalogue machine has a GPU-0. So allocations on the former machine would count for
-# the new one and would never be released. Uuids of real GPUs do not repeat, so records of real hardware stay.
 
 
 def of_other_machines(ledger: Ledger) -> dict[AllocationID, str]:
@@ -312,9 +296,8 @@ def of_other_machines(ledger: Ledger) -> dict[AllocationID, str]:
 
 def release_other_machines(ledger: Ledger) -> None:
     """
-    Releases the allocations of a described machine that the node no longer simulates, and logs that.
-
-    An allocation recorded by a version that did not record the machine stays.
+    Releases the allocations of a described machine that the node no longer simulates, and logs that. Ids of described
+    machines repeat: every catalogue machine has a GPU-0. So these would count for the new machine, and never be released.
     """
     others = of_other_machines(ledger)
     if not others or ledger.state.topology is None:

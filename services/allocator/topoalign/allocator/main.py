@@ -1,10 +1,8 @@
 """Builds and runs the allocator of one node."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import anyio
 from anyio.abc import TaskStatus
@@ -24,19 +22,16 @@ from topoalign.allocator.ledger.journal import FileJournal
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.metrics.table import figures
 from topoalign.allocator.metrics.use_series import UseSeries
-from topoalign.allocator.mig.garbage_collection import collect_unused_instances, lost_note
 from topoalign.allocator.mig.instance_log import InstanceLog
-from topoalign.allocator.mig.instances import Instances, report_fault
+from topoalign.allocator.mig.instances import Instances, collect_unused_instances, lost_note, report_fault
 from topoalign.allocator.mig.nvml_instances import NvmlInstances
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
-from topoalign.allocator.requests.admissions import Admissions
-from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch, lists_nothing
-from topoalign.allocator.requests.predictions import Predictions
+from topoalign.allocator.requests.admissions import Admissions, Predictions, lists_nothing
+from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch
 from topoalign.allocator.service import Allocator, refuse_duplicate_agent
 from topoalign.allocator.settings import AllocationSettings, AllocatorSettings
 from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, wait_for_successor
-from topoalign.core.model.requests import AdmissionRules, PodRequest
-from topoalign.core.ports import Bus, Clock
+from topoalign.core.model.requests import PodRequest
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.runtime.boot import boot_id
 from topoalign.runtime.context import Context
@@ -49,37 +44,91 @@ DRIVER_SECONDS = 10.0
 """Time limit of each NVML call that creates or destroys a MIG instance."""
 
 
-class KubeletSide(NamedTuple):
-    """
-    The collaborators of an allocator whose node has a kubelet.
+class KubeletSide:
+    """The collaborators of an allocator whose node has a kubelet."""
 
-    `watch` reads the kubelet's files, and `changes` reports changes in its directories. `limiter` is vcuda, and
-    `shared_files` reads the files of HAMi-core. `instances` are the MIG instances that this allocator created.
-    """
+    def __init__(
+        self,
+        settings: AllocatorSettings,
+        context: Context,
+        ledger: Ledger,
+        hardware_watch: HardwareWatch,
+        containers: Containers,
+    ) -> None:
+        """Nothing runs yet. Raises InvalidField."""
+        rules = settings.rules
+        clock = context.clock
+        self._ledger = ledger
+        self._configuration = context.configuration
+        self._bus = context.bus
+        self._clock = clock
+        self.pod_resources = PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
+        self.reservations = NodeReservationList(ledger, context.hub or context.bus, clock)
+        self.changes = DirectoryChanges()
+        instance_log = InstanceLog(settings.state_dir, boot_id() or "", clock.monotonic)
+        self.instances = Instances(
+            instance_log, NvmlInstances(clock, DRIVER_SECONDS), lambda: ledger.move(ledger.state)
+        )
+        self.limiter = LimiterOnDemand(lambda: self.configuration.flags.vcuda_root, lambda: ledger.state.hardware)
+        self.allocations = DeviceAllocations(
+            ledger,
+            clock,
+            self.pod_resources,
+            AllocationSettings(
+                placement=rules.placement,
+                compat=rules.compat,
+                gone_seconds=settings.gone_seconds,
+                unbound_seconds=UNBOUND_SECONDS,
+                settle_seconds=settings.settle_seconds,
+            ),
+            ensure_fresh=hardware_watch.ensure_fresh,
+            reservations=self.reservations,
+            starting=self.limiter.starting,
+            instances=self.instances,
+            by_variable_alone=self.by_variable_alone,
+        )
+        self.front = KubeletFront(
+            self.allocations,
+            Path(settings.kubelet_dir),
+            clock,
+            containers=containers,
+            pod_resources=self.pod_resources.channel,
+            drain_seconds=settings.drain_seconds,
+            changes=self.changes,
+        )
+        files = KubeletFiles(
+            settings.kubelet_configuration,
+            settings.kubelet_root,
+            rules,
+            version=settings.kubelet_version,
+            settle_seconds=settings.settle_seconds,
+        )
+        self.watch = KubeletWatch(
+            ledger, files, clock, self.pod_resources.devices, self.allocations.ended, self.changes
+        )
+        self.predictions = Predictions(
+            ledger,
+            rules,
+            self.watch,
+            kubelet_owns_devices=True,
+            confirmed=self.confirmed,
+            by_variable_alone=self.by_variable_alone,
+        )
+        self.shared_files = SharedFilesOnDemand(self.hami_root, lambda: ledger.state, clock)
 
-    pod_resources: PodResourcesClient
-    reservations: NodeReservationList
-    allocations: DeviceAllocations
-    limiter: LimiterOnDemand
-    front: KubeletFront
-    watch: KubeletWatch
-    changes: DirectoryChanges
-    configuration: Callable[[], Configuration]
-    shared_files: SharedFilesOnDemand
-    instances: Instances
-
-    async def keep_up(self, ledger: Ledger, clock: Clock, bus: Bus, series: UseSeries) -> None:
+    async def keep_up(self, series: UseSeries) -> None:
         """
         Runs the background tasks until cancelled: watches the kubelet's files and the memory use of containers, keeps the
-        files of the limiters, and destroys unused MIG instances. `bus`: to discovery.
+        files of the limiters, and destroys unused MIG instances.
         """
-        report = partial(report_fault, bus, ledger.node)
+        clock = self._clock
+        report = partial(report_fault, self._bus, self._ledger.node)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.changes.run)
             tasks.start_soon(self.watch.run)
             tasks.start_soon(series.keep_watch, clock)
             tasks.start_soon(
-                collect_unused_instances, self.instances, ledger, clock, lambda: self.allocations.polled, report
+                collect_unused_instances, self.instances, self._ledger, clock, lambda: self.allocations.polled, report
             )
             tasks.start_soon(self.limiter.run, self.allocations, clock)
             tasks.start_soon(keep_directories, self.hami_root, self.allocations, clock)
@@ -87,25 +136,23 @@ class KubeletSide(NamedTuple):
                 keep_priorities, self.hami_root, self.has_priorities, lambda: self.allocations.state, clock
             )
 
+    @property
+    def configuration(self) -> Configuration:
+        """The newest configuration."""
+        return self._configuration.current
+
     def hami_root(self) -> str:
         """`flags.hamiRoot`; empty: none."""
-        return self.configuration().flags.hami_root
+        return self.configuration.flags.hami_root
 
     def has_priorities(self) -> bool:
         """Whether containers of low priority have to wait."""
-        slots = self.configuration().sharing.slots
+        slots = self.configuration.sharing.slots
         return slots is not None and slots.priorities
 
-    def predictions(self, ledger: Ledger, rules: AdmissionRules) -> Predictions:
-        """Predicts what the kubelet would decide, by its files."""
-        return Predictions(
-            ledger,
-            rules,
-            self.watch,
-            kubelet_owns_devices=True,
-            confirmed=self.confirmed,
-            by_variable_alone=lambda: self.configuration().flags.plugin.by_variable_alone,
-        )
+    def by_variable_alone(self) -> bool:
+        """Whether containers see what NVIDIA_VISIBLE_DEVICES names, and nothing else."""
+        return self.configuration.flags.plugin.by_variable_alone
 
     def confirmed(self, pod: PodRequest) -> None:
         """Called after a prediction was published to a registry, which is about to reserve its devices."""
@@ -128,13 +175,13 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
         ledger = Ledger(settings.node, journal, context.clock)
         hardware_watch = HardwareWatch(ledger, context.bus, context.clock)
         containers = Containers(lambda: configuration.current, settings.cdi_dir)
-        kubelet = kubelet_side(settings, context, ledger, hardware_watch, containers) if settings.kubelet_dir else None
+        kubelet = KubeletSide(settings, context, ledger, hardware_watch, containers) if settings.kubelet_dir else None
         admissions = Admissions(
             ledger,
             context.bus,
             settings.rules,
             kubelet_owns_devices=kubelet is not None,
-            predictions=kubelet.predictions(ledger, settings.rules) if kubelet is not None else None,
+            predictions=kubelet.predictions if kubelet is not None else None,
             hint_seconds=settings.hint_seconds,
             ensure_fresh=hardware_watch.ensure_fresh,
             lists=kubelet.allocations.lists if kubelet is not None else lists_nothing,
@@ -150,25 +197,21 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             hub=context.hub,
             endpoints=[kubelet.shared_files.endpoint()] if kubelet is not None else (),
         )
-        series = use_series(settings, context, ledger, kubelet)
+        library = kubelet.shared_files.read if kubelet is not None else None
+        series = UseSeries(ledger, context.bus, settings.metrics_names, library, announces=kubelet is not None)
         register_reports(context, allocator, journal, kubelet, containers, series)
         async with kubelet.pod_resources if kubelet is not None else nullcontext(), anyio.create_task_group() as tasks:
             await tasks.start(allocator.run)
             tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
             if kubelet is not None:
                 tasks.start_soon(containers.run, kubelet.allocations, context.clock)
-                tasks.start_soon(kubelet.keep_up, ledger, context.clock, context.bus, series)
+                tasks.start_soon(kubelet.keep_up, series)
                 await tasks.start(kubelet.front.run)
             await tasks.start(serve_display, settings.display, context, ledger)
             task_status.started()
-            await yield_to_successor(settings.state_dir, context)
-
-
-async def yield_to_successor(state_dir: Path, context: Context) -> None:
-    """Waits for a successor, and then ends the services of this process."""
-    await wait_for_successor(state_dir, context.clock)
-    context.life["successor"] = Vacancy(state_dir, context.clock).restart_reason
-    context.superseded.set()
+            await wait_for_successor(settings.state_dir, context.clock)
+            context.life["successor"] = Vacancy(settings.state_dir, context.clock).restart_reason
+            context.superseded.set()
 
 
 async def serve_display(path: str, context: Context, ledger: Ledger, *, task_status: TaskStatus[None]) -> None:
@@ -185,72 +228,6 @@ async def serve_display(path: str, context: Context, ledger: Ledger, *, task_sta
         await display.run(Path(path), context.clock)
     else:
         task_status.started()
-
-
-def own_instances(settings: AllocatorSettings, context: Context, ledger: Ledger) -> Instances:
-    """Reads the MIG instances that this allocator created from the state directory. Does not call the driver."""
-    instance_log = InstanceLog(settings.state_dir, boot_id() or "", context.clock.monotonic)
-    return Instances(instance_log, NvmlInstances(context.clock, DRIVER_SECONDS), lambda: ledger.move(ledger.state))
-
-
-def kubelet_side(
-    settings: AllocatorSettings, context: Context, ledger: Ledger, hardware_watch: HardwareWatch, containers: Containers
-) -> KubeletSide:
-    """Builds the collaborators for a node with a kubelet; nothing runs yet. Raises InvalidField."""
-    rules = settings.rules
-    pod_resources = PodResourcesClient(settings.pod_resources, Path(settings.kubelet_dir))
-    reservations = NodeReservationList(ledger, context.hub or context.bus, context.clock)
-    changes = DirectoryChanges()
-
-    def configuration() -> Configuration:
-        return context.configuration.current
-
-    instances = own_instances(settings, context, ledger)
-    limiter = LimiterOnDemand(lambda: configuration().flags.vcuda_root, lambda: ledger.state.hardware)
-    allocations = DeviceAllocations(
-        ledger,
-        context.clock,
-        pod_resources,
-        AllocationSettings(
-            placement=rules.placement,
-            compat=rules.compat,
-            gone_seconds=settings.gone_seconds,
-            unbound_seconds=UNBOUND_SECONDS,
-            settle_seconds=settings.settle_seconds,
-        ),
-        ensure_fresh=hardware_watch.ensure_fresh,
-        reservations=reservations,
-        starting=limiter.starting,
-        instances=instances,
-        by_variable_alone=lambda: configuration().flags.plugin.by_variable_alone,
-    )
-    front = KubeletFront(
-        allocations,
-        Path(settings.kubelet_dir),
-        context.clock,
-        containers=containers,
-        pod_resources=pod_resources.channel,
-        drain_seconds=settings.drain_seconds,
-        changes=changes,
-    )
-    files = KubeletFiles(
-        settings.kubelet_configuration,
-        settings.kubelet_root,
-        rules,
-        version=settings.kubelet_version,
-        settle_seconds=settings.settle_seconds,
-    )
-    watch = KubeletWatch(ledger, files, context.clock, pod_resources.devices, allocations.ended, changes)
-    shared_files = SharedFilesOnDemand(lambda: configuration().flags.hami_root, lambda: ledger.state, context.clock)
-    return KubeletSide(
-        pod_resources, reservations, allocations, limiter, front, watch, changes, configuration, shared_files, instances
-    )
-
-
-def use_series(settings: AllocatorSettings, context: Context, ledger: Ledger, kubelet: KubeletSide | None) -> UseSeries:
-    """Builds the metrics of GPU use. With a kubelet they also report containers above their memory. Raises InvalidField."""
-    library = kubelet.shared_files.read if kubelet is not None else None
-    return UseSeries(ledger, context.bus, settings.metrics_names, library, announces=kubelet is not None)
 
 
 def register_reports(
@@ -280,4 +257,4 @@ def register_reports(
     context.checks["topology"] = allocator.topology_unknown
     context.checks["outbox"] = allocator.outbox_full
     context.notes.setdefault("configuration", lambda: context.configuration.reason_not_current)
-    context.notes["outbox"] = allocator.outbox.speaker.note
+    context.notes["outbox"] = allocator.outbox.facts.note

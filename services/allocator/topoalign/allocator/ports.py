@@ -38,9 +38,8 @@ class AllocatorPort(Protocol):
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
         """
-        Returns the best connected set of `size` devices that includes `must_include`, by the node's device policy.
-        Returns () for an invalid request (size below 1, too few available, must_include not available or larger than
-        size). Devices of a live record are chosen only if there are not enough others.
+        Returns the best connected set of `size` devices that includes `must_include`, by the node's device policy; () for an
+        invalid request. Devices of a live record are chosen only if there are not enough others.
         """
 
     async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
@@ -54,9 +53,9 @@ class AllocatorPort(Protocol):
 
     def named(self, resource: ResourceName, allocation: Allocation) -> Mapping[ResourceName, tuple[DeviceID, ...]]:
         """
-        Returns, for an allocation of this resource, resource -> all devices that its container has or will have of it. These
-        are the resources of co-allocated devices, and GPUs or NICs if the container requests several resources of them;
-        every answer to the container names all of them. Empty if one resource has all and no device is co-allocated.
+        Returns, for an allocation of this resource, resource -> all devices that its container has or will have of it, where
+        it has several: co-allocated devices, and GPUs or NICs of several resources. Every answer to the container names
+        them.
         """
 
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
@@ -117,10 +116,7 @@ class KubeletListing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def shown(self) -> Mapping[Place, ReportedDevices]:
-        """
-        Device -> the container with which PodResources reports it. Computed once, because every live allocation is
-        looked up.
-        """
+        """Device -> the container with which PodResources reports it."""
         return {(holding.resource, device): holding for holding in self.holdings for device in holding.devices}
 
     def is_gone(self, pod_uid: str) -> bool:
@@ -198,9 +194,7 @@ async def nothing_to_prepare(resource: ResourceName, units: Sequence[DeviceID], 
 
 
 async def nothing_to_ask() -> None:
-    """
-    An `ensure_fresh` for tests, in which nothing watches the hardware: the health counts as fresh.
-    """
+    """An `ensure_fresh` where nothing watches the hardware: the health counts as fresh."""
 
 
 async def nothing_ended() -> Sequence[Allocation]:

@@ -15,25 +15,24 @@ from anyio.abc import TaskStatus
 from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.hardware_watch import HardwareWatch
-from topoalign.allocator.ledger.ledger import Ledger
+from topoalign.allocator.ledger.ledger import Ledger, container_title
 from topoalign.allocator.ledger.outbox import Outbox
-from topoalign.allocator.ledger.release_log import container_title
 from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
-from topoalign.allocator.requests.admissions import Admissions
+from topoalign.allocator.requests.admissions import Admissions, check_own
 from topoalign.core import wire
-from topoalign.core.model.errors import InvalidField, StateFault, Unavailable, clean
+from topoalign.core.model.errors import StateFault, Unavailable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest, AnnounceRequest, ExplainRequest, WriterPosition
 from topoalign.core.ports import Bus, Endpoint
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.replies import answer_with
 
-# A subscriber cannot distinguish a forged fact from a true one by its number. So the writer answers with the numbers and the
-# digest of what it has published last, and the subscriber compares.
-
 
 class WriterPositions:
-    """Answers `alive` with the `WriterPosition` of the node, and `announce` with a new publication of its usage."""
+    """
+    Answers `alive` with the `WriterPosition` of the node, and `announce` with a new publication of its usage. A subscriber
+    cannot distinguish a forged fact from a true one by its number, so it compares with what the writer published last.
+    """
 
     def __init__(self, ledger: Ledger, hardware_watch: HardwareWatch, usage: UsagePublisher) -> None:
         self._ledger = ledger
@@ -53,16 +52,14 @@ class WriterPositions:
 
     async def alive(self, request: AliveRequest) -> WriterPosition:
         """Returns the numbers and the digest of the last publication. Raises InvalidField for another node."""
-        self._check_node(request.node)
+        check_own(self._ledger, request.node)
         state = self._ledger.state
         readings = {**self._hardware_watch.newest, **self._usage_position()}
         return WriterPosition(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=readings)
 
     async def announce(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
-        """
-        Publishes the usage under a new epoch, and returns its epoch and revision. Raises InvalidField for another node.
-        """
-        self._check_node(request.node)
+        """Publishes the usage under a new epoch; returns it and the revision. Raises InvalidField for another node."""
+        check_own(self._ledger, request.node)
         self._usage.announce()
         return self._usage_position()
 
@@ -70,10 +67,6 @@ class WriterPositions:
         """Empty before the usage was published, because nobody can have received it."""
         usage = self._ledger.state.usage
         return {"usage": (usage.epoch, usage.revision)} if usage is not None and self._usage.has_published else {}
-
-    def _check_node(self, node: NodeName) -> None:
-        if node != self._ledger.node:
-            raise InvalidField("node", f"{clean(node)!r} is not this node", f"ask {self._ledger.node!r} here")
 
 
 SERVICE = "topoalign-allocator"
@@ -119,10 +112,7 @@ class Allocator:
         self._endpoints = endpoints
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """
-        Serves the bus and runs all tasks until cancelled. Started once requests are answered; the topology may come
-        later.
-        """
+        """Serves the bus and runs all tasks until cancelled. Started once requests are answered."""
         positions = WriterPositions(self.ledger, self.hardware_watch, self.usage)
         endpoints = [*self.admissions.endpoints(), *positions.endpoints(), *self._endpoints]
         async with self._bus.serve(SERVICE, endpoints), anyio.create_task_group() as tasks:

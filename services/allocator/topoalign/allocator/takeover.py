@@ -8,11 +8,10 @@ Two processes of one node must never use its record at once, and the kubelet sho
    its streams to the kubelet, and then releases the directory.
 3. The new process replays the record and registers. The kubelet has kept the capacity meanwhile.
 4. The former process stays idle until it is stopped. If it ended, its supervisor would start it again, and the two processes
-   would take the node from one another in turn. Only if the new process has ended as well, so that no process has the node,
-   the former one asks to be restarted.
+   would take the node from one another in turn. Only if the new process has ended as well, the former one asks to be
+   restarted.
 
-Locks are used and not signals, because the two may be containers, and each is pid 1 to itself. A lock needs no answer and is
-released when its process ends.
+Locks are used and not signals, because the two may be containers, and each is pid 1 to itself.
 """
 
 import fcntl
@@ -59,10 +58,9 @@ async def open_in_turn(
     directory: Path, node: NodeName, clock: Clock, ready: Callable[[], Awaitable[None]] | None
 ) -> AsyncIterator[FileJournal]:
     """
-    Opens the journal of a state directory as `open_journal` does, and takes it over if another process has the directory.
-
-    `ready` is awaited before anything is asked of the other process; None: nothing is taken over. Raises what
-    `open_journal` and `ready` raise, and StateInUse if the other process does not hand over within `WAIT_SECONDS`.
+    Opens the journal of a state directory, and takes it over if another process has the directory. `ready` is awaited before
+    anything is asked of the other process; None: nothing is taken over. Raises what `open_journal` and `ready` raise, and
+    StateInUse if the other process does not hand over within `WAIT_SECONDS`.
     """
     with ExitStack() as held:
         try:
@@ -138,10 +136,7 @@ def is_successor_waiting(directory: Path) -> bool:
 
 
 def try_lock(file: int, kind: int) -> bool:
-    """
-    Takes a lock (LOCK_EX or LOCK_SH) on an open file, if that is possible at once; returns whether it did. See
-    flock(2).
-    """
+    """Takes a lock (LOCK_EX or LOCK_SH) on an open file, if that is possible at once; returns whether it did."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -151,23 +146,18 @@ def try_lock(file: int, kind: int) -> bool:
 
 async def hardware_known(bus: Bus, node: NodeName, clock: Clock) -> None:
     """
-    Waits until discovery has published the topology of the node.
-
-    Raises HardwareUnknown if that takes longer than `RECEIVE_SECONDS`.
+    Waits until discovery has published the topology of the node. Raises HardwareUnknown if that takes longer than
+    `RECEIVE_SECONDS`.
     """
-    known = False
-    async with anyio.create_task_group() as tasks:
 
-        async def wait_for_topology() -> None:
-            nonlocal known
-            async for delivery in Client(bus, clock, "topoalign-successor").nodes(node=node):
-                if isinstance(delivery.event, TopologyDiscovered):
-                    break
-            known = True
-            tasks.cancel_scope.cancel()
-
-        tasks.start_soon(wait_for_topology)
+    async def give_up() -> None:
         await clock.sleep(RECEIVE_SECONDS)
         tasks.cancel_scope.cancel()
-    if not known:
-        raise HardwareUnknown(node, f"nothing was received of it for {RECEIVE_SECONDS:g} s, so nothing is taken over")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(give_up)
+        async for delivery in Client(bus, clock, "topoalign-successor").nodes(node=node):
+            if isinstance(delivery.event, TopologyDiscovered):
+                tasks.cancel_scope.cancel()
+                return
+    raise HardwareUnknown(node, f"nothing was received of it for {RECEIVE_SECONDS:g} s, so nothing is taken over")

@@ -14,6 +14,7 @@ from typing import Any
 
 from topoalign.core.model.errors import DriverFault, clean
 from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.topology.model import Gpu
 from topoalign.core.ports import Clock
 from topoalign.mps.daemon_shares import MpsGpu
 from topoalign.runtime.driver_thread import CallProgress, DriverThread
@@ -50,22 +51,16 @@ def read_present_gpus(steps: CallProgress) -> tuple[MpsGpu, ...]:
     with open_nvml(steps) as (pynvml, ask):
         for index, handle in handles(pynvml, ask):
             memory = None
-            in_mig_mode = False
+            mig = None
             with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
                 memory = int(ask("nvmlDeviceGetMemoryInfo", handle).total)
             with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-                in_mig_mode = ask("nvmlDeviceGetMigMode", handle)[0] == 1
+                mig = () if ask("nvmlDeviceGetMigMode", handle)[0] == 1 else None
             major, minor = ask("nvmlDeviceGetCudaComputeCapability", handle)
-            found.append(
-                MpsGpu(
-                    id=DeviceID(ask("nvmlDeviceGetUUID", handle)),
-                    index=index,
-                    name=clean(ask("nvmlDeviceGetName", handle)),
-                    memory=memory,
-                    in_mig_mode=in_mig_mode,
-                    capability=(int(major), int(minor)),
-                )
-            )
+            uuid = DeviceID(ask("nvmlDeviceGetUUID", handle))
+            name = clean(ask("nvmlDeviceGetName", handle))
+            gpu = Gpu(id=uuid, index=index, name=name, mig=mig, memory=memory)
+            found.append(MpsGpu(gpu=gpu, capability=(int(major), int(minor))))
     return tuple(found)
 
 
@@ -79,10 +74,7 @@ def set_mode_now(devices: Collection[DeviceID], mode: int, steps: CallProgress) 
 
 @contextmanager
 def open_nvml(steps: CallProgress) -> Iterator[tuple[ModuleType, Ask]]:
-    """
-    Opens NVML for the block; yields it and a function that calls it. Raises DriverFault, also for an error in the
-    block.
-    """
+    """Opens NVML for the block; yields it and a function that calls it. Raises DriverFault, also for errors in the block."""
     steps("import pynvml")
     try:
         import pynvml  # not where nothing is shared by MPS

@@ -49,10 +49,7 @@ class Control:
         }
 
     async def start(self) -> Process:
-        """
-        Starts the daemon in the foreground, in a session of its own: Ctrl-C ends this process, which ends the daemon in
-        order. Raises DriverFault.
-        """
+        """Starts the daemon in the foreground. Raises DriverFault."""
         try:
             return await anyio.open_process(
                 [self._program, "-f"],
@@ -60,7 +57,7 @@ class Control:
                 stdout=None,
                 stderr=None,
                 env=self._environment,
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C ends this process, which ends the daemon in order
             )
         except OSError as error:
             raise DriverFault(
@@ -86,12 +83,10 @@ class Control:
         return True
 
     async def _ask(self, text: str, answers: list[str]) -> None:
-        """
-        Adds the answer, or nothing, also where it is too long. The command is in the pipe before the program starts, which
-        may not read it.
-        """
+        """Adds the answer; nothing where none comes, or it is too long."""
         read, write = os.pipe()
         try:
+            # The command is in the pipe before the program starts, which may not read it.
             os.write(write, f"{text}\n".encode())
             os.close(write)
             async with await anyio.open_process(

@@ -48,53 +48,62 @@ class Daemon:
 
     def __init__(
         self,
-        resource: ResourceName,
-        root: Path,
+        wanted: tuple[MpsShare, Path],
         shares: Callable[[], Awaitable[Mapping[ResourceName, MpsShare]]],
         program: str,
         environment: Mapping[str, str],
-        *,
         nvml: Nvml,
         clock: Clock,
     ) -> None:
         """
-        `shares` reads, before each start, what is to be served of each resource: none if the node has no GPU of it.
-        `program` and `environment`: of `Control`.
+        `wanted`: the share and the MPS root that this daemon was made for. `shares` reads, before each start, what is to be
+        served of each resource: none if the node has no GPU of it. `program` and `environment`: of `Control`.
         """
-        self.resource = resource
-        self._directory = root / resource
+        share, root = wanted
+        self.wanted = wanted
+        self.resource = share.resource
+        self._directory = root / share.resource
         self._shares = shares
         self._program = program
         self._environment = environment
         self._nvml = nvml
         self._clock = clock
-        self._announcement = Announcement(root, resource)
+        self._announcement = Announcement(root, share.resource)
         self._lock: int | None = None
         self._exclusive: set[DeviceID] = set()
         self.reason: str | None = "it has not started yet"
         """Why no client can be served; None: one can."""
         self.starts = 0
+        self._scope = anyio.CancelScope()
+        self._ended = anyio.Event()
 
     async def run(self) -> None:
-        """Starts the daemon again and again until cancelled; then ends it and sets the compute mode back."""
+        """Starts the daemon again and again until `end` or cancelled; then ends it and sets the compute mode back."""
         failures = 0
         try:
-            while True:
-                began = self._clock.monotonic()
-                try:
-                    await self._serve()
-                except (DriverFault, OSError) as error:
-                    self.reason = explain_error(error)
-                failures = 1 if self._clock.monotonic() - began >= STEADY_SECONDS else failures + 1
-                pause = backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE)
-                log.warning("the MPS daemon does not run", resource=self.resource, reason=self.reason, pause=pause)
-                await self._clock.sleep(pause)
+            with self._scope:
+                while True:
+                    began = self._clock.monotonic()
+                    try:
+                        await self._serve()
+                    except (DriverFault, OSError) as error:
+                        self.reason = _explain_error(error)
+                    failures = 1 if self._clock.monotonic() - began >= STEADY_SECONDS else failures + 1
+                    pause = backoff_seconds(failures, FIRST_PAUSE, LONGEST_PAUSE)
+                    log.warning("the MPS daemon does not run", resource=self.resource, reason=self.reason, pause=pause)
+                    await self._clock.sleep(pause)
         finally:
             self.reason = "it is stopped"
             with anyio.CancelScope(shield=True):
                 await self._release()
             if self._lock is not None:
                 os.close(self._lock)
+            self._ended.set()
+
+    async def end(self) -> None:
+        """Makes `run` end, and waits for it."""
+        self._scope.cancel()
+        await self._ended.wait()
 
     async def _serve(self) -> None:
         """Runs one daemon until it ends. Raises DriverFault and OSError if it cannot be started."""
@@ -119,7 +128,7 @@ class Daemon:
         self.reason = "it is starting"
         log.info("MPS daemon started", resource=self.resource, devices=len(share.devices), pid=process.pid)
         try:
-            await wait_for_first(partial(wait_until_ended, process), partial(self._supervise, share, control))
+            await wait_for_first(partial(_wait_until_ended, process), partial(self._supervise, share, control))
             if process.returncode is not None:
                 self.reason = f"it ended with status {process.returncode}; see control.log in {control.log}"
         finally:
@@ -148,21 +157,19 @@ class Daemon:
                 while await self._check_later(share, control) is not None:
                     pass
         except (DriverFault, OSError) as error:
-            self.reason = explain_error(error)
+            self.reason = _explain_error(error)
 
     async def _check_later(self, share: MpsShare, control: Control) -> str | None:
-        """
-        Checks the daemon after a pause. Returns why it cannot serve; None: it can. If its clients' limits have changed, sets
-        them again, because root in a container may command the daemon, too.
-        """
+        """Checks the daemon after a pause, and sets changed limits again. Returns why it cannot serve; None: it can."""
         await self._clock.sleep(HEALTH_SECONDS)
         try:
             answer = await control.command(GET_PERCENTAGE)
+            # Root in a container may command the daemon, too.
             if not share.own_limits and percentage_in(answer) != share.thread_percentage:
                 log.warning("the limits of an MPS daemon were changed", resource=self.resource, answer=answer)
                 await set_limits(share, control)
         except DriverFault as fault:
-            return explain_error(fault)
+            return _explain_error(fault)
         return None
 
     async def _answers_within(self, seconds: float, control: Control, wanted: bool = True) -> bool:
@@ -188,7 +195,7 @@ class Daemon:
             await wait_for_first(partial(quit_until, control, process), partial(self._clock.sleep, END_SECONDS))
         if process.returncode is None:
             process.terminate()
-            await wait_for_first(partial(wait_until_ended, process), partial(self._clock.sleep, END_SECONDS))
+            await wait_for_first(partial(_wait_until_ended, process), partial(self._clock.sleep, END_SECONDS))
         if process.returncode is None:
             process.kill()
         await process.wait()
@@ -221,13 +228,11 @@ async def set_limits(share: MpsShare, control: Control) -> None:
         )
 
 
-def explain_error(error: DriverFault | OSError) -> str:
-    """Formats an error as a reason, with its remedy if it has one."""
+def _explain_error(error: DriverFault | OSError) -> str:
     return f"{error.finding}; {error.remedy}" if isinstance(error, DriverFault) else str(error)
 
 
-async def wait_until_ended(process: Process) -> None:
-    """Returns when a process has ended."""
+async def _wait_until_ended(process: Process) -> None:
     await process.wait()
 
 

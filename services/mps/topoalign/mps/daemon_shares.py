@@ -30,12 +30,7 @@ SINCE_MANY = (7, 5)
 class MpsGpu(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU as NVML reports it."""
 
-    id: DeviceID
-    index: int
-    name: str
-    memory: int | None
-    """Bytes; None: not reported."""
-    in_mig_mode: bool
+    gpu: Gpu
     capability: tuple[int, int]
     """Compute capability, major and minor."""
 
@@ -54,7 +49,7 @@ class MpsShare(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def devices(self) -> tuple[DeviceID, ...]:
         """The uuids of its GPUs."""
-        return tuple(gpu.id for gpu in self.gpus)
+        return tuple(each.gpu.id for each in self.gpus)
 
     @property
     def serves(self) -> Serves:
@@ -69,22 +64,23 @@ class MpsShare(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def memory_limits(self) -> dict[DeviceID, str]:
         """GPU -> memory for one client, `27306M`; without GPUs whose memory is not reported."""
-        return {gpu.id: f"{gpu.memory // self.replicas // MIB}M" for gpu in self.gpus if gpu.memory}
+        memory = {each.gpu.id: each.gpu.memory for each in self.gpus}
+        return {gpu: f"{size // self.replicas // MIB}M" for gpu, size in memory.items() if size}
 
     @property
-    def with_too_few_clients(self) -> tuple[MpsGpu, ...]:
+    def with_too_few_clients(self) -> tuple[Gpu, ...]:
         """The GPUs that serve fewer clients than there are replicas."""
-        most = {gpu: MANY_CLIENTS if gpu.capability >= SINCE_MANY else FEW_CLIENTS for gpu in self.gpus}
-        return tuple(gpu for gpu in self.gpus if self.replicas > most[gpu])
+        found = []
+        for each in self.gpus:
+            most = MANY_CLIENTS if each.capability >= SINCE_MANY else FEW_CLIENTS
+            if self.replicas > most:
+                found.append(each.gpu)
+        return tuple(found)
 
 
 def mps_shares(found: Sequence[MpsGpu], configuration: Configuration) -> dict[ResourceName, MpsShare]:
     """Resource -> what its daemon serves, for the resources that the configuration shares by MPS on this node."""
-    gpus = (
-        Gpu(id=gpu.id, index=gpu.index, name=gpu.name, mig=() if gpu.in_mig_mode else None, memory=gpu.memory)
-        for gpu in found
-    )
-    by_id = {gpu.id: gpu for gpu in found}
+    by_id = {each.gpu.id: each for each in found}
     return {
         offer.resource: MpsShare(
             resource=offer.resource,
@@ -92,6 +88,6 @@ def mps_shares(found: Sequence[MpsGpu], configuration: Configuration) -> dict[Re
             own_limits=offer.by_amounts,
             gpus=tuple(by_id[device] for device in offer.devices),
         )
-        for offer in offer_resources(Topology(gpus=tuple(gpus)), configuration).offers
+        for offer in offer_resources(Topology(gpus=tuple(each.gpu for each in found)), configuration).offers
         if offer.sharing == "mps" and offer.unit != "memory"
     }

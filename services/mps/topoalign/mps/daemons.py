@@ -27,24 +27,6 @@ from topoalign.runtime.tasks import wait_for_first
 log = structlog.get_logger("topoalign.mps")
 
 
-class RunningDaemon:
-    """A running daemon and its cancel scope."""
-
-    def __init__(self, daemon: Daemon, share: MpsShare, root: Path) -> None:
-        self.daemon = daemon
-        self.wanted = (share, root)
-        self.scope = anyio.CancelScope()
-        self.ended = anyio.Event()
-
-    async def run(self) -> None:
-        """Runs the daemon until `scope` is cancelled."""
-        try:
-            with self.scope:
-                await self.daemon.run()
-        finally:
-            self.ended.set()
-
-
 class Daemons:
     """Runs the MPS daemons of one node."""
 
@@ -55,13 +37,9 @@ class Daemons:
         self._environment = environment
         self._clock = clock
         self._nvml = Nvml(clock)
-        self._running: dict[ResourceName, RunningDaemon] = {}
-        self._failure: str | None = "the GPUs have not been read yet"
-
-    @property
-    def daemons(self) -> Mapping[ResourceName, Daemon]:
+        self.daemons: dict[ResourceName, Daemon] = {}
         """The daemons that are kept running."""
-        return {resource: each.daemon for resource, each in self._running.items()}
+        self._failure: str | None = "the GPUs have not been read yet"
 
     def reason(self) -> str | None:
         """Returns, for /readyz, why some shares cannot be allocated; None: all can, or nothing is shared by MPS."""
@@ -100,17 +78,17 @@ class Daemons:
 
     async def _follow(self, wanted: Mapping[ResourceName, MpsShare], root: Path, tasks: TaskGroup) -> None:
         """Ends the daemons that differ from what is wanted, and starts the missing ones."""
-        former = [resource for resource, each in self._running.items() if each.wanted != (wanted.get(resource), root)]
-        for resource in former:
-            self._running[resource].scope.cancel()
-        for resource in former:
-            await self._running.pop(resource).ended.wait()
-        for resource in wanted.keys() - self._running.keys():
-            daemon = Daemon(
-                resource, root, self.shares, self._program, self._environment, nvml=self._nvml, clock=self._clock
+        former = [each for each in self.daemons.values() if each.wanted != (wanted.get(each.resource), root)]
+        async with anyio.create_task_group() as ends:
+            for daemon in former:
+                ends.start_soon(daemon.end)
+        for daemon in former:
+            del self.daemons[daemon.resource]
+        for resource in wanted.keys() - self.daemons.keys():
+            daemon = self.daemons[resource] = Daemon(
+                (wanted[resource], root), self.shares, self._program, self._environment, self._nvml, self._clock
             )
-            running = self._running[resource] = RunningDaemon(daemon, wanted[resource], root)
-            tasks.start_soon(running.run)
+            tasks.start_soon(daemon.run)
         if not wanted:
             log.info("nothing is shared by MPS: no daemon is needed")
 
@@ -120,10 +98,7 @@ SHM_MODE = 0o1777
 
 
 def make_shm(root: Path) -> None:
-    """
-    Creates the directory that containers get as /dev/shm, writable for every user. If another user owns the directory,
-    so that this process may not change its mode, it must already be writable for every user. Raises OSError.
-    """
+    """Creates the directory that containers get as /dev/shm, writable for every user. Raises OSError."""
     shm = root / SHM
     shm.mkdir(parents=True, exist_ok=True)
     mode = shm.stat().st_mode
@@ -131,5 +106,6 @@ def make_shm(root: Path) -> None:
         try:
             shm.chmod(SHM_MODE)
         except PermissionError:
-            if mode & 0o777 != 0o777:  # not writable for every user
+            # Another user's directory, of which this process may not change the mode, has to be writable for all already.
+            if mode & 0o777 != 0o777:
                 raise

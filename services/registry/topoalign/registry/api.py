@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
+from topoalign.core import wire
 from topoalign.core.model.errors import (
     BadRequest,
     InvalidField,
@@ -37,9 +38,11 @@ from topoalign.core.model.errors import (
 )
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import NodeName
+from topoalign.core.model.processes import Measurement
+from topoalign.core.model.requests import UseRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.registry import api_views
-from topoalign.registry.api_views import AllocationView, NodeSummary, measure_node, read_node_library, shares_view
+from topoalign.registry.api_views import ANSWER_SECONDS, AllocationView, read_node_library, shares_view
 from topoalign.registry.cluster_nodes import Cluster, ClusterNode, Key
 from topoalign.registry.foreign_nodes import ForeignNodes
 from topoalign.registry.series import in_turns
@@ -95,12 +98,12 @@ def page(rows: Iterable[tuple[Key, T]], limit: int) -> Page[T]:
 class Api:
     """Answers from one cluster's fold."""
 
-    def __init__(self, cluster: Cluster, clock: Clock, bus: Bus, foreign: ForeignNodes | None = None) -> None:
-        """`bus`: over which nodes are asked. `foreign`: the nodes that HAMi runs; None: there are none."""
+    def __init__(self, cluster: Cluster, clock: Clock, bus: Bus, foreign: ForeignNodes) -> None:
+        """`bus`: for questions to nodes. `foreign`: the nodes that HAMi manages."""
         self._cluster = cluster
         self._clock = clock
         self._bus = bus
-        self._foreign = foreign or ForeignNodes(clock)
+        self._foreign = foreign
 
     def mount(self) -> Mount:
         """Everything below /v1, with errors of its own."""
@@ -129,28 +132,35 @@ class Api:
         names = self._foreign.names
         others = ((name, None) for name in names[bisect_right(names, last) :] if name not in self._cluster)
         rows = page((((name,), (name, member)) for name, member in merge(members, others, key=itemgetter(0))), limit)
-        items = [self._summary(*row) async for row in in_turns(rows.items, self._clock)]
+        items = [
+            api_views.foreign_summary(self._foreign, name)
+            if member is None
+            else api_views.summarize_member(member, self._foreign.owner(name))
+            async for name, member in in_turns(rows.items, self._clock)
+        ]
         return json(Page(items=tuple(items), next=rows.next))
 
-    def _summary(self, name: NodeName, member: ClusterNode | None) -> NodeSummary:
-        """`member`: None for a node that only HAMi manages."""
-        if member is None:
-            return api_views.foreign_summary(self._foreign, name)
-        return api_views.summarize_member(member, self._foreign.owner(name))
-
     async def node(self, request: Request) -> Response:
-        """All of one node."""
+        """The details of one node."""
         parameters(request)
         name = NodeName(request.path_params["name"])
         if name in self._foreign and name not in self._cluster:
-            return json(api_views.foreign_detail(self._foreign, name))
+            return json(
+                api_views.NodeDetail(
+                    summary=api_views.foreign_summary(self._foreign, name),
+                    topology=None,
+                    health={},
+                    allocations=(),
+                    hami=self._foreign.view(name),
+                )
+            )
         member = self._cluster.member(name)
         live = ((member, each) for _, member, each in list(self._cluster.allocations(node=member.state.node)))
         items = [view async for view in in_turns(view_by_node(live), self._clock)]
         return json(api_views.detail(member, tuple(items), self._foreign.owner(name), self._foreign.view(name)))
 
     async def allocations(self, request: Request) -> Response:
-        """A page of the live allocations, by node and id; of one node, namespace or pod where asked."""
+        """A page of the live allocations, by node and id; of one node, namespace or pod if given."""
         query = parameters(request, "node", "namespace", "pod", "limit", "continue")
         after = parse_continue(query.get("continue"))
         limit = limit_of(query.get("limit"))
@@ -171,7 +181,9 @@ class Api:
             )
         node = NodeName(query["node"])
         self._cluster.member(node)
-        measurement = await measure_node(self._bus, node)
+        question = msgspec.json.encode(UseRequest(node=node))
+        answer = await self._bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS)
+        measurement = wire.decode_answer(answer, Measurement)
         reading = await read_node_library(self._bus, self._cluster.member(node))
         return json(shares_view(self._cluster.member(node), measurement, reading))
 
@@ -183,7 +195,7 @@ def view_by_node(rows: Iterable[tuple[ClusterNode, Allocation]]) -> Iterator[All
 
 
 def parameters(request: Request, *known: str) -> dict[str, str]:
-    """The query's parameters. Raises InvalidField for one that is unknown, stands twice, or is too long."""
+    """The query's parameters. Raises InvalidField for an unknown, repeated or too long one."""
     if len(request.url.path) + len(request.url.query) > LONGEST_URL:
         raise InvalidField("url", f"longer than {LONGEST_URL} characters", "ask for less at once")
     found: dict[str, str] = {}
@@ -208,14 +220,14 @@ def error(code: str, finding: str, remedy: str, status: int) -> Response:
 
 
 async def answer_product_error(request: Request, exc: Exception) -> Response:
-    """An error raised on purpose: its base class determines whose fault it is, and so its status."""
+    """Answers an error of the product: its base class determines the status."""
     assert isinstance(exc, TopoalignError)
     status = next((status for kind, status in STATUS.items() if isinstance(exc, kind)), 500)
     return error(exc.code, exc.finding, exc.remedy, status)
 
 
 async def answer_http_error(request: Request, exc: Exception) -> Response:
-    """What the router refuses: an address that does not exist, a method other than GET and HEAD."""
+    """Answers a request with an unknown address, or a method other than GET and HEAD."""
     assert isinstance(exc, HTTPException)
     if exc.status_code == 405:
         answer = error(
@@ -228,5 +240,5 @@ async def answer_http_error(request: Request, exc: Exception) -> Response:
 
 
 async def answer_defect(request: Request, exc: Exception) -> Response:
-    """A defect: answered without details, which are in the log."""
+    """Answers a defect without details, which are in the log."""
     return error("Internal", "the registry failed to answer", "look for the traceback in its log", 500)

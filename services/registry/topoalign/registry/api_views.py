@@ -1,9 +1,8 @@
 """
 The types of the HTTP API's answers; `msgspec.json.schema` of these types is its reference.
 
-Field names are part of the public contract: later versions add fields and never rename one. A device is always shown
-with its index, its id and its PCI address together. What is made once for each row is in no cycle of references, and the
-garbage collector passes it over (`gc=False`).
+Field names are part of the public contract: later versions add fields and never rename one. A device has its index, its id
+and its PCI address together. The objects of each row are in no cycle of references (`gc=False`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -42,11 +41,11 @@ class ResourceCount(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class CpuCount(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """CPUs of a node: all of them, and those of one container alone."""
+    """CPUs of a node."""
 
     total: int
     exclusive: int
-    """Held by one container alone."""
+    """Allocated to one container alone."""
 
 
 class NodeSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -54,7 +53,7 @@ class NodeSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
 
     name: NodeName
     source: str | None
-    """What read the hardware: `nvml`, `sysfs`, `described: <name>`. None: not discovered yet."""
+    """Source of the hardware: `nvml`, `sysfs`, `described: <name>`. None: not discovered yet."""
     revision: int | None
     """Of the topology, counted by discovery."""
     boot_id: str | None
@@ -88,25 +87,22 @@ class AllocationView(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_d
     devices: tuple[NamedDevice, ...]
     """In the order in which the container sees them."""
     virtual_functions: dict[DeviceID, tuple[str, ...]]
-    """NIC -> PCI addresses of its virtual functions that are held: of a NIC that stands here only these."""
+    """NIC -> PCI addresses of its virtual functions that are held; without an entry the whole NIC is."""
     cpus: str
     """Exclusive CPUs as a list `0-3,8`; empty in the shared pool."""
     memory: tuple[MemoryBlock, ...]
     affinity: tuple[int, ...] | None
     """NUMA node ids it was aligned to. None: no preference, or not known from the kubelet."""
     since: str | None
-    """RFC 3339 time of the grant. None: it was known in a snapshot only."""
+    """RFC 3339 time of the grant. None: it was received in a snapshot only."""
     ailing: dict[DeviceID, DeviceHealth]
-    """How those of its devices are that would not be handed out now; it keeps them."""
+    """Health of the devices that would not be allocated now; it keeps them."""
     amounts: dict[DeviceID, Amount] = {}
-    """
-    GPU of which it has units or slots -> how much of it these are; of a slot without an amount an equal part. Missing: it
-    has none.
-    """
+    """GPU -> amount of its units or slots; of a slot without an amount an equal part. Missing: it has none."""
 
 
 class NodeDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """All that is known of one node."""
+    """The details of one node."""
 
     summary: NodeSummary
     topology: Topology | None
@@ -117,14 +113,14 @@ class NodeDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def summarize_member(member: ClusterNode, foreign: str | None = None) -> NodeSummary:
-    """The view of a node in the list of nodes. `foreign`: who else allocates its GPUs."""
+    """The summary of a node. `foreign`: who else allocates its GPUs."""
     counts = member.derived(summarize)
     last = rfc3339(member.last_event)
     return msgspec.structs.replace(counts, stale=not member.answering, last_event=last, foreign=foreign)
 
 
 def summarize(state: NodeState) -> NodeSummary:
-    """What the summary of a node takes from its state."""
+    """The fields of a summary that depend on the state alone."""
     discovered = state.topology
     return NodeSummary(
         name=state.node,
@@ -154,16 +150,16 @@ def count(state: NodeState, resource: ResourceName) -> ResourceCount:
 
 
 def foreign_summary(foreign: ForeignNodes, node: NodeName) -> NodeSummary:
-    """The view of a node that only HAMi manages: its GPUs are those that HAMi has registered."""
-    cards = foreign.cards(node)
+    """The summary of a node that only HAMi manages, with the GPUs that HAMi has registered."""
+    gpus = foreign.gpus(node)
     return NodeSummary(
         name=node,
         source=None,
         revision=None,
         boot_id=None,
-        gpus=len(cards),
+        gpus=len(gpus),
         nics=0,
-        numa_nodes=len({card.numa for card in cards} - {UNKNOWN_NUMA}),
+        numa_nodes=len({gpu.numa for gpu in gpus} - {UNKNOWN_NUMA}),
         cpus=CpuCount(total=0, exclusive=0),
         resources={},
         allocations=foreign.pods(node),
@@ -176,19 +172,13 @@ def foreign_summary(foreign: ForeignNodes, node: NodeName) -> NodeSummary:
     )
 
 
-def foreign_detail(foreign: ForeignNodes, node: NodeName) -> NodeDetail:
-    """All information about a node that only HAMi manages."""
-    shown = foreign_summary(foreign, node)
-    return NodeDetail(summary=shown, topology=None, health={}, allocations=(), hami=foreign.view(node))
-
-
 def detail(
     member: ClusterNode,
     allocations: tuple[AllocationView, ...],
     foreign: str | None = None,
     hami: HamiView | None = None,
 ) -> NodeDetail:
-    """The view of one node: hardware, health of each device, its allocations, and HAMi's annotations."""
+    """The details of a node with facts."""
     state = bare(member.state)
     return NodeDetail(
         summary=summarize_member(member, foreign),
@@ -217,14 +207,14 @@ def allocation_views(member: ClusterNode, live: Iterable[Allocation]) -> Iterato
             affinity=allocation.affinity,
             since=rfc3339(member.since.get(allocation.id)),
             ailing={device: unusable[device] for device in sorted(ids & unusable.keys())},
-            amounts=amounts_held(member.state.hardware, allocation),
+            amounts={
+                **allocation.amounts,
+                **{
+                    gpu: sum_amounts(slots.values())
+                    for gpu, slots in held_by_slot(member.state.hardware, (allocation,)).items()
+                },
+            },
         )
-
-
-def amounts_held(hardware: Topology, allocation: Allocation) -> dict[DeviceID, Amount]:
-    """GPU -> how much of it an allocation holds in units or slots, for those of which it holds any."""
-    in_slots = held_by_slot(hardware, (allocation,))
-    return {**allocation.amounts, **{gpu: sum_amounts(slots.values()) for gpu, slots in in_slots.items()}}
 
 
 def ailing(state: NodeState) -> dict[DeviceID, DeviceHealth]:
@@ -239,20 +229,14 @@ def rfc3339(time: float | None) -> str | None:
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-# Who uses the GPUs of one node now: asked of its discovery for each request, because nothing stores measurements.
-#
-# Who holds what is taken from the fold; a node that is stale is asked all the same, because its discovery may well
-# answer.
-
-
 ANSWER_SECONDS = 10.0
 """For a measurement: as long as the command line waits, and below the time-outs of clients."""
 LIBRARY_SECONDS = 3.0
-"""For what libraries count, which is left out otherwise."""
+"""For the counts of libraries, which are left out otherwise."""
 
 
 class SharedDevice(DeviceShares, frozen=True, kw_only=True):
-    """One GPU or MIG instance, who holds it and who uses it; with the index and PCI address of its GPU."""
+    """A GPU or MIG instance, who holds it and who uses it, with the index and PCI address of its GPU."""
 
     index: int
     pci: str | None
@@ -265,24 +249,18 @@ class SharesView(msgspec.Struct, frozen=True, kw_only=True):
     measured: str | None
     """RFC 3339 time."""
     stale: bool
-    """The node's allocator does not answer: who holds what was true, and no service confirms it now."""
+    """The node's allocator does not answer: the holders were true, and no service confirms them now."""
     finding: str
-    """Why it is not known where processes run; empty: it is."""
+    """Why it is not known where processes run; empty: it is known."""
     left_out: int
     """Processes that are not listed because there are too many."""
     library_finding: str
-    """Why it is not known what the libraries that limit containers count; empty: it is, or there are none."""
+    """Why the counts of the libraries that limit containers are not known; empty: they are, or there are none."""
     items: tuple[SharedDevice, ...]
 
 
-async def measure_node(bus: Bus, node: NodeName) -> Measurement:
-    """The use of a node's GPUs now. Raises Unavailable where its discovery does not answer or cannot measure."""
-    question = msgspec.json.encode(UseRequest(node=node))
-    return wire.decode_answer(await bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS), Measurement)
-
-
 async def read_node_library(bus: Bus, member: ClusterNode) -> LibraryReading:
-    """What the libraries that limit a node's containers count; nothing where there are none, or its allocator is silent."""
+    """Asks for the counts of the libraries that limit a node's containers; empty if there are none or none answers."""
     state = bare(member.state)
     if not has_library(state):
         return LibraryReading(node=state.node)
@@ -297,7 +275,7 @@ async def read_node_library(bus: Bus, member: ClusterNode) -> LibraryReading:
 
 
 def shares_view(member: ClusterNode, measurement: Measurement, reading: LibraryReading) -> SharesView:
-    """The measurement and what libraries count, with the node's allocations of this moment."""
+    """The measurement of a node's discovery and the counts of libraries, with the node's allocations now."""
     state = bare(member.state)
     shares = with_library(attribute_use(state, measurement), reading)
     gpus = state.hardware.gpu_by_id

@@ -1,10 +1,9 @@
 """
-All nodes, folded from their facts one by one.
+Folds the facts of all nodes.
 
 The fold is `NodeState.apply`, the same as in the allocators. In addition the cluster keeps for each node when an
 allocation was granted, when the node last published, and whether its allocator answers. A node whose allocator does not
-answer is stale: its view was true, but no service confirms it now. Nodes and allocations are kept sorted, so that a page
-of them costs what it returns.
+answer is stale: its view was true, but no service confirms it now.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -50,11 +49,7 @@ class ClusterNode:
     _derived_from: NodeState | None = None
 
     def apply(self, delivery: Delivery, *, usage: bool = False) -> None:
-        """
-        Applies a fact that the client has passed on: no repetition, and none missing before it. `usage`: whether what
-        the kubelet allocated is kept. No page of the API has it, and of thousands of nodes it can take hundreds of
-        megabytes.
-        """
+        """Applies the next fact of the node. `usage`: whether to keep the kubelet's allocations, which can be large."""
         if delivery.anew:
             self.last_event = None  # a forged fact may be of any time
         if delivery.state is not None:
@@ -70,15 +65,12 @@ class ClusterNode:
             self.since = {name: at for name, at in self.since.items() if name in self.state.allocations}
 
     def derived(self, function: Callable[[NodeState], T]) -> T:
-        """
-        What this function makes of the state, called once for each state. It should return something small: it is called
-        with a copy, because what a state, its topology and its allocations compute of themselves on the way takes more
-        memory than they do, and is not kept.
-        """
+        """The result of this function for the state, called once for each state."""
         if self._derived_from is not self.state:
             self._derived = {}
             self._derived_from = self.state
         if function not in self._derived:
+            # Of a copy: the cached properties of a state take more memory than the state, and are not kept.
             self._derived[function] = function(bare(self.state))
         result: T = self._derived[function]
         return result
@@ -98,7 +90,7 @@ def changed_by(event: Event) -> tuple[AllocationID, ...] | None:
 
 
 def bare(state: NodeState) -> NodeState:
-    """A copy of a state without anything that it has computed of itself."""
+    """A copy of a state without cached properties."""
     allocations = {name: copy(allocation) for name, allocation in state.allocations.items()}
     discovered = state.topology
     if discovered is not None:
@@ -175,7 +167,7 @@ class Cluster:
     """The nodes by name, and their live allocations by node and id."""
 
     def __init__(self, *, usage: bool = False) -> None:
-        """`usage`: whether to keep what kubelets allocated, on which predictions are based."""
+        """`usage`: whether to keep the kubelets' allocations, on which predictions are based."""
         self.listeners: list[Callable[[NodeName], object]] = []
         """
         Called after each change of a node's facts, of whether it answers, and of whether its allocations are certain, and
@@ -199,18 +191,14 @@ class Cluster:
         now = member.state
         is_next = (now.epoch, now.seq) == (before.epoch, before.seq + 1)  # else it has more changes than the fact has
         self._index.update(node, before.allocations, now.allocations, changed_by(delivery.event) if is_next else None)
-        self._tell(node)
+        self.notify(node)
 
     def answers(self, node: NodeName, answering: bool) -> None:
         """Notes whether the node's allocator answers."""
         member = self._members[node]
         if member.answering != answering:
             member.answering = answering
-            self._tell(node)
-
-    def settles(self, node: NodeName) -> None:
-        """Takes that the node's allocations are certain, or are not any more."""
-        self._tell(node)
+            self.notify(node)
 
     def forget(self, node: NodeName) -> None:
         """Removes this node until it publishes again."""
@@ -218,9 +206,10 @@ class Cluster:
         if member is not None:
             del self._names[bisect_left(self._names, node)]
             self._index.update(node, member.state.allocations, {})
-            self._tell(node)
+            self.notify(node)
 
-    def _tell(self, node: NodeName) -> None:
+    def notify(self, node: NodeName) -> None:
+        """Calls the listeners, also after a node's allocations have become certain or uncertain."""
         for listener in self.listeners:
             listener(node)
 
@@ -249,9 +238,8 @@ class Cluster:
         self, after: Key = (), node: NodeName | None = None, namespace: str | None = None, pod: str | None = None
     ) -> Iterator[tuple[AllocationKey, ClusterNode, Allocation]]:
         """
-        The live allocations behind this key, by node and id; of one node, namespace or pod where given.
-
-        Pods of one name in other namespaces are passed over; else no row is looked at that is not returned.
+        The live allocations after this key, by node and id; of one node, namespace or pod if given. With pod and namespace,
+        pods of the same name in other namespaces are skipped; else only rows that are returned are read.
         """
         for key in self._index.keys(after, node, namespace, pod):
             member = self._members[key[0]]

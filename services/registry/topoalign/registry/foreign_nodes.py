@@ -1,19 +1,17 @@
 """
-Nodes whose GPUs HAMi allocates, as the API server shows them: their GPUs, who holds them, and whether they are offered.
+Finds nodes whose GPUs HAMi allocates, from the API server: their GPUs, who holds them, and whether they are offered.
 
 A node is HAMi's while its Node has HAMi's register annotation, and either the handshake is live or a pod that is bound
 there and has not ended holds a share that HAMi allocated. Then it is offered to no pod: topoalign would allocate GPUs of
 which HAMi's containers have parts. If an allocator of topoalign answers for such a node, both would allocate the same GPUs
-(`ContestedNode`), which is logged and counted; if none does, the node is a `ForeignNode`. When HAMi has given up the node,
-or the annotation is deleted, the node is topoalign's.
+(`ContestedNode`), which is logged and counted; else the node is a `ForeignNode`.
 
-A pod holds a share if a container of it asks for devices and its annotation names a GPU. It does not matter which GPU: a
-plugin that cannot reach the driver registers none, and one that skips a GPU no longer registers it, while containers have
-them. The amount does not matter either: 0 of both is no limit. Whoever may create a pod may annotate it in this way, and a
-pod that also asks for a device cannot be distinguished from a pod of HAMi's.
+A pod holds a share if a container of it requests devices and its annotation names a GPU. Which GPU and which amount does not
+matter: HAMi's plugin does not register a GPU that it cannot reach while containers have it, and an amount of 0 is no limit.
+A pod of another system that is annotated in this way and requests a device cannot be distinguished from a pod of HAMi's.
 
-An annotation that cannot be read contains no information about GPUs; this is logged once. Such an annotation still means, on
-a node, that HAMi runs it, and on a pod that asks for devices, that it has a share.
+An annotation that cannot be read is logged once. On a node it still means that HAMi manages it, and on a pod that requests
+devices, that it has a share.
 """
 
 from bisect import bisect_right
@@ -41,7 +39,6 @@ from topoalign.core.sharing.hami.node_annotations import (
     read_shares,
 )
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredGpu
-from topoalign.kubelet.files.manifest import ManifestSpec, PodManifest
 from topoalign.kubelet.files.resource_quantities import whole
 from topoalign.registry.ports import SeenNode, SeenPod
 from topoalign.runtime.replies import answer_with
@@ -52,6 +49,9 @@ LOOK_SECONDS = 15.0
 """Between two checks of the handshakes, which expire by themselves; the interval of HAMi's scheduler."""
 LONGEST_HANDSHAKE = 100
 """Characters of a handshake that are kept."""
+SERVICE = "topoalign-registry"
+MOST = 1_000
+"""Nodes of a page: with names of 253 characters they are far below the limit of a message."""
 NOTHING: Mapping[str, ForeignPod] = {}
 
 log = structlog.get_logger("topoalign.registry.foreign_nodes")
@@ -60,9 +60,9 @@ log = structlog.get_logger("topoalign.registry.foreign_nodes")
 class HamiNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node with HAMi's register annotation."""
 
-    cards: tuple[RegisteredGpu, ...]
+    gpus: tuple[RegisteredGpu, ...]
     finding: str
-    """Why its GPUs are not known; empty: they are."""
+    """Why its GPUs are not known; empty: they are known."""
     handshake: str | None
     cordon: str | None
     allocatable: int
@@ -76,12 +76,12 @@ class HamiView(msgspec.Struct, frozen=True, kw_only=True):
     handshake: str | None
     """The annotation; its time is the local time of HAMi's scheduler."""
     finding: str
-    """Why the GPUs are not known; empty: they are."""
+    """Why the GPUs are not known; empty: they are known."""
     cards: tuple[ForeignGpu, ...]
 
 
 class ForeignNodes:
-    """The nodes and pods with HAMi's annotations; `run` it. A change returns the node whose `refusal` it has changed."""
+    """The nodes and pods with HAMi's annotations; `run` it. A noted change returns the node whose `refusal` it changed."""
 
     def __init__(self, clock: Clock, answering: Callable[[NodeName], bool] = lambda node: False) -> None:
         """`answering`: whether an allocator of topoalign answers for a node."""
@@ -91,7 +91,8 @@ class ForeignNodes:
         self._pods: dict[NodeName, dict[str, ForeignPod]] = {}
         """Node -> UID -> pod that is bound to it, has not ended and holds shares that HAMi allocated."""
         self._node_of: dict[str, NodeName] = {}
-        self._refusals: dict[NodeName, str] = {}
+        self.refusals: dict[NodeName, str] = {}
+        """Node -> the code of the refusal for every pod, of all nodes that HAMi manages."""
 
     def __contains__(self, node: NodeName) -> bool:
         """Whether the node has HAMi's register annotation."""
@@ -99,24 +100,19 @@ class ForeignNodes:
 
     def owner(self, node: NodeName) -> str | None:
         """`hami` if HAMi allocates the GPUs of a node; None: it does not."""
-        return HAMI if node in self._refusals else None
+        return HAMI if node in self.refusals else None
 
     def refusal(self, node: NodeName) -> str:
-        """The code of the refusal for every pod; empty: HAMi does not keep the node from being offered."""
-        return self._refusals.get(node, "")
-
-    @property
-    def refusals(self) -> Mapping[NodeName, str]:
-        """The same of all nodes that HAMi runs."""
-        return self._refusals
+        """The code of the refusal for every pod; empty: HAMi does not manage the node."""
+        return self.refusals.get(node, "")
 
     @property
     def names(self) -> list[NodeName]:
-        """Of all nodes with HAMi's register annotation, sorted."""
+        """The names of all nodes with HAMi's register annotation, sorted."""
         return sorted(self._nodes)
 
     def pods(self, node: NodeName) -> int:
-        """How many pods on a node hold shares that HAMi allocated."""
+        """The number of pods on a node that hold shares of HAMi's."""
         return len(self._pods.get(node, NOTHING))
 
     def liveness(self, node: NodeName) -> HamiLiveness:
@@ -125,12 +121,12 @@ class ForeignNodes:
         now = datetime.fromtimestamp(self._clock.wall(), UTC).replace(tzinfo=None)
         return liveness_of(known.handshake, known.allocatable, now)
 
-    def cards(self, node: NodeName) -> tuple[RegisteredGpu, ...]:
-        """Those of a node that is in `names`."""
-        return self._nodes[node].cards
+    def gpus(self, node: NodeName) -> tuple[RegisteredGpu, ...]:
+        """The GPUs of a node that is in `names`."""
+        return self._nodes[node].gpus
 
     def view(self, node: NodeName) -> HamiView | None:
-        """All information about a node in HAMi's annotations; None: there are none."""
+        """The information about a node in HAMi's annotations; None: there are none."""
         known = self._nodes.get(node)
         if known is None:
             return None
@@ -138,25 +134,25 @@ class ForeignNodes:
             liveness=self.liveness(node),
             handshake=known.handshake and clean(known.handshake, LONGEST_HANDSHAKE),
             finding=known.finding,
-            cards=foreign_gpus(known.cards, known.cordon, self._pods.get(node, NOTHING).values()),
+            cards=foreign_gpus(known.gpus, known.cordon, self._pods.get(node, NOTHING).values()),
         )
 
     def see(self, node: SeenNode) -> NodeName | None:
-        """The API server shows a node."""
+        """Notes a node of the API server."""
         hami = node.hami
         if hami is None or hami.register is None:
             return self.lose(node.name)
         before = self._nodes.get(node.name)
         finding = ""
         try:
-            cards = read_registered_gpus(hami.register)
+            gpus = read_registered_gpus(hami.register)
         except InvalidAnnotation as error:
-            cards = ()
+            gpus = ()
             finding = error.finding
             if before is None or not before.finding:
                 log.warning("HAMi's cards of a node cannot be read", node=clean(node.name), finding=finding)
         self._nodes[node.name] = HamiNode(
-            cards=cards,
+            gpus=gpus,
             finding=finding,
             handshake=hami.handshake and hami.handshake[:LONGEST_HANDSHAKE],
             cordon=hami.cordon,
@@ -165,15 +161,17 @@ class ForeignNodes:
         return self.observe(node.name)
 
     def lose(self, node: NodeName) -> NodeName | None:
-        """The API server has no such node, or it has no GPUs of HAMi's."""
+        """Notes that the node is gone, or has no GPUs of HAMi's."""
         return self._judge(node) if self._nodes.pop(node, None) is not None else None
 
     def see_pod(self, pod: SeenPod) -> NodeName | None:
-        """The API server shows a pod."""
-        metadata = pod.content.metadata
+        """Notes a pod of the API server."""
         spec = pod.content.spec
-        text = ((metadata and metadata.annotations) or {}).get(DEVICES_ALLOCATED)
-        if text is None or pod.node is None or pod.finished or not asks_for_devices(pod.content):
+        text = pod.annotations.get(DEVICES_ALLOCATED)
+        requests_devices = any(
+            "/" in name and amount is not None and whole(str(amount)) != 0 for name, amount in pod.limits()
+        )
+        if text is None or pod.node is None or pod.finished or not requests_devices:
             return self.lose_pod(pod.uid)
         init = [each.name for each in (spec and spec.init_containers) or ()]
         containers = [each.name for each in (spec and spec.containers) or ()]
@@ -192,7 +190,7 @@ class ForeignNodes:
         return self.observe(pod.node)
 
     def lose_pod(self, uid: str) -> NodeName | None:
-        """A pod is gone, or holds nothing of HAMi's."""
+        """Notes that a pod is gone, or holds nothing of HAMi's."""
         node = self._node_of.pop(uid, None)
         if node is None:
             return None
@@ -202,11 +200,11 @@ class ForeignNodes:
         return self.observe(node)
 
     def observe(self, node: NodeName) -> NodeName | None:
-        """A node has changed: the facts of its allocator, or whether it answers."""
+        """Notes that a node has new facts, or that its allocator answers or not."""
         return self._judge(node) if node in self._nodes else None
 
     async def run(self, changed: Callable[[NodeName], None]) -> None:
-        """Checks the handshakes regularly, for ever. Calls `changed` with each node whose `refusal` has changed."""
+        """Checks the handshakes until cancelled. Calls `changed` with each node whose `refusal` has changed."""
         turns = TaskTurns(self._clock)
         while True:
             await self._clock.sleep(LOOK_SECONDS)
@@ -223,32 +221,14 @@ class ForeignNodes:
         if refusal == before:
             return None
         if refusal:
-            self._refusals[node] = refusal
+            self.refusals[node] = refusal
         else:
-            del self._refusals[node]
+            del self.refusals[node]
         if refusal == CONTESTED_NODE:
             log.warning("HAMi and topoalign both give out the GPUs of a node: it is not offered", node=clean(node))
         elif before == CONTESTED_NODE:
             log.info("one alone gives out the GPUs of a node", node=clean(node))
         return node
-
-
-def asks_for_devices(pod: PodManifest) -> bool:
-    """Whether a limit of a container is for something else than CPUs, memory, hugepages and storage."""
-    spec = pod.spec or ManifestSpec()
-    return any(
-        "/" in resource and amount is not None and whole(str(amount)) != 0
-        for container in (*(spec.init_containers or ()), *(spec.containers or ()))
-        for resource, amount in ((container.resources and container.resources.limits) or {}).items()
-    )
-
-
-# Answers over the bus which nodes HAMi runs: `topoalign why` has no access to Kubernetes.
-
-
-SERVICE = "topoalign-registry"
-MOST = 1_000
-"""Nodes of a page: with names of 253 characters it is far below what a bus takes."""
 
 
 class NodesUnknown(Unavailable):
@@ -271,24 +251,17 @@ async def serve_foreign(
     *,
     task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """
-    Answers `ForeignRequest`, for ever; has started once it does. `behind`: why not all that the API server has is known.
-    """
+    """Answers `ForeignRequest` until cancelled. `behind`: why the objects of the API server are not known yet."""
 
-    async def page(request: ForeignRequest) -> ForeignPage:
+    async def list_nodes(request: ForeignRequest) -> ForeignPage:
         if (finding := behind()) is not None:
             raise NodesUnknown(finding)
-        return foreign_page(foreign, request)
+        names = sorted(foreign.refusals)
+        start = bisect_right(names, request.after)
+        page = names[start : start + MOST]
+        return ForeignPage(nodes={name: foreign.refusal(name) for name in page}, has_more=start + MOST < len(names))
 
-    endpoint = Endpoint(name="foreign", subject=wire.foreign_subject(), answer=answer_with(ForeignRequest, page))
+    endpoint = Endpoint(name="foreign", subject=wire.foreign_subject(), answer=answer_with(ForeignRequest, list_nodes))
     async with bus.serve(SERVICE, [endpoint]):
         task_status.started()
         await anyio.sleep_forever()
-
-
-def foreign_page(foreign: ForeignNodes, request: ForeignRequest) -> ForeignPage:
-    """The nodes after the one that the request names."""
-    names = sorted(foreign.refusals)
-    start = bisect_right(names, request.after)
-    shown = names[start : start + MOST]
-    return ForeignPage(nodes={name: foreign.refusal(name) for name in shown}, has_more=start + MOST < len(names))

@@ -27,10 +27,7 @@ from topoalign.runtime.settings import from_environment
 log = structlog.get_logger("topoalign.registry")
 
 MOST_PASSES = 3
-"""
-With 5,000 nodes that publish at once the longest block is 9 to 12 ms with three, 19 to 36 with five, and 49 with
-twenty.
-"""
+"""With 5,000 nodes that publish at once the longest block is 9 to 12 ms with 3, 19 to 36 with 5, and 49 with 20."""
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -57,27 +54,28 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
 
 def check_settings(settings: RegistrySettings) -> None:
     """Raises InvalidField for a setting that has no effect without another one, which is missing."""
-    if settings.scheduler_port is None:
-        no_port = "the registry answers no scheduler"
-        remedy = "set TOPOALIGN_SCHEDULER_PORT, or unset this one"
-        if settings.kubernetes != "off":
-            raise InvalidField("TOPOALIGN_KUBERNETES", no_port, remedy)
-        if settings.scheduler_tls_dir:
-            raise InvalidField("TOPOALIGN_SCHEDULER_TLS_DIR", no_port, remedy)
-    if settings.kubernetes == "off":
-        no_server = "the registry has no API server"
-        remedy = "set TOPOALIGN_KUBERNETES, or unset this one"
-        if settings.delete_refused_pods:
-            raise InvalidField("TOPOALIGN_DELETE_REFUSED_PODS", no_server, remedy)
-        if settings.unknown_nodes != "refuse":
-            raise InvalidField("TOPOALIGN_UNKNOWN_NODES", no_server, remedy)
-        if settings.publish_topologies:
-            raise InvalidField("TOPOALIGN_PUBLISH_TOPOLOGIES", no_server, remedy)
+    need_port = {
+        "TOPOALIGN_KUBERNETES": settings.kubernetes != "off",
+        "TOPOALIGN_SCHEDULER_TLS_DIR": bool(settings.scheduler_tls_dir),
+    }
+    need_api_server = {
+        "TOPOALIGN_DELETE_REFUSED_PODS": settings.delete_refused_pods,
+        "TOPOALIGN_UNKNOWN_NODES": settings.unknown_nodes != "refuse",
+        "TOPOALIGN_PUBLISH_TOPOLOGIES": settings.publish_topologies,
+    }
+    for name, is_set in need_port.items():
+        if is_set and settings.scheduler_port is None:
+            remedy = "set TOPOALIGN_SCHEDULER_PORT, or unset this one"
+            raise InvalidField(name, "the registry answers no scheduler", remedy)
+    for name, is_set in need_api_server.items():
+        if is_set and settings.kubernetes == "off":
+            remedy = "set TOPOALIGN_KUBERNETES, or unset this one"
+            raise InvalidField(name, "the registry has no API server", remedy)
 
 
 @asynccontextmanager
 async def kubernetes(context: Context, settings: RegistrySettings, replica: str) -> AsyncIterator[KubernetesApi | None]:
-    """Kubernetes' API server; None where the settings have none. Raises InvalidField for a wrong setting."""
+    """The API server; None if the settings have none. Raises InvalidField for a wrong setting."""
     if settings.kubernetes == "off":
         yield None
         return
@@ -95,13 +93,12 @@ async def kubernetes(context: Context, settings: RegistrySettings, replica: str)
 @contextmanager
 def freezing(soon: Callable[[Callable[[], object]], object]) -> Iterator[None]:
     """
-    Freezes what is left after each full pass of the garbage collector while the context is open, and has such a pass made
-    `soon` after every `MOST_PASSES` over the younger objects.
+    While the context is open, freezes the remaining objects after each full pass of the garbage collector, and calls for
+    such a pass `soon` after every `MOST_PASSES` over the younger objects.
 
-    Later facts of nodes replace what was frozen at the start, and stay as long. A pass over the facts of thousands of
-    nodes blocks the loop for tenths of a second; so each looks only at what has come since the last one. The garbage has
-    been collected at that moment, so what is frozen is in use. The collector alone waits with a full pass until a quarter
-    more is there than after the last one: of what the start has read, that is a pass of a twentieth of a second.
+    A pass over the facts of thousands of nodes blocks the loop for tenths of a second. So each pass covers only the objects
+    since the last one. What remains after it is in use, not garbage. Without this, the collector waits with a full pass
+    until there are a quarter more objects than after the last one, and then blocks the loop for a twentieth of a second.
     """
     passes = 0
 

@@ -1,5 +1,6 @@
 """
-Prometheus metrics of the registry itself: what it has read, dropped and found to differ. Those of the nodes are in `series`.
+Prometheus metrics of the registry itself: facts that it has read and dropped, and differences that it has found. Those of
+the nodes are in `series`.
 """
 
 from collections.abc import Iterator
@@ -22,24 +23,18 @@ COUNTS = {
     "duplicate_agents": "Facts of a second allocator with the name of the node.",
     "divergent": "Snapshots that disagreed with earlier facts of their publisher.",
 }
-"""What the client counts, by the names it has there."""
+"""Fields of the client's `Counts`."""
 
 
-class RegistryMetrics:
-    """A counter that the service moves on, and what the client counts."""
+class RegistryMetrics(Collector):
+    """A counter for the service, and the counts of the client."""
 
     def __init__(self, registry: CollectorRegistry, client: Client) -> None:
         self.events = Counter(
             "topoalign_registry_events", "Facts that were applied to the view.", ["type"], registry=registry
         )
-        registry.register(Readings(client))
-
-
-class Readings(Collector):
-    """The client's counts as they are now."""
-
-    def __init__(self, client: Client) -> None:
         self._client = client
+        registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         """The metrics with their current values."""

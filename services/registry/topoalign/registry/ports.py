@@ -5,7 +5,7 @@ The port to Kubernetes' API server: what the registry reads there, and the few t
 contract tests. An adapter keeps no objects: what is watched is handed on and forgotten.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -14,12 +14,14 @@ from topoalign.core.demand.node_filters import Taint
 from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.sharing.hami.node_annotations import NodeAnnotations
-from topoalign.kubelet.files.manifest import PodManifest
+from topoalign.kubelet.files.manifest import ManifestSpec, PodManifest
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, pod_to_schedule
 
 SUCCEEDED = "Succeeded"
 FINISHED = (SUCCEEDED, "Failed")
 """Phases of a pod that no longer holds anything."""
+DEFAULT_SCHEDULER = "default-scheduler"
+"""The scheduler of pods that name none."""
 
 
 class ApiUnavailable(Unavailable):
@@ -116,8 +118,20 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scheduler(self) -> str:
-        """The name of the scheduler that is to bind it; empty: it names none."""
-        return (self.content.spec and self.content.spec.scheduler_name) or ""
+        """The name of the scheduler that is to bind it."""
+        return (self.content.spec and self.content.spec.scheduler_name) or DEFAULT_SCHEDULER
+
+    @property
+    def annotations(self) -> Mapping[str, str | None]:
+        """All annotations, also irrelevant ones."""
+        return (self.content.metadata and self.content.metadata.annotations) or {}
+
+    def limits(self) -> Iterator[tuple[str, object]]:
+        """Yields resource and amount of each limit of a container."""
+        spec = self.content.spec or ManifestSpec()
+        for container in (*(spec.init_containers or ()), *(spec.containers or ())):
+            if container.resources is not None:
+                yield from (container.resources.limits or {}).items()
 
     def to_schedule(self) -> PodToSchedule:
         """The pod as the scheduler shows it. Raises InvalidField for an invalid one."""
@@ -162,7 +176,7 @@ class SeenQuota(msgspec.Struct, frozen=True, kw_only=True):
         return self.uid
 
 
-class Gone(msgspec.Struct, frozen=True):
+class GoneObject(msgspec.Struct, frozen=True):
     """An object that the API server no longer has."""
 
     key: str
@@ -201,19 +215,19 @@ class KubernetesApi(Protocol):
     errors they name.
     """
 
-    def pods(self) -> AsyncGenerator[SeenPod | Gone | Synced, None]:
+    def pods(self) -> AsyncGenerator[SeenPod | GoneObject | Synced, None]:
         """
         Follows all pods of the cluster, without end: first all pods, then `Synced`, then each change.
 
         A lost connection is resumed where it was. If the API server no longer has the changes since then, all pods come
-        again, with `Gone` for each that vanished meanwhile, and another `Synced`. The same state of a pod may come twice.
-        Waits and retries after failures (`trouble`), and raises nothing.
+        again, with a `GoneObject` for each that vanished meanwhile, and another `Synced`. The same state of a pod may come
+        twice. Waits and retries after failures (`trouble`), and raises nothing.
         """
 
-    def nodes(self) -> AsyncGenerator[SeenNode | Gone | Synced, None]:
+    def nodes(self) -> AsyncGenerator[SeenNode | GoneObject | Synced, None]:
         """Follows all nodes of the cluster, as `pods` does."""
 
-    def quotas(self) -> AsyncGenerator[SeenQuota | Gone | Synced, None]:
+    def quotas(self) -> AsyncGenerator[SeenQuota | GoneObject | Synced, None]:
         """Follows all ResourceQuotas of the cluster, as `pods` does."""
 
     @property

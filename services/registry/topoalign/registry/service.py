@@ -2,10 +2,11 @@
 The service: subscribes to all nodes and keeps their fold.
 
 Two streams are read from their beginning, with the client that every subscriber uses: it drops repetitions, closes gaps
-and sets aside messages that cannot be read. In addition each allocator is asked at intervals whether it is alive,
-because an allocator without news and a dead one are equally silent. Its answer contains its newest facts; if the view
-here differs, everything is requested again. If this process was late itself, a time-out proves nothing, and the allocator
-is asked again.
+and sets aside messages that cannot be read. In addition each allocator is asked at intervals whether it is alive. Its
+answer contains its newest facts; if the view here differs, everything is requested again.
+
+While the event loop is blocked, answers stay unread, and afterwards the time-outs of all questions fire before the first
+answer is read. So a time-out means something about the allocator only if the loop ran meanwhile; else it is asked again.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -29,27 +30,21 @@ from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.request_turns import TaskTurns
 from topoalign.runtime.tasks import background, wait_for_first
 
-# Detects whether this process was late itself while it waited for an answer.
-#
-# While the event loop is blocked, answers stay unread, and afterwards the time-outs of all questions fire before the
-# first answer is read. So a time-out proves something about the other side only if the loop ran meanwhile. This is
-# measured with a task that repeatedly sleeps for a short time, and notes when it wakes late.
-
 
 class Lateness:
-    """When the event loop was late last. `run` it while questions are under way."""
+    """Detects when the event loop was blocked, by a task that sleeps for a short time and notes when it wakes late."""
 
     def __init__(self, clock: Clock, bearable: float) -> None:
         """`bearable`: seconds. The loop was late if it was blocked for twice as long; less may go unnoticed."""
         self._clock = clock
         self._bearable = bearable
         self._due = inf
-        """Monotonic seconds at which the task is to wake next."""
+        """Monotonic seconds of the next wake-up."""
         self._noticed = -inf
-        """Monotonic seconds at which it last woke late."""
+        """Monotonic seconds of the last late wake-up."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Measures until cancelled, while questions are under way."""
         while True:
             self._due = self._clock.monotonic() + self._bearable
             await self._clock.sleep(self._bearable)
@@ -68,12 +63,10 @@ FOLLOWED = (Stream.NODES, Stream.ALLOCATIONS)
 
 ASKED_AT_ONCE = 32
 """Allocators that are asked at the same time, so that a large cluster's answers do not come all at once."""
-
 MOST_TRIES = 3
 """Questions to one allocator in one round if this process was late each time."""
-
 PAUSE = 0.1
-"""Seconds between two checks whether the past has been read."""
+"""Seconds between two checks whether the stored facts have been read."""
 
 log = structlog.get_logger("topoalign.registry")
 
@@ -91,7 +84,7 @@ class Registry:
         settings: RegistrySettings,
         freeze: Callable[[], None] = lambda: None,
     ) -> None:
-        """`freeze` takes all that is in memory now out of the work of the garbage collector: `gc.freeze` in a process."""
+        """`freeze` exempts the objects in memory from garbage collection: `gc.freeze` in a process."""
         self._bus = bus
         self._clock = clock
         self._settings = settings
@@ -109,7 +102,7 @@ class Registry:
         return None if self._asked else "not every allocator was asked yet"
 
     def behind(self) -> str | None:
-        """Readiness: why the fold is not whole yet."""
+        """Readiness: why not all stored facts are read."""
         for stream in FOLLOWED:
             unread = self._client.unread.get(stream)
             if unread is None:
@@ -140,19 +133,9 @@ class Registry:
                     self._ask_now.set()
 
     async def _ask_regularly(self) -> None:
-        """Asks all allocators in rounds, the first as soon as the past has been read."""
-        await self._until_read()
-        while True:
-            self._ask_now = anyio.Event()
-            await self._ask_all()
-            self._asked = True
-            await wait_for_first(self._ask_now.wait, partial(self._clock.sleep, self._settings.registry_ask_seconds))
-
-    async def _until_read(self) -> None:
-        """
-        Until the past has been read. What is read stays, so it is frozen: else the collector looks through all of it, a
-        tenth of a second each time. While nothing comes nothing is frozen: frozen garbage is never collected.
-        """
+        """Asks all allocators in rounds, the first as soon as the stored facts have been read."""
+        # The facts stay, so they are frozen: else each garbage collection scans them for a tenth of a second. Nothing is
+        # frozen while nothing arrives, because frozen garbage is never collected.
         unread = dict(self._client.unread)
         while self.behind() is not None:
             await self._clock.sleep(PAUSE)
@@ -160,19 +143,21 @@ class Registry:
                 unread = dict(self._client.unread)
                 self._freeze()
         self._freeze()
-
-    async def _ask_all(self) -> None:
-        nodes = self._cluster.nodes
-        lateness = Lateness(self._clock, self._settings.registry_answer_seconds / 8)
-        left = iter(nodes)
-        async with background() as watching:
-            watching.start_soon(lateness.run)
-            async with anyio.create_task_group() as tasks:
-                for _ in range(min(ASKED_AT_ONCE, len(nodes))):
-                    tasks.start_soon(self._ask_each, left, lateness)
+        while True:
+            self._ask_now = anyio.Event()
+            nodes = self._cluster.nodes
+            lateness = Lateness(self._clock, self._settings.registry_answer_seconds / 8)
+            remaining = iter(nodes)
+            async with background() as watching:
+                watching.start_soon(lateness.run)
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(min(ASKED_AT_ONCE, len(nodes))):
+                        tasks.start_soon(self._ask_each, remaining, lateness)
+            self._asked = True
+            await wait_for_first(self._ask_now.wait, partial(self._clock.sleep, self._settings.registry_ask_seconds))
 
     async def _ask_each(self, nodes: Iterator[NodeName], lateness: Lateness) -> None:
-        """One of several tasks that take the nodes one by one. A node of which nothing was learned stays as it is shown."""
+        """One of several tasks that take the nodes one by one. After `MOST_TRIES` a node keeps its last status."""
         turns = TaskTurns(self._clock)
         for node in nodes:
             await turns.give()
@@ -182,10 +167,7 @@ class Registry:
                 log.debug("asked in vain: this process was late itself", node=node)
 
     async def _ask(self, node: NodeName, lateness: Lateness) -> bool:
-        """
-        Checks whether the allocator answers, and whether the view of its node agrees with its answer. Returns False if a
-        time-out proves nothing, because this process may have been too late to read the answer.
-        """
+        """Asks the allocator and compares its answer with the view. Returns False if this process was late."""
         asked = self._clock.monotonic()
         within = self._settings.registry_answer_seconds
         was_settled = self._client.is_settled(node)
@@ -204,19 +186,16 @@ class Registry:
             if node in self._cluster:
                 self._cluster.answers(node, True)
                 if self._client.is_settled(node) != was_settled:
-                    self._cluster.settles(node)
+                    self._cluster.notify(node)
         return True
 
     async def _forget_if_deleted(self, node: NodeName) -> None:
-        """
-        Removes a node that does not answer and that is not in the streams any more (`topoalign forget`, or streams
-        lost).
-        """
+        """Removes a silent node that is not in the streams any more (`topoalign forget`, or lost streams)."""
         before = self._cluster.member(node).state
         try:
             if await has_published(self._bus, node):
                 return
-        except Unavailable:  # if the bus does not answer now, the next check reads it
+        except Unavailable:  # the next round checks again
             return
         if node not in self._cluster or self._cluster.member(node).state is not before:
             return  # it is forgotten already, or has published since the question

@@ -42,11 +42,6 @@ STATE_DIR = Path("/var/lib/topoalign")
 PATH = click.Path(path_type=Path)
 
 
-def host_name() -> str:
-    """The host name in lower case: the default name of the node."""
-    return socket.gethostname().lower()
-
-
 @click.command()
 @click.option(
     "--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of the NATS to test.  [default: that of `up`]"
@@ -73,7 +68,7 @@ def host_name() -> str:
     "--node",
     envvar="TOPOALIGN_NODE",
     metavar="NODE",
-    default=host_name,
+    default=lambda: socket.gethostname().lower(),
     help="Name of this node.  [default: host name]",
 )
 @click.option("--fail-on-findings", is_flag=True, help="End with exit code 6 if a check failed.")

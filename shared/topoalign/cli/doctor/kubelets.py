@@ -95,12 +95,7 @@ MERGE_REMEDY = (
 
 
 def kubelet_merge(subject: Subject) -> CheckResult | None:
-    """
-    Estimates the kubelet's merge of hints for a container that asks for every resource.
-
-    Only where the kubelet's configuration and the NUMA nodes are known, and the kubelet would start with them. The devices
-    of a resource are taken to be on as many NUMA nodes as they can.
-    """
+    """Estimates the kubelet's merge of hints for a container that asks for every resource, if its policy merges hints."""
     rules = subject.kubelet_rules
     nodes = len(subject.numa_nodes or ())
     if rules is None or not nodes or not POLICIES[rules.policy].asks or nodes > rules.max_allowable_numa_nodes:
@@ -113,7 +108,7 @@ def kubelet_merge(subject: Subject) -> CheckResult | None:
 
 
 def count_resource_nodes(subject: Subject, rules: AdmissionRules, nodes: int) -> dict[ResourceName, int]:
-    """Resource -> on how many NUMA nodes it may be."""
+    """Resource -> on how many NUMA nodes it may be: its devices on as many as they can."""
     devices = subject.registered_devices
     found = {ResourceName(name): min(nodes, len(ids)) for name, ids in devices.items() if ids}
     if rules.cpu_manager == "static":
@@ -135,10 +130,7 @@ def list_hugepages(subject: Subject) -> list[ResourceName]:
 
 
 def scheduler_for_units(subject: Subject) -> CheckResult | None:
-    """
-    Only where the kubelet's checkpoint has units of GPUs. No file of the node shows that topoalign schedules a pod, so
-    this is a recommendation, and no problem.
-    """
+    """Recommends topoalign's scheduler where the checkpoint has units of GPUs. No file shows which scheduler is used."""
     devices = subject.registered_devices
     names = [name for name, ids in devices.items() if any(unit_kind(DeviceID(each)) for each in ids)]
     if len(names) < 2:
@@ -152,10 +144,7 @@ def scheduler_for_units(subject: Subject) -> CheckResult | None:
 
 
 def aligned_slots(subject: Subject) -> CheckResult | None:
-    """
-    Only where the plugin configuration that the environment names lists slots with NUMA nodes, and this machine has GPUs
-    near several: what then never fits.
-    """
+    """Whether slots with NUMA nodes fit nowhere: the plugin configuration lists them, and a GPU is near several nodes."""
     try:
         configuration = file_watch.read_first(os.environ)[2].configuration
         found = resource_offers.offer_resources(this_machine.read_inventory().topology, configuration).findings

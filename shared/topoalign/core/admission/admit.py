@@ -34,10 +34,7 @@ T = TypeVar("T")
 
 
 def drive(steps: Generator[Q, R, T], answer: Callable[[Q], R]) -> T:
-    """
-    Runs the steps with a function that answers their questions, and returns their result. A TopoalignError of `answer` is
-    raised at the question, and the steps handle it; any other error ends the drive.
-    """
+    """Runs the steps and returns their result. A TopoalignError of `answer` is raised at the question."""
     proceed: Callable[[], Q] = partial(next, steps)
     while True:
         try:
@@ -110,10 +107,7 @@ def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply
 
 
 def iterate_decision(run: AdmissionRun) -> Steps[Decision]:
-    """
-    Decides step by step; the driver sends the answer to each question. The pod is refused where the driver throws a NoFit
-    at the HintRequest, or a TopoalignError at the PreferenceQuestion because its device plugin fails.
-    """
+    """Decides step by step. A driver throws a NoFit at a HintRequest, or a TopoalignError of a device plugin."""
     try:
         if run.profile.refuses_unknown_resources:
             check_shares_known(run.demand, run.state.hardware)

@@ -69,10 +69,7 @@ class Aligned(NamedTuple):
 
 
 def align(asked: HintRequest, answer: HintAnswer, work: NumaSearchBudget) -> tuple[Alignment, Aligned]:
-    """
-    Aligns a container, or the pod as a whole. The Alignment contains whether it is admitted. `work`: what is left of the
-    limit for the whole decision. Raises TooMuchWork.
-    """
+    """Aligns a container or a whole pod. `work`: what is left of the limit for the decision. Raises TooMuchWork."""
     rules = asked.rules
     topology = asked.state.hardware
     policy = POLICIES[rules.policy]

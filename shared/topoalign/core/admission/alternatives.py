@@ -17,7 +17,13 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import connection_score
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology
-from topoalign.core.placement.preference import PLACEMENTS, build_gpu_choice, has_possible_set, set_scorer
+from topoalign.core.placement.preference import (
+    PLACEMENTS,
+    build_gpu_choice,
+    has_possible_set,
+    positions_by_gpu,
+    set_scorer,
+)
 
 MOST_COMPARED = 256
 """Sets. A choice of 4 among 8 has 70."""
@@ -155,5 +161,5 @@ def _explain_lower_score(more: int, offered: bool, weighed: str = "") -> str:
 
 
 def _gpu_positions(topology: Topology, gpus: Collection[DeviceID]) -> tuple[int, ...]:
-    position = {gpu: i for i, gpu in enumerate(topology.gpu_by_id)}
+    position = positions_by_gpu(topology)
     return tuple(sorted(position[gpu] for gpu in gpus))

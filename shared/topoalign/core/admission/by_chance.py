@@ -44,10 +44,7 @@ Run = tuple[Decision, list[list[Pick]]]
 
 
 def picks_of(devices: OfferedDevices, reusable: Collection[DeviceID], amount: int) -> list[Pick]:
-    """
-    The picks of `amount` of the reusable devices that differ in NUMA nodes: that of the lowest devices, then the others by
-    chance.
-    """
+    """The picks of so many reusable devices that differ in NUMA nodes: the lowest devices, then by chance."""
     left = devices.some(reusable)
     groups = [group for each in devices.by_nodes.values() if (group := left & each)]
     lowest = left.first(amount)
@@ -78,10 +75,7 @@ def _pick(groups: list[DeviceSet], counts: tuple[int, ...], left: int, amount: i
 
 
 def decide_most_likely(run: Callable[[tuple[int, ...]], Run], *, explain: bool) -> Decision:
-    """
-    The more likely decision. `run` decides with these picks, each by its place in the list of those that are possible there.
-    `explain`: with the note on the other decision.
-    """
+    """The more likely decision. `run` decides with these picks, by their places; `explain`: with a note on the other."""
     found: dict[bool, Decision] = {}
     chances = {True: 0.0, False: 0.0}
     waiting: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]

@@ -80,16 +80,13 @@ def _totals_decide(topology: Topology, demand: PodDemand, asking: Sequence[Conta
 
 
 def _are_separable(topology: Topology, demand: PodDemand, asking: Sequence[ContainerDemand]) -> bool:
-    """
-    Whether each container can be judged by what those before it have left, where these are on one NUMA node each. Not where
-    it is not known which devices of a resource it got: those near one NUMA node, or those near none or several.
-    """
+    """Whether each container can be judged by what those before it have left, as these are on one NUMA node each."""
     rules = demand.rules
     if rules.scope is Scope.POD or not POLICIES[rules.policy].asks or any(each.role == "init" for each in asking):
         return False
     for name in demand.device_names & topology.devices.keys():
         widths = {mask.bit_count() for mask in count_by_numa_node(topology.devices[name].everything, topology.node_ids)}
-        if len(widths) > 1 or max(widths) > 1:
+        if len(widths) > 1 or max(widths) > 1:  # which devices a container got is not known
             return False
     return _are_counted(topology, demand, asking, rules.cpu_options & NOT_NEAR)
 
@@ -199,10 +196,7 @@ def need_steps(topology: Topology, demand: PodDemand) -> NeedSteps:
 
 
 def alignment_need(topology: Topology, demand: PodDemand) -> PodNeed | None:
-    """
-    The need by which a kubelet aligns a pod, whatever the policy refuses: the sets that it prefers. Slots and units count
-    by their numbers, whatever is left of which GPU.
-    """
+    """The need by which a kubelet aligns a pod, whatever the policy refuses. Slots and units count by their numbers."""
     rules = demand.rules
     if POLICIES[rules.policy].asks and POLICIES[rules.policy].admits(NO_AFFINITY):
         strict = msgspec.structs.replace(rules, policy=PREFERRED_ALONE)
@@ -244,10 +238,7 @@ def _need_of_part(
     *,
     complete: bool = True,
 ) -> PodNeed:
-    """
-    The need of what is aligned as one: the containers that are `given` something then, and the rest of the pod. `refusal`:
-    as of `_find_certain_refusal`.
-    """
+    """The need of what is aligned as one, of which these containers are `given` something, and the rest of the pod."""
     rules = demand.rules
     policy = POLICIES[demand.rules.policy]
     devices = {name: amount for name, amount in aligned.devices.items() if name in topology.devices}
@@ -315,10 +306,7 @@ def _find_certain_refusal(topology: Topology, demand: PodDemand) -> str:
 
 
 def judge_amounts(need: PodNeed, free: Free) -> str | None:
-    """
-    Compares a need with what is free: empty, if the kubelet would admit the pod, else the code of the refusal; None:
-    amounts alone do not decide.
-    """
+    """Empty, if the kubelet would admit the pod, else the code of the refusal. None: amounts alone do not decide."""
     if need.refused:
         return need.refused
     if free.cpus < 0 and any(step.cpus for step in need.steps):
@@ -378,9 +366,7 @@ def _lacking_in_total(need: PodNeed, free: Free) -> str:
 
 
 def _find_total_shortage(need: PodNeed, free: Free) -> str | None:
-    """
-    The code of what there is too little of in all, devices or CPUs; empty: of nothing. None: amounts do not decide.
-    """
+    """The code of what there is too little of in all, devices or CPUs; empty: of nothing. None: amounts do not decide."""
     if len(need.steps) == 1:
         return _lacking_in(need.steps[0], free.devices, free.cpus, free.whole_cores)
     devices = dict(free.devices)

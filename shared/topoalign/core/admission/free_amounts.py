@@ -6,7 +6,6 @@ A set is known by its number in `subsets(topology.node_ids)`: bit i is the i-th 
     2 NUMA nodes with 3 and 4 free GPUs: (0, 3, 4, 7), for no node, the first, the second, both
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import gt
@@ -17,7 +16,7 @@ from topoalign.core.admission.alignment import distances_for
 from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.demand.pod_demand import Demand
 from topoalign.core.hints.cpu import aligned_by_socket, shared_cpus
-from topoalign.core.hints.device_hints import bearing_nodes, real_nodes
+from topoalign.core.hints.device_hints import bearing_nodes, count_near
 from topoalign.core.hints.hint_rules import MOST_LISTED, totals_by_subset
 from topoalign.core.hints.memory_hints import MemoryNode, groups_agree, memory_node, memory_nodes
 from topoalign.core.model.errors import NoFit
@@ -26,9 +25,10 @@ from topoalign.core.model.hints import ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, narrowness, node_mask, several
-from topoalign.core.model.topology.device_sets import DeviceSet, OfferedDevices
+from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.subsets import Subsets, subsets
+from topoalign.core.placement.exclusive_cpus import count_on_whole_cores
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.closeness import distance_sum
 from topoalign.core.state.fold import NodeState
@@ -86,7 +86,7 @@ def count_free(state: NodeState, rules: AdmissionRules) -> Free:
         devices=devices,
         cpus=cpus,
         whole_cores=whole,
-        within={name: sum_by_node_set(machine, tuple(sorted(there.items()))) for name, there in supplies.items()}
+        within={name: _sum_by_node_set(machine, tuple(sorted(there.items()))) for name, there in supplies.items()}
         if listed
         else {},
         usable=usable_sets(len(machine), reusable, used) if nodes and listed else (),
@@ -115,13 +115,11 @@ def free_cpus(state: NodeState, rules: AdmissionRules) -> tuple[dict[Mask, int],
     there = {1 << node: len(inside & free) for node, inside in cpus.in_node.items()}
     if CpuOption.FULL_PCPUS_ONLY not in rules.cpu_options:
         return there, 0
-    broken = frozenset[int]().union(*(cpus.in_core[cpus.core_of[cpu]] for cpu in kept if cpu in cpus.core_of))
-    return there, len(shared - broken)
+    return there, count_on_whole_cores(cpus, shared, kept)
 
 
-@lru_cache(maxsize=1 << 12)
-def sum_by_node_set(machine: tuple[int, ...], supply: tuple[tuple[Mask, int], ...]) -> tuple[int, ...]:
-    """By set of NUMA nodes how much is near one of them. Cached: nodes with as much free share the table."""
+@lru_cache(maxsize=1 << 12)  # nodes with as much free share the table
+def _sum_by_node_set(machine: tuple[int, ...], supply: tuple[tuple[Mask, int], ...]) -> tuple[int, ...]:
     space = subsets(machine)
     return tuple(
         totals_by_subset(space.nodes, space.masks, ResourceNeed(0, {mask: amount for mask, amount in supply if mask}))
@@ -139,10 +137,8 @@ def _in_use(machine: tuple[int, ...], nodes: Mapping[int, MemoryNode]) -> tuple[
 
 @lru_cache(maxsize=1 << 12)
 def usable_sets(nodes: int, reusable: frozenset[int], used: int) -> tuple[bool, ...]:
-    """
-    By set of NUMA nodes of a machine with so many, whether a container may use their memory as one group: unused ones, one
-    that is used alone, or a group that is used as this very group.
-    """
+    """By set of so many NUMA nodes, whether a container may use their memory as one group."""
+    # unused ones, one that is used alone, or a group that is used as this very group
     return tuple(number in reusable or (several(number) and not number & used) for number in range(1 << nodes))
 
 
@@ -206,9 +202,12 @@ def preferred_sets(topology: Topology, rules: AdmissionRules, demand: Demand, *,
     manager has one.
     """
     space = subsets(topology.node_ids)
-    found = [
-        _device_sets(space, topology.devices[name], demand.devices[name]) for name in placed_resources(topology, demand)
-    ]
+    found = []
+    for name in placed_resources(topology, demand):
+        devices = topology.devices[name]
+        bearing = node_mask(bearing_nodes(devices.by_nodes, space.nodes))
+        supply = count_by_numa_node(devices.everything, space.nodes)
+        found.append(_narrowest_sets(space, bearing, [(demand.devices[name], supply)]))
     if demand.cpus:
         found.append(_cpu_sets(space, topology, rules, demand.cpus))
     if memory and demand.memory:
@@ -230,14 +229,6 @@ def preferred_sets(topology: Topology, rules: AdmissionRules, demand: Demand, *,
         )
 
     return tuple(space.numbers[mask] for mask in sorted(masks, key=place))
-
-
-def _device_sets(space: Subsets, devices: OfferedDevices, amount: int) -> frozenset[Mask]:
-    return _narrowest_sets(
-        space,
-        node_mask(bearing_nodes(devices.by_nodes, space.nodes)),
-        [(amount, count_by_numa_node(devices.everything, space.nodes))],
-    )
 
 
 def _cpu_sets(space: Subsets, topology: Topology, rules: AdmissionRules, amount: int) -> frozenset[Mask]:
@@ -280,9 +271,5 @@ def _narrowest_sets(space: Subsets, nodes: Mask, needs: Iterable[tuple[int, dict
 
 def count_by_numa_node(some: DeviceSet, machine: tuple[int, ...]) -> dict[Mask, int]:
     """How many of some devices are near which of the machine's NUMA nodes."""
-    nodes = node_mask(bearing_nodes(some.devices.by_nodes, machine))
-    counted = Counter[Mask]()
-    for listed, there in some.devices.by_nodes.items():
-        if amount := len(some & there):
-            counted[real_nodes(listed or ()) & nodes] += amount
-    return counted
+    by_nodes = some.devices.by_nodes
+    return count_near(some, by_nodes, node_mask(bearing_nodes(by_nodes, machine)))

@@ -62,10 +62,7 @@ def fabric_of(hardware: Topology) -> str:
 def group_nodes_by_fabric(
     fabrics: Mapping[NodeName, str], first: NodeName | None = None
 ) -> Iterator[tuple[NodeName, ...]]:
-    """
-    The groups of nodes to try in turn: each fabric, that of the node `first` before the others, then all nodes. `fabrics`:
-    node -> its fabric, in the order in which the nodes are to be filled.
-    """
+    """The groups of nodes to try: each fabric, that of `first` before the others, then all nodes in their order."""
     names = sorted({*fabrics.values()} - {""})
     names.sort(key=lambda name: first is None or fabrics.get(first) != name)
     for name in names:
@@ -81,10 +78,7 @@ def plan_gang(
     seconds: float,
     fixed: tuple[str, NodeName] | None = None,
 ) -> Generator[None, None, Plan | None]:
-    """
-    Plans what to reserve for all members on these nodes, for so many seconds; None: not all of them fit. It yields after
-    each decision. `fixed`: UID of a member, and the node that it goes to. Raises InvalidField for an invalid member.
-    """
+    """Plans what to reserve for all members, or None. `fixed`: UID and node of a member. Raises InvalidField."""
     if fixed is not None:
         nodes = (fixed[1], *(node for node in nodes if node != fixed[1]))
     for order in _member_orders(members):
@@ -99,11 +93,8 @@ def _member_orders(members: Sequence[GangMember]) -> Iterator[list[GangMember]]:
     largest = sorted(members, key=_member_size_key)
     scarcest = sorted(largest, key=lambda member: len(member.nodes))
     smallest = sorted(largest, key=lambda member: tuple(-amount for amount in _member_size_key(member)[:2]))
-    yield largest
-    if scarcest != largest:
-        yield scarcest
-    if smallest not in (largest, scarcest):
-        yield smallest
+    orders = [largest, scarcest, smallest]
+    yield from (order for place, order in enumerate(orders) if order not in orders[:place])
 
 
 def _plan_in_order(
@@ -174,10 +165,7 @@ def _member_size_key(member: GangMember) -> tuple[int, int, bytes, str]:
 def reserved_for(
     uid: str, pod: PodRequest, allocations: Sequence[Allocation], seconds: float, gang: str = ""
 ) -> Reservation:
-    """
-    What a decision gives a pod, as its reservation for so many seconds. A pod that limits its GPUs in slots gets these or
-    none: a node chooses others where its kubelet aligns a container elsewhere, and knows no annotations.
-    """
+    """What a decision gives a pod, as its reservation for so many seconds."""
     return reservation_of(
         uid,
         pod,
@@ -185,15 +173,14 @@ def reserved_for(
         seconds,
         gang,
         needs_co_allocated=needs_co_allocated(pod.annotations),
+        # a node chooses others where its kubelet aligns a container elsewhere, and knows no annotations
         may_move=not _limits_slots(pod, allocations),
     )
 
 
 def has_its_own(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
-    """
-    Whether a pod must have the GPUs that a decision gives it, or none: it limits its GPUs in slots, or has units that are
-    given as they are reserved alone.
-    """
+    """Whether a pod must have the GPUs that a decision gives it, or none."""
+    # it limits its GPUs in slots, or has units that are given as they are reserved alone
     return _limits_slots(pod, allocations) or any(map(is_given_as_reserved, allocations))
 
 
@@ -208,9 +195,6 @@ def _limits_slots(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
 
 
 def is_given_as_reserved(allocation: Allocation) -> bool:
-    """
-    Whether a container has shares of several GPUs in units, or whole ones and memory: that they are of one container only a
-    reservation shows where they are given.
-    """
+    """Whether a container has shares of several GPUs in units, or whole ones and memory: a reservation joins them."""
     amounts = allocation.amounts.values()
     return any(each.memory if each.cores >= CORES else len(amounts) > 1 for each in amounts)

@@ -45,13 +45,11 @@ COMPAT = "as Koordinator chooses"
 def place_jointly(
     state: NodeState, container: ContainerDemand, rules: AdmissionRules, affinity: Mask | None
 ) -> ContainerDevices:
-    """
-    Chooses the devices of a container on these NUMA nodes (None: on any). A policy that admits without alignment takes
-    devices of other nodes, too, where those do not suffice. Raises DevicesDoNotFit and TooMuchWork.
-    """
+    """Chooses the devices of a container on these NUMA nodes (None: any). Raises DevicesDoNotFit and TooMuchWork."""
     # In scope `pod` GPUs are taken by index, because its hints were found so.
     by_index = _follows_koordinator(container) or rules.scope is Scope.POD
     asked = asked_for(state, container, None if by_index else partial(_by_policy, state, rules.placement))
+    # a policy that admits without alignment takes devices of other nodes where those do not suffice
     return joint_devices(asked, affinity, spill=POLICIES[rules.policy].admits(NO_AFFINITY))
 
 
@@ -182,10 +180,7 @@ class Bounds(NamedTuple):
 def place_within(
     state: NodeState, container: ContainerDemand, rules: AdmissionRules, affinity: Mask | None
 ) -> ContainerDevices:
-    """
-    What a container gets whose devices are chosen together, once the kubelet has aligned it to these NUMA nodes (None: to
-    any). Raises what the kubelet refuses for, DevicesDoNotFit and TooMuchWork.
-    """
+    """The devices of a container that its kubelet has aligned to these NUMA nodes. Raises what the kubelet refuses for."""
     bounds = {
         name: _bounds_of(state, container, name, affinity)
         for name in (GPU, NIC)
@@ -202,10 +197,7 @@ def place_among(
     bounds: Mapping[ResourceName, Bounds],
     affinities: Sequence[Mask | None],
 ) -> ContainerDevices:
-    """
-    `place_within` where it is known what the kubelet takes: on the first of these sets of NUMA nodes (None: anywhere) that
-    suffices.
-    """
+    """`place_within` on the first of these sets of NUMA nodes (None: anywhere) that suffices, within these bounds."""
     asked = asked_for(state, container, partial(_by_policy, state, rules.placement))
     misfit = refuse_same_pcie()
     for nodes in affinities:
@@ -277,10 +269,7 @@ def _limit_to_devices(asked: JointRequest, limits: Limits) -> JointRequest:
 def _split_co_allocated(
     state: NodeState, bounds: Mapping[ResourceName, Bounds], found: ContainerDevices
 ) -> ContainerDevices | None:
-    """
-    Splits what was found: devices beyond the limits are co-allocated, and are the last ones of their resource. None: the
-    kubelet would take other devices.
-    """
+    """Sets apart the co-allocated devices, which are beyond the limits. None: the kubelet would take other devices."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     co_allocated: list[DeviceID] = []
     for resource in RESOURCE.values():

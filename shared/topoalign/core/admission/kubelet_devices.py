@@ -33,10 +33,8 @@ HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
 def with_others(state: NodeState, listed: Mapping[ResourceName, Sequence[ListedDevices]] | None) -> NodeState:
-    """
-    The state with the devices that other plugins list to the kubelet, all of them healthy. A resource that is offered here
-    is left as discovery announces it. None: what they list is not known, and nothing changes.
-    """
+    """The state with the devices that other plugins list to the kubelet, all healthy. `listed` None: not known."""
+    # a resource that is offered here is left as discovery announces it
     hardware = state.hardware
     found = sorted(
         (
@@ -127,10 +125,8 @@ def _without_devices(held: Allocation, dropped: Devices) -> Allocation | None:
 def dropped_of(
     live: Mapping[AllocationID, Allocation], listed: Mapping[ResourceName, Collection[DeviceID]]
 ) -> dict[AllocationID, dict[ResourceName, tuple[DeviceID, ...]]]:
-    """
-    What these allocations have of the devices that the checkpoint lists for pods that are gone alone, by allocation,
-    because an id is never used again and its devices are. Only those whose container was seen to run.
-    """
+    """What these allocations have of the devices that the checkpoint lists for pods that are gone alone."""
+    # by allocation, because an id is never used again and its devices are; those whose container was seen to run
     found = {
         name: {
             resource: gone
@@ -144,10 +140,8 @@ def dropped_of(
 
 
 def find_unrecorded_devices(state: NodeState, entry: CheckpointEntry, ended: Collection[DeviceID]) -> Devices:
-    """
-    What the checkpoint lists for a container, the record has for nobody, and no container that has `ended` had. Of devices
-    that are offered here only those of a pod that runs for sure; of other plugins' devices all.
-    """
+    """What the checkpoint lists for a container, the record has for nobody, and no container that has `ended` had."""
+    # of devices that are offered here only those of a pod that runs for sure; of other plugins' devices all
     hardware = state.hardware
     return {
         resource: tuple(device for device in ids if device not in ended and not state.ownership.is_held(device))
@@ -157,10 +151,7 @@ def find_unrecorded_devices(state: NodeState, entry: CheckpointEntry, ended: Col
 
 
 def describe_unaccounted_grants(state: NodeState, kubelet: KubeletObserved) -> tuple[str, ...]:
-    """
-    A note that names what was granted and the checkpoint lists for no pod that runs: the pod may be refused yet, or was.
-    Nothing where the checkpoint cannot be read.
-    """
+    """A note that names what was granted and is in the checkpoint of no pod that runs."""
     in_checkpoint = {device for entry in kubelet.entries for ids in entry.devices.values() for device in ids}
     waiting = sorted(
         device
@@ -168,16 +159,13 @@ def describe_unaccounted_grants(state: NodeState, kubelet: KubeletObserved) -> t
         if held.owner is None
         for device in held.device_ids - in_checkpoint - {*held.co_allocated}
     )
-    if not waiting or kubelet.checkpoint_unknown:
+    if not waiting or kubelet.checkpoint_unknown:  # the pod may be refused yet, or was
         return ()
     return (f"the kubelet has asked for {quoted(waiting)} and lists no container with them: they count as held",)
 
 
 def as_others(state: NodeState, demand: PodDemand) -> NodeState:
-    """
-    The state in which another pod owns what a pod of this name has: the kubelet distinguishes pods by their UIDs, and the
-    pod that comes next has a new one.
-    """
+    """The state in which another pod owns what a pod of this name has: the next pod has a new UID."""
     name = (demand.namespace, demand.pod)
     others = {
         each: msgspec.structs.replace(held, owner=None)

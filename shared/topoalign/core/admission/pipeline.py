@@ -23,7 +23,7 @@ from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
 from topoalign.core.demand.shares import asks_for_both_halves, share_in_slots, share_in_units
 from topoalign.core.demand.unserved import not_covered
 from topoalign.core.deviceshare.node_devices import ContainerDevices
-from topoalign.core.hints.cpu import CpuProvider, shared_cpus
+from topoalign.core.hints.cpu import CpuProvider, available_cpus, shared_cpus
 from topoalign.core.hints.device_hints import DeviceProvider
 from topoalign.core.hints.joint_hints import check_anywhere, nodes_within
 from topoalign.core.hints.memory_hints import MemoryProvider, memory_nodes
@@ -45,7 +45,6 @@ from topoalign.core.model.ids import NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.requests import Scope
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
-from topoalign.core.model.topology.device_sets import OfferedDevices
 from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDevices, choose_for_container
 from topoalign.core.placement.exclusive_cpus import NotWholeCores, allocate_cpus
@@ -82,10 +81,7 @@ class AdmissionRun:
     def __init__(
         self, state: NodeState, demand: PodDemand, *, explain: bool = False, taken: tuple[int, ...] = ()
     ) -> None:
-        """
-        `explain`: other sets of devices are compared, and a refusal names the amounts that decide. `taken`: random picks of
-        a kubelet, by place in `picks`.
-        """
+        """`explain`: compare other sets, and name the amounts that decide. `taken`: random picks, by place in `picks`."""
         self.state = state
         self.demand = demand
         self.rules = rules = demand.rules
@@ -203,6 +199,7 @@ class AdmissionRun:
         chooser = chooser_of(self.state, container, resource, self.rules.compat, hint.affinity)
         among = chooser.room() if chooser is not None and self.profile.seeks_units_by_gpu else None
         picked: frozenset[DeviceID] | None = None
+        aligns_each = POLICIES[self.rules.policy].asks and self.rules.scope is Scope.CONTAINER
         if self.profile.takes_over_at_random and 0 < amount < len(reusable):
             self.by_chance.append(
                 f"container {clean(container.container)} takes over {amount} of the {len(reusable)} {clean(resource)} of "
@@ -210,12 +207,17 @@ class AdmissionRun:
             )
             if chooser is not None:
                 chooser.check_takeover(reusable, amount)
-            elif self._picks_matter(container):
-                picked = self._pick(devices, reusable, amount)
+            # a later container is aligned by what this one leaves; an init container leaves all that it took over
+            elif aligns_each and container.role != "init" and container is not self.demand.containers[-1]:
+                # of the possible picks that of `taken`, and after its end the first one
+                place = self.taken[len(self.picks)] if len(self.picks) < len(self.taken) else 0
+                self.picks.append(picks_of(devices, reusable, amount))
+                picked = self.picks[-1][place].devices
         choice_of = choose_for_container(self.state, container, resource, hint.affinity, among, picked)
         asking: PreferenceQuestion | None = None
         try:
             choice = next(choice_of)
+            nics = container.devices.get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
             asking = PreferenceQuestion(
                 resource=resource,
                 available=choice.available,
@@ -223,10 +225,19 @@ class AdmissionRun:
                 size=choice.size,
                 container=container.container,
                 near=near,
-                context=self._context(resource, container),
+                context=PlacementContext(
+                    free=self.state.ownership.free(resource),
+                    nics=self.state.ownership.free(NIC) if nics else (),
+                    nics_wanted=nics,
+                ),
             )
             if chooser is None:
-                choice_of.send((yield from self._preferred(asking)))
+                try:
+                    reply = yield asking
+                except TopoalignError as error:
+                    raise PreferenceFailed(resource, error) from error
+                assert not isinstance(reply, HintAnswer), "a PreferenceQuestion is answered with devices or None"
+                choice_of.send(reply)
             else:
                 choice_of.send(chooser.prefer(choice, near))
         except StopIteration as done:
@@ -243,34 +254,6 @@ class AdmissionRun:
                 self.state.hardware, resource, could_have, asking, chosen, near, placement, aligned=aligned
             )
         return chosen
-
-    def _picks_matter(self, container: ContainerDemand) -> bool:
-        """Whether a later container is aligned by what this one leaves. An init container leaves all that it took over."""
-        aligns_each = POLICIES[self.rules.policy].asks and self.rules.scope is Scope.CONTAINER
-        is_last = container.container == self.demand.containers[-1].container
-        return aligns_each and container.role != "init" and not is_last
-
-    def _pick(self, devices: OfferedDevices, reusable: frozenset[DeviceID], amount: int) -> frozenset[DeviceID]:
-        # of the possible picks that of `taken`, and after its end the first one
-        place = self.taken[len(self.picks)] if len(self.picks) < len(self.taken) else 0
-        self.picks.append(picks_of(devices, reusable, amount))
-        return self.picks[-1][place].devices
-
-    def _context(self, resource: ResourceName, container: ContainerDemand) -> PlacementContext:
-        nics = container.devices.get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
-        return PlacementContext(
-            free=self.state.ownership.free(resource),
-            nics=self.state.ownership.free(NIC) if nics else (),
-            nics_wanted=nics,
-        )
-
-    def _preferred(self, asking: PreferenceQuestion) -> Steps[tuple[DeviceID, ...] | None]:
-        try:
-            reply = yield asking
-        except TopoalignError as error:
-            raise PreferenceFailed(asking.resource, error) from error
-        assert not isinstance(reply, HintAnswer), "a PreferenceQuestion is answered with devices or None"
-        return reply
 
     def cpus(self, container: ContainerDemand, hint: TopologyHint) -> frozenset[int]:
         """CPUs of its own, or none where it runs in the shared pool."""
@@ -353,22 +336,19 @@ def reason_of(misfit: NoFit) -> str:
 
 
 def _check_totals(asked: HintRequest) -> None:
-    """
-    Raises NoHealthyDevice, NotEnoughDevices, NotEnoughCpus and NotEnoughMemory. What init containers of the pod left counts
-    as free.
-    """
+    """Raises NoHealthyDevice, NotEnoughDevices, NotEnoughCpus and NotEnoughMemory."""
     state, demand, rules = asked
     held = held_by_pod(state, demand)
     for resource in sorted(demand.devices.keys() & state.hardware.devices.keys()):
         amount = demand.devices[resource]
+        # what init containers of the pod left counts as free
         free = len(reusable_devices(held, resource).union(state.ownership.free(resource)))
         if free < amount and not state.healthy(resource):
             raise NoHealthyDevice(resource)
         if free < amount:
             raise NotEnoughDevices(resource, amount, free)
     if demand.cpus:
-        allocatable = shared_cpus(state, rules) - read_reserved_cpus(state.hardware, rules)
-        cpus = len(allocatable | reusable_cpus(held))
+        cpus = len(available_cpus(state, rules) | reusable_cpus(held))
         if cpus < demand.cpus:
             raise NotEnoughCpus(demand.cpus, cpus)
     if demand.memory:

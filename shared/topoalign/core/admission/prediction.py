@@ -35,7 +35,7 @@ from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.hints.memory_hints import memory_node
 from topoalign.core.model.decisions import Decision, with_notes, with_unserved
 from topoalign.core.model.errors import Unavailable, clean
-from topoalign.core.model.events import Allocation, ContainerUsage, MemoryBlock, MemoryUse, Owner
+from topoalign.core.model.events import Allocation, MemoryBlock, MemoryUse, Owner
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, override_rules
@@ -157,10 +157,7 @@ def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
 
 
 def kubelet_of(state: NodeState) -> KubeletObserved:
-    """
-    What the node has published of its kubelet. Raises KubeletUnknown where the node has not published it, and where
-    nothing else is known that could replace it.
-    """
+    """What the node has published of its kubelet. Raises KubeletUnknown where nothing can replace what is missing."""
     usage = state.usage
     if usage is None or usage.kubelet is None:
         raise KubeletUnknown(state.node, "the node has not published it")
@@ -193,10 +190,7 @@ def to_kubelet_rules(rules: AdmissionRules, unknown: str = "") -> KubeletRules:
 def _held_by_kubelet(
     state: NodeState, kubelet: KubeletObserved, rules: AdmissionRules
 ) -> tuple[list[CheckpointEntry], Mapping[int, MemoryUse], list[str]]:
-    """
-    What containers have beyond the record, the account of the memory, and what of it could not be read, in words. What a
-    checkpoint does not contain is what PodResources reported last.
-    """
+    """What containers have beyond the record, the account of the memory, and what could not be read, in words."""
     usage = state.usage
     shown = usage.containers if usage is not None and usage.containers_known else None
     entries = list(kubelet.entries)
@@ -205,57 +199,38 @@ def _held_by_kubelet(
     missing = [kubelet.stale, kubelet.rules.unknown]
     missing += [f"{each}{instead}" if each else "" for each in (kubelet.cpus_unknown, kubelet.memory_unknown)]
     missing += [kubelet.checkpoint_unknown if not kubelet.unknown else "", kubelet.pods_unknown]
-    if kubelet.cpus_unknown:
-        entries += (_entry_from_usage(each, cpus=True) for each in shown or () if each.cpus)
     if kubelet.memory_unknown and shown is not None:
         blocks = iter(
             spread_memory_blocks([b for each in shown for b in each.memory], state.hardware, rules.reserved_memory)
         )
-        spread_out = [msgspec.structs.replace(each, memory=tuple(next(blocks) for _ in each.memory)) for each in shown]
-        entries += (_entry_from_usage(each, memory=True) for each in spread_out if each.memory)
+        shown = tuple(msgspec.structs.replace(each, memory=tuple(next(blocks) for _ in each.memory)) for each in shown)
         alone = NodeState(node=state.node)
-        for each in spread_out:
+        for each in shown:
             alone = alone.holding(Allocation(id=AllocationID(""), memory=each.memory))
         memory = dict(alone.memory)
-    if kubelet.checkpoint_unknown:
-        entries += (_entry_from_usage(each, devices=True) for each in shown or () if each.devices)
-    return _merge_entries(entries), memory, [each for each in dict.fromkeys(missing) if each]
-
-
-def _entry_from_usage(
-    used: ContainerUsage, *, cpus: bool = False, memory: bool = False, devices: bool = False
-) -> CheckpointEntry:
-    """
-    What PodResources reported of a container as a checkpoint entry. PodResources has no UIDs, so the name of the pod is
-    used.
-    """
-    return CheckpointEntry(
-        pod_uid=f"{used.owner.namespace}/{used.owner.pod}",
-        container=used.owner.container,
-        cpus=used.cpus if cpus else "",
-        memory=used.memory if memory else (),
-        devices=used.devices if devices else {},
-    )
-
-
-def _merge_entries(entries: Iterable[CheckpointEntry]) -> list[CheckpointEntry]:
-    """One entry of each container; no two give the same kind of thing."""
-    found: dict[tuple[str, ContainerName], CheckpointEntry] = {}
-    for each in entries:
-        had = found.get((each.pod_uid, each.container))
-        found[each.pod_uid, each.container] = (
-            each
-            if had is None
-            else CheckpointEntry(
-                pod_uid=each.pod_uid,
-                container=each.container,
-                cpus=had.cpus or each.cpus,
-                memory=had.memory or each.memory,
-                devices=had.devices or each.devices,
-                mounted=had.mounted or each.mounted,
-            )
+    # what a checkpoint does not contain is what PodResources reported last, which has no UIDs
+    reported = [
+        CheckpointEntry(
+            pod_uid=f"{used.owner.namespace}/{used.owner.pod}",
+            container=used.owner.container,
+            cpus=used.cpus if kubelet.cpus_unknown else "",
+            memory=used.memory if kubelet.memory_unknown else (),
+            devices=used.devices if kubelet.checkpoint_unknown else {},
         )
-    return [found[container] for container in sorted(found)]
+        for used in shown or ()
+    ]
+    entries += [each for each in reported if each.cpus or each.memory or each.devices]
+    found: dict[tuple[str, ContainerName], CheckpointEntry] = {}  # no two give the same kind of thing
+    for entry in entries:
+        had = found.get((entry.pod_uid, entry.container), entry)
+        found[entry.pod_uid, entry.container] = msgspec.structs.replace(
+            had,
+            cpus=had.cpus or entry.cpus,
+            memory=had.memory or entry.memory,
+            devices=had.devices or entry.devices,
+            mounted=had.mounted or entry.mounted,
+        )
+    return [found[container] for container in sorted(found)], memory, [each for each in dict.fromkeys(missing) if each]
 
 
 def spread_memory_blocks(

@@ -17,8 +17,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from topoalign.core.admission.feasibility import PodNeed, judge_amounts, left_where_taken
 from topoalign.core.admission.free_amounts import Free, count_free, first_with_room
 from topoalign.core.admission.share_alignment import by_pod, without_all
@@ -82,16 +80,12 @@ def fit_whatever_ends(
 
 
 def _fits_wherever(need: PodNeed, free: Free, steps: AlignmentBudget) -> bool:
-    """
-    Whether a pod is admitted where at least this is free, wherever its containers are aligned one after the other. False as
-    above.
-    """
+    """Whether a pod is admitted wherever its containers are aligned one after the other. False: it may not be."""
     rest = need.rest
     steps.left -= rest is not None
     if steps.left < 0 or judge_amounts(need, free) != "":
         return False
-    first = msgspec.structs.replace(need, rest=None)
-    return rest is None or all(_fits_wherever(rest, left, steps) for left in _left_after(first, free))
+    return rest is None or all(_fits_wherever(rest, left, steps) for left in _left_by_first(need, free))
 
 
 def containers_fit(need: PodNeed, free: Free, most: Free, steps: AlignmentBudget | None = None) -> bool:
@@ -107,10 +101,9 @@ def containers_fit(need: PodNeed, free: Free, most: Free, steps: AlignmentBudget
     if need.rest is None:
         return True
     steps = steps or AlignmentBudget(MOST_CONTAINER_STEPS)
-    first = msgspec.structs.replace(need, rest=None)
     room = first_with_room(need.preferred, need.near, need.memory, free)
     for number in need.preferred:
-        left = left_where_taken(first, free, number)
+        left = left_where_taken(need, free, number)
         if number == room:
             return containers_fit(need.rest, left, most, steps)
         if first_with_room((number,), need.near, need.memory, most) and not _fits_wherever(need.rest, left, steps):
@@ -134,10 +127,7 @@ def iterate_realigning_ends(state: NodeState, rules: AdmissionRules, need: PodNe
 
 
 def fit_as_counted(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
-    """
-    Whether the pods are admitted one after the other where just this is free, judged by amounts only: each to one NUMA
-    node, of which it is known what is left.
-    """
+    """Whether the pods are admitted one after the other where just this is free, each to one NUMA node."""
     for pod in pods:
         if pod.takes is None or pod.takes.rest is not None or not pod.decides or judge_amounts(pod.takes, free) != "":
             return False
@@ -149,10 +139,7 @@ def fit_as_counted(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
 
 
 def have_ample_memory(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
-    """
-    Whether memory refuses none of these pods wherever a policy that admits without alignment aligns them: each asks for
-    what one NUMA node has, and every NUMA node has the memory for all of them together and is in no group.
-    """
+    """Whether memory refuses none of these pods wherever a policy that admits without alignment aligns them."""
     asked = list[PodNeed]()
     total = Counter[ResourceName]()
     for pod in pods:
@@ -182,25 +169,28 @@ def left_by(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
 
 
 def left_elsewhere(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
-    """
-    What may be left once the pod is admitted, for each set of NUMA nodes that it may be aligned to instead of the first one
-    with room. Sets of which it would take nothing that is free are passed over.
-    """
+    """What may be left once the pod is aligned to another set than the first one with room, and takes something."""
     if pod.takes is not None:
-        moved = _left_after(pod.takes, free, besides=pod.takes.rest is None)
+        is_one = pod.takes.rest is None
+        moved = _left_by_first(pod.takes, free, besides=True) if is_one else _left_after(pod.takes, free)
         yield from (left for left in moved if left is not free)
 
 
-def _left_after(need: PodNeed, free: Free, *, besides: bool = False) -> Iterator[Free]:
-    """What may be left, by the set that a pod, or the rest of one, is aligned to. `besides`: not for the first with room."""
-    room = first_with_room(need.preferred, need.near, need.memory, free)
-    for number in need.preferred:
-        if number == room and besides:
-            return
-        left = left_where_taken(need, free, number)
+def _left_after(need: PodNeed, free: Free) -> Iterator[Free]:
+    """What may be left, by the sets that the containers of a pod are aligned to."""
+    for left in _left_by_first(need, free):
         if need.rest is None:
             yield left
         else:
             yield from _left_after(need.rest, left)
+
+
+def _left_by_first(need: PodNeed, free: Free, *, besides: bool = False) -> Iterator[Free]:
+    """What may be left once the first container is aligned. `besides`: to another set than the first one with room."""
+    room = first_with_room(need.preferred, need.near, need.memory, free)
+    for number in need.preferred:
+        if number == room and besides:
+            return
+        yield left_where_taken(need, free, number)
         if number == room:
             return

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 import msgspec
 
 from topoalign.core.admission.admit import decide_demand
-from topoalign.core.admission.shortages import format_rule, smaller_requests, sufficient_rules
+from topoalign.core.admission.kubelet_devices import HEALTHY
+from topoalign.core.admission.shortages import smaller_requests, sufficient_rules
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.hints.preconditions import (
     DistancesUnknown,
@@ -29,7 +30,6 @@ from topoalign.core.hints.preconditions import (
 )
 from topoalign.core.model.decisions import Admission, Decision, PreferenceFailed, Refusal, Resolvability
 from topoalign.core.model.errors import InvalidField, TooMuchWork, clean, quoted
-from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.requests import AdmissionRules, PodRequest, override_rules
 from topoalign.core.state.fold import NodeState
 
@@ -52,11 +52,10 @@ HEAL = "the end of other pods does not help: repair, heal or uncordon the device
 ELSEWHERE = (
     "no single change was found; choose another node, or ask for less of several resources or with fewer annotations"
 )
-HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
 def explain_decision(state: NodeState, demand: PodDemand) -> Decision:
-    """The decision with `explain`; a refusal with its resolvability, the amounts that decide and changes that help."""
+    """The decision with `explain`; a refusal with its resolvability and the changes that help."""
     decision = decide_demand(state, demand, explain=True)
     return decision if isinstance(decision, Admission) else with_resolvability(state, demand, decision)
 
@@ -87,10 +86,7 @@ def with_resolvability(state: NodeState, demand: PodDemand, refusal: Refusal) ->
 
 
 def _resolvability_on(empty: NodeState, demand: PodDemand) -> tuple[Resolvability, Refusal | None]:
-    """
-    The resolvability of a refusal by a node of which this is the state `without_any_allocation`, and the refusal that
-    remains: by the empty node, for `never` with all devices healthy; None: it admits the pod.
-    """
+    """The resolvability of a refusal by the `empty` node, and the refusal that remains; None: it admits the pod."""
     decision = decide_demand(empty, demand, explain=True)
     if isinstance(decision, Admission):
         return Resolvability.IN_USE, None
@@ -145,5 +141,4 @@ def _sufficient_changes(state: NodeState, demand: PodDemand, refusal: Refusal) -
             return False
 
     yield from (each.text for each in smaller_requests(demand.request, admits, refusal.container))
-    for changed in sufficient_rules(rules, lambda changes: admits(demand.request, override_rules(rules, changes))):
-        yield format_rule(changed, rules.mode)
+    yield from sufficient_rules(rules, lambda changes: admits(demand.request, override_rules(rules, changes)))

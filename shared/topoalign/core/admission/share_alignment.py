@@ -69,10 +69,7 @@ class AlignedContainer(NamedTuple):
 
 
 def containers_aligned_to_gpus(topology: Topology, demand: PodDemand) -> tuple[AlignedContainer, ...]:
-    """
-    The containers of a pod that a kubelet may align to GPUs with too little; () where it aligns nothing, or GPUs are not
-    known to be near NUMA nodes. Raises InvalidShare for invalid annotations.
-    """
+    """The containers of a pod that a kubelet may align to GPUs with too little. Raises InvalidShare."""
     rules = demand.rules
     policy = POLICIES[rules.policy]
     by_machine = profile_of(rules.mode).prefers_by_empty_machine
@@ -141,10 +138,7 @@ def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = (
 def _iterate_possible_alignments(
     part: AlignedContainer, free: Free, competitors: Sequence[ContainerDemand]
 ) -> Iterator[tuple[NodeSets, int]]:
-    """
-    The sets to which a container may be aligned once something has ended, up to the first that has room now even after all
-    these competitors have taken what they ask for from it.
-    """
+    """The sets to which a container may be aligned, up to the first with room after all competitors have taken theirs."""
     taken = Counter[ResourceName]()
     for each in competitors:
         taken.update(each.devices)

@@ -9,7 +9,7 @@ the first resource is named that does not fit there: devices by name, then CPUs,
     -> NUMA node 0 has 14 CPUs free, 26 are needed; CPU 2 of the init container keeps the container off NUMA node 1
 """
 
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import comb
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.hints.cpu import available_cpus
-from topoalign.core.hints.device_hints import by_counted_nodes, devices_free_for, real_nodes
+from topoalign.core.hints.device_hints import by_counted_nodes, count_near, devices_free_for, real_nodes
 from topoalign.core.hints.hint_rules import Supply
 from topoalign.core.hints.memory_hints import memory_nodes
 from topoalign.core.hints.provider import HintRequest
@@ -26,7 +26,7 @@ from topoalign.core.hints.reuse import held_by_pod, reusable_cpus, reusable_devi
 from topoalign.core.model.errors import TooMuchWork, clean, quoted
 from topoalign.core.model.hints import HintRule, Hints, ResourceNeed
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_hugepages, is_native
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy, Scope
 from topoalign.core.model.topology.bitmask import Mask, node_mask, nodes_of, union
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.device_sets import DeviceSet
@@ -51,20 +51,13 @@ class Shortage(NamedTuple):
 
 
 def describe_shortage(asked: HintRequest, hints: Mapping[str, Mapping[ResourceName, Hints]]) -> str:
-    """
-    Why no set of NUMA nodes that the policy accepts suits the demand. `hints`: those of each provider. Empty: amounts do
-    not decide, or the search takes too much work.
-    """
-    try:
-        return _shortage_on_accepted_sets(asked, hints)
-    except TooMuchWork:
-        return ""
-
-
-def _shortage_on_accepted_sets(asked: HintRequest, hints: Mapping[str, Mapping[ResourceName, Hints]]) -> str:
+    """Why no set of NUMA nodes that the policy accepts suits the demand. Empty: not known."""
     offers = {name: each for some in hints.values() for name, each in some.items() if each is not None}
     machine = asked.state.hardware.node_ids
-    sizes = {name: least_size(asked, name, each) for name, each in offers.items()}
+    try:
+        sizes = {name: _least_size(asked, name, each) for name, each in offers.items()}
+    except TooMuchWork:
+        return ""
     if POLICIES[asked.rules.policy].single_node:
         size = 1
     elif len({*sizes.values()}) > 1:
@@ -85,7 +78,7 @@ def _shortage_on_accepted_sets(asked: HintRequest, hints: Mapping[str, Mapping[R
     return "; ".join((*texts, *(("others have less",) if len(found) > len(first) else ())))
 
 
-def least_size(asked: HintRequest, resource: ResourceName, hints: Hints) -> int | None:
+def _least_size(asked: HintRequest, resource: ResourceName, hints: Hints) -> int | None:
     """How few NUMA nodes a resource prefers. None: not even the empty machine has enough. Raises TooMuchWork."""
     if isinstance(hints, HintRule):
         return hints.least or None
@@ -158,7 +151,7 @@ def _supply_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]
 
 
 def _capacity_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]:
-    """The same on the empty machine, all devices healthy."""
+    """What the empty machine has of a resource by NUMA nodes, all devices healthy."""
     state, demand, rules = asked
     if resource == CPU:
         return {1 << node: len(inside) for node, inside in state.hardware.cpu_topology.in_node.items()}
@@ -171,18 +164,11 @@ def _capacity_of(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, in
 
 
 def _devices_by_node(asked: HintRequest, some: DeviceSet) -> Mapping[Mask, int]:
-    nodes = node_mask(asked.state.hardware.node_ids)
-    found = Counter[Mask]()
-    for known, there in by_counted_nodes(some.devices, asked.rules.mode).items():
-        found[real_nodes(known or ()) & nodes] += len(some & there)
-    return found
+    return count_near(some, by_counted_nodes(some.devices, asked.rules.mode), node_mask(asked.state.hardware.node_ids))
 
 
 def _taken_over_elsewhere(asked: HintRequest, resource: ResourceName, mask: Mask) -> str:
-    """
-    What the demand has to take over from init containers, and is not on these NUMA nodes, for people: `CPU 9 of the init
-    container keeps`. Empty: nothing.
-    """
+    """What must be taken over and is not on these nodes: `CPU 9 of the init container keeps`. Empty: nothing."""
     hardware = asked.state.hardware
     held = held_by_pod(asked.state, asked.demand)
     if resource == CPU:
@@ -300,25 +286,11 @@ def _smaller_request(
 
 
 def _most_that(holds: Callable[[int], bool], most: int) -> int:
-    """
-    The largest number up to `most` for which it holds, where it holds for all smaller ones down to 1; 0: for none. Up to 16
-    are tried one by one, because a smaller set of devices may be harder to align.
-    """
+    """The largest number up to `most` for which it holds, where it holds for all smaller ones; 0: for none."""
+    # a smaller set of devices may be harder to align, so few are tried one by one
     if most <= 16:
         return next((number for number in range(most, 0, -1) if holds(number)), 0)
-    if not holds(1):
-        return 0
-    good = 1
-    bad = most + 1
-    while 2 * good < bad:  # the answer is small even where somebody asks for billions
-        if not holds(2 * good):
-            bad = 2 * good
-        else:
-            good *= 2
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
-    return good
+    return bisect_left(range(1, most + 1), True, key=lambda number: not holds(number))
 
 
 def asking_for(pod: PodRequest, name: ContainerName, resource: ResourceName, amount: int) -> PodRequest:
@@ -338,18 +310,17 @@ def asking_for(pod: PodRequest, name: ContainerName, resource: ResourceName, amo
     )
 
 
-def sufficient_rules(rules: AdmissionRules, admits: Callable[[dict[str, str]], bool]) -> Iterator[dict[str, str]]:
-    """The other scope, and the strictest other policy, by each of which alone the pod is admitted."""
+def sufficient_rules(rules: AdmissionRules, admits: Callable[[dict[str, str]], bool]) -> Iterator[str]:
+    """
+    The other scope, and the strictest other policy, by each of which alone the pod is admitted, for people:
+    `set topologyManagerScope: pod`; outside a kubelet `use scope pod`.
+    """
     for alternatives in (OTHER_SCOPES, OTHER_POLICIES):
-        others = (each for each in alternatives if any(getattr(rules, key) != value for key, value in each.items()))
-        if (found := next(filter(admits, others), None)) is not None:
-            yield found
-
-
-def format_rule(rule: dict[str, str], mode: Mode) -> str:
-    """For people: `set topologyManagerScope: pod`; outside a kubelet `use scope pod`."""
-    ((key, value),) = rule.items()
-    return f"set {SETTINGS[key]}: {value}" if profile_of(mode).starts_kubelet else f"use {key} {value}"
+        others = [each for each in alternatives if any(getattr(rules, key) != value for key, value in each.items())]
+        found = next(filter(admits, others), None)
+        for key, value in found.items() if found is not None else ():
+            is_kubelet = profile_of(rules.mode).starts_kubelet
+            yield f"set {SETTINGS[key]}: {value}" if is_kubelet else f"use {key} {value}"
 
 
 def format_amount(resource: ResourceName, amount: int) -> tuple[str, str]:

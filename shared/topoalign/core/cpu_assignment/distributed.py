@@ -41,10 +41,7 @@ class Split(NamedTuple):
 def take_distributed(
     cpus: CpuTopology, available: Set[int], count: int, group: int, *, by_averages: bool = True
 ) -> frozenset[int]:
-    """
-    Takes `count` of the available CPUs evenly from NUMA nodes, in groups of `group`; `by_averages` as in `take_packed`.
-    Raises NotEnoughCpus, and TooMuchWork after MOST_STEPS.
-    """
+    """Takes `count` of the available CPUs evenly from NUMA nodes, in groups. Raises NotEnoughCpus and TooMuchWork."""
     if count > len(available):
         raise NotEnoughCpus(count, len(available))
     if count <= 0 or count % group:
@@ -72,10 +69,7 @@ def take_distributed(
 
 
 def best_split(cpus: CpuTopology, free: Sequence[int], count: int, group: int) -> Split | None:
-    """
-    The split over the fewest nodes that leaves the machine most even; None if there is none. `free`: the number of free
-    CPUs of each node, in the order of nodes. Raises TooMuchWork.
-    """
+    """The split over the fewest nodes that leaves the machine most even. `free`: CPUs of each. Raises TooMuchWork."""
     groups = count // group
     groups_per_node = _rounded_up(_rounded_up(len(cpus.node_of), group), len(cpus.in_node))
     steps = 0
@@ -130,10 +124,7 @@ def _splits(free: Sequence[int], width: int, count: int, group: int) -> Iterator
 
 
 def choices(free: Sequence[int], nodes: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
-    """
-    Yields the subsets of `nodes` of this size in lexicographic order. Of neighbours with equally many free CPUs a subset
-    holds the first ones: the others are interchangeable.
-    """
+    """Yields the subsets of `nodes` of this size, in lexicographic order, that take the first of equal neighbours."""
     if size > len(nodes):
         return
     runs = [[*run] for _, run in groupby(nodes, key=free.__getitem__)]
@@ -174,10 +165,8 @@ def _handed_round(left: Sequence[int], extra: Sequence[int], rest: int, group: i
 
 
 def unevenness(amounts: Sequence[int]) -> int:
-    """
-    The standard deviation of these amounts in thousandths, rounded; the mean is rounded to thousandths, too. In whole
-    numbers: the kubelet adds floating-point numbers in random order and hides it by the same rounding.
-    """
+    """The standard deviation of these amounts in thousandths, rounded; the mean is rounded to thousandths, too."""
+    # In whole numbers: the kubelet adds floating-point numbers in random order and hides it by the same rounding.
     mean = (2000 * sum(amounts) + len(amounts)) // (2 * len(amounts))
     squares = sum((1000 * amount - mean) ** 2 for amount in amounts)
     return (isqrt(4 * squares // len(amounts)) + 1) // 2

@@ -92,10 +92,7 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
         return (self,)
 
     def share(self, topology: Topology) -> Share | None:
-        """
-        What it asks for of GPUs in units or slots on this machine; None: nothing is. Raises InvalidShare for invalid
-        annotations of slots.
-        """
+        """What it asks for of GPUs in units or slots on this machine; None: nothing. Raises InvalidShare."""
         in_slots = share_in_slots(topology, self.devices, self.gpu_annotations, as_hami=self.as_hami)
         return in_slots or share_in_units(topology, self.devices, self.cards)
 
@@ -107,6 +104,10 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
     """As it was asked for, to be passed on."""
     rules: AdmissionRules
     """Those by which it was read, and by which it is decided."""
+    namespace: Namespace
+    pod: PodName
+    container: None = None
+    """The demand is that of the pod as a whole."""
     containers: tuple[ContainerDemand, ...]
     devices: Quantities
     together: frozenset[ResourceName]
@@ -119,21 +120,6 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
     Whether it has annotations about devices, or asks for some by Koordinator's names where no kubelet decides: those that
     these are about are chosen together.
     """
-
-    @property
-    def namespace(self) -> Namespace:
-        """Of the pod."""
-        return self.request.namespace
-
-    @property
-    def pod(self) -> PodName:
-        """The name of the pod."""
-        return self.request.name
-
-    @property
-    def container(self) -> None:
-        """None: the demand is that of the pod as a whole."""
-        return None
 
     @property
     def annotations(self) -> Mapping[str, str]:
@@ -164,10 +150,7 @@ Demand = ContainerDemand | PodDemand
 
 
 def read_pod(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
-    """
-    The demand of a pod. Raises InvalidField for an invalid request, invalid rules, or annotations that are invalid in this
-    mode.
-    """
+    """The demand of a pod. Raises InvalidField for an invalid request, rules, or annotations that this mode reads."""
     return pod_demand(validate_pod(pod), rules)
 
 
@@ -188,6 +171,8 @@ def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
     return PodDemand(
         request=pod,
         rules=rules,
+        namespace=pod.namespace,
+        pod=pod.name,
         containers=containers,
         devices=_sort_devices(pod_wide(pod, device_limits), profile),
         together=NO_RESOURCES.union(*(each.together for each in containers)),
@@ -207,10 +192,7 @@ def _read_container(
     jointly: bool,
     manages_memory: bool,
 ) -> ContainerDemand:
-    """
-    The demand of the container at the path `where`. Raises InvalidField for annotations that do not go with what it asks
-    for.
-    """
+    """The demand of the container at the path `where`. Raises InvalidField for annotations that do not go with it."""
     devices = _sort_devices(device_limits(container), profile)
     together = RESOURCES.intersection(devices) if jointly and profile.aligns_jointly else NO_RESOURCES
     joint = None
@@ -261,10 +243,7 @@ CONFLICTS = (
 
 
 def check_rules(rules: AdmissionRules) -> None:
-    """
-    Raises InvalidField for rules with which no kubelet would start (v1.36.3). `core.hints.preconditions` checks whether a
-    kubelet starts with valid rules on a given machine.
-    """
+    """Raises InvalidField for rules with which a kubelet starts on no machine (v1.36.3)."""
     _check_cpu_rules(rules)
     _check_memory_rules(rules)
     if rules.max_allowable_numa_nodes < 8:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from topoalign.core.demand.resource_quantities import effective_requests, pod_wide
+from topoalign.core.demand.resource_quantities import Quantities, effective_requests, pod_wide
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.ids import CPU, MEMORY, ResourceName, is_hugepages, is_native
 from topoalign.core.model.requests import (
@@ -32,10 +32,7 @@ MOST_ANNOTATED = 256 * 1024
 
 
 def validate_pod(pod: PodRequest) -> PodRequest:
-    """
-    Validates the request and returns it with requests filled in from limits, as the API server does. Raises InvalidField
-    that names the field by its path.
-    """
+    """Validates the request and returns it with requests filled in from limits. Raises InvalidField."""
     if not pod.containers:
         raise InvalidField("pod.containers", "empty", "a pod has at least one container")
     groups = (("pod.initContainers", pod.init_containers), ("pod.containers", pod.containers))
@@ -62,7 +59,7 @@ def validate_pod(pod: PodRequest) -> PodRequest:
                 raise InvalidField(f"{where}.sidecar", "set on an app container", "move it to initContainers")
             _check_quantities(f"{where}.requests", container.requests)
             _check_quantities(f"{where}.limits", container.limits)
-            _check_limits(where, container)
+            _check_limits(where, container.requests, container.limits)
     filled = msgspec.structs.replace(
         pod,
         init_containers=tuple(map(_with_requests, pod.init_containers)),
@@ -125,10 +122,10 @@ def _check_quantities(path: str, quantities: Mapping[ResourceName, int]) -> None
             )
 
 
-def _check_limits(path: str, container: ContainerRequest) -> None:
+def _check_limits(path: str, requests: Quantities, limits: Quantities) -> None:
     """Kubernetes' own rules: a request stays below its limit, and devices and hugepages have both or only a limit."""
-    for resource, amount in container.requests.items():
-        limit = container.limits.get(resource)
+    for resource, amount in requests.items():
+        limit = limits.get(resource)
         if limit is not None and amount > limit:
             raise InvalidField(
                 f"{path}.requests[{resource}]",
@@ -137,7 +134,7 @@ def _check_limits(path: str, container: ContainerRequest) -> None:
             )
         if resource not in (CPU, MEMORY) and limit != amount:
             kind = "hugepages" if is_hugepages(resource) else "a device"
-            finding = "has no limit" if limit is None else f"differs from its limit {limit}"
+            finding = "has no limit" if limit is None else f"{amount} differs from its limit {limit}"
             raise InvalidField(f"{path}.requests[{resource}]", finding, f"{kind} needs equal ones")
 
 
@@ -168,16 +165,9 @@ def _check_pod_level_resources(pod: PodRequest) -> None:
         for kind, whole in (("limits", limits), ("requests", requests)):
             if name in whole and amount > whole[name]:
                 finding = f"{whole[name]} is less than the {amount} that the containers request together"
-                raise _pod_level_error(kind, name, finding, "raise it, or lower the requests of the containers")
-    for name, amount in requests.items():
-        limit = limits.get(name)
-        if limit is not None and amount > limit:
-            raise _pod_level_error(
-                "requests", name, f"{amount} is above the limit {limit}", "raise the limit or lower the request"
-            )
-        if is_hugepages(name) and amount != limit:
-            finding = "has no limit" if limit is None else f"{amount} differs from its limit {limit}"
-            raise _pod_level_error("requests", name, finding, "hugepages need equal ones")
+                remedy = "raise it, or lower the requests of the containers"
+                raise InvalidField(f"pod.resources.{kind}[{name}]", finding, remedy)
+    _check_limits("pod.resources", requests, limits)
     for position, container in enumerate(pod.containers):
         for name, amount in container.limits.items():
             if name in limits and amount > limits[name]:
@@ -186,7 +176,3 @@ def _check_pod_level_resources(pod: PodRequest) -> None:
                     f"{amount} is above the limit {limits[name]} of the pod",
                     "lower it, or raise the limit in spec.resources",
                 )
-
-
-def _pod_level_error(kind: str, name: ResourceName, finding: str, remedy: str) -> InvalidField:
-    return InvalidField(f"pod.resources.{kind}[{name}]", finding, remedy)

@@ -62,10 +62,7 @@ def device_limits(container: ContainerRequest) -> dict[ResourceName, int]:
 
 
 def may_be_exclusive(pod: PodRequest, profile: Profile) -> bool:
-    """
-    Whether containers of the pod may have CPUs and memory of their own: not with pod-level resources, and of a kubelet only
-    in a Guaranteed pod.
-    """
+    """Whether containers of the pod may have CPUs and memory of their own."""
     return pod.gets_exclusive_resources if profile.exclusive_by_qos else not pod.has_pod_level_resources
 
 
@@ -94,12 +91,10 @@ def memory_part(container: ContainerRequest, profile: Profile) -> dict[ResourceN
 
 
 def pod_memory(pod: PodRequest, profile: Profile) -> dict[ResourceName, int]:
-    """
-    What the memory manager is to place for a whole pod, in bytes. The kubelet drops the names that no app container has;
-    mode `best` does not.
-    """
+    """What the memory manager is to place for a whole pod, in bytes."""
     amounts = pod_wide(pod, lambda each: memory_part(each, profile))
     if not profile.drops_memory_of_init_containers:
         return amounts
+    # the kubelet drops the names that no app container has
     wanted = {name for each in pod.containers for name in memory_part(each, profile)}
     return {name: amount for name, amount in amounts.items() if name in wanted}

@@ -45,17 +45,9 @@ NUMA_BIND = "nvidia.com/numa-bind"
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 NODE_POLICY = "hami.io/node-scheduler-policy"
 SCORING_WEIGHTS = "hami.io/device-scoring-weights"
-OF_PODS = (
-    USE_TYPE,
-    NO_USE_TYPE,
-    USE_UUID,
-    NO_USE_UUID,
-    VGPU_MODE,
-    NUMA_BIND,
-    GPU_POLICY,
-    NODE_POLICY,
-    SCORING_WEIGHTS,
-)
+CHOOSING = (GPU_POLICY, SCORING_WEIGHTS, USE_TYPE, NO_USE_TYPE, USE_UUID, NO_USE_UUID, VGPU_MODE, NUMA_BIND)
+"""The annotations of a pod that choose its GPUs."""
+OF_PODS = (*CHOOSING, NODE_POLICY)
 """The annotations of a pod about its GPUs."""
 
 CORDON = "hami.io/device-cordon"
@@ -89,16 +81,16 @@ class Selection(msgspec.Struct, frozen=True):
 
     def takes_uuid(self, uuid: str) -> bool:
         """Whether a GPU of this uuid is accepted."""
-        return (self.wanted is None or uuid in self.wanted) and (self.unwanted is None or uuid not in self.unwanted)
+        return self._takes(uuid.__eq__)
 
     def takes_type(self, model: str) -> bool:
         """Whether a GPU of this model is accepted."""
         name = model.upper()
-        wanted = self.wanted
-        unwanted = self.unwanted
-        return (wanted is None or any(each.upper() in name for each in wanted)) and (
-            unwanted is None or not any(each.upper() in name for each in unwanted)
-        )
+        return self._takes(lambda each: each.upper() in name)
+
+    def _takes(self, matches: Callable[[str], bool]) -> bool:
+        is_wanted = self.wanted is None or any(map(matches, self.wanted))
+        return is_wanted and not any(map(matches, self.unwanted or ()))
 
 
 ANY = Selection()
@@ -133,9 +125,7 @@ class GpuRules(msgspec.Struct, frozen=True, kw_only=True):
     weights: Weights = EQUAL_WEIGHTS
     """The weights for `binpack` and `spread`, where the fullness of a GPU matters."""
     hami: str = ""
-    """
-    HAMi's policy, or several with commas in between, where its rules choose the GPUs instead of `order`; else empty.
-    """
+    """HAMi's policy, or several with commas in between, where its rules choose the GPUs instead of `order`; else empty."""
 
     @property
     def limits(self) -> bool:
@@ -164,8 +154,6 @@ class InvalidShare(NoFit):
     code = "InvalidShare"
 
 
-CHOOSING = (GPU_POLICY, SCORING_WEIGHTS, USE_TYPE, NO_USE_TYPE, USE_UUID, NO_USE_UUID, VGPU_MODE, NUMA_BIND)
-"""The annotations that `read_gpu_rules` reads."""
 MOST_LISTED = 256
 """Entries of a list, which are compared with each GPU of each node."""
 LONGEST_ENTRY = 100
@@ -226,10 +214,7 @@ def read_gpu_rules(published: Published, *, as_hami: bool = False) -> GpuRules:
 
 
 def read_as_hami(annotations: Mapping[str, str], policy: str = GpuOrder.SPREAD.value) -> GpuRules:
-    """
-    The rules in annotations as HAMi reads them, which refuses nothing but invalid weights, by InvalidShare. `policy`:
-    the default.
-    """
+    """The rules as HAMi reads them, which refuses invalid weights only (InvalidShare). `policy`: the default."""
     policy = annotations.get(GPU_POLICY, policy)
     weights = annotations.get(SCORING_WEIGHTS)
     return GpuRules(

@@ -143,10 +143,7 @@ def share_in_units(topology: Topology, devices: Quantities, gpus: int = 1) -> Sh
 
 
 def share_of_units(units: Amount, gpus: int = 1) -> Share:
-    """
-    The share that these units are in equal parts of so many GPUs: of 60 and 40 blocks over two, 30 and 20. A remainder of
-    blocks is rounded up.
-    """
+    """The share that these units are in equal parts of so many GPUs: 60 and 40 blocks over two are 30 and 20 of each."""
     gpus = max(gpus, units.cores // CORES)
     blocks = units.memory // MEMORY_BLOCK
     return Share(gpus=gpus, cores=units.cores // gpus, memory=-(-blocks // gpus) * MEMORY_BLOCK)
@@ -246,10 +243,7 @@ def read_gpu_count(annotations: Mapping[str, str]) -> int | None:
 
 
 def check_equal_parts(units: Amount, gpus: int, fields: UnitFields) -> None:
-    """
-    Raises InvalidShare for units that cannot be spread over the number of GPUs that the pod asks for: they are of whole
-    ones, or do not divide evenly.
-    """
+    """Raises InvalidShare for units that cannot be spread over the number of GPUs that the pod asks for."""
     if units.cores >= CORES:
         raise InvalidShare(
             f"{annotation_path(CARDS)} is given with {fields.cores}: {units.cores}, which already means whole GPUs",
@@ -329,9 +323,7 @@ def gpus_of_numa_nodes(topology: Topology) -> Mapping[ResourceName, Counter[int]
 def share_in_slots(
     topology: Topology, devices: Quantities, published: Published = (), *, as_hami: bool = False
 ) -> Share | None:
-    """
-    What is asked for in slots on this machine; None: nothing is. `as_hami`: HAMi's rules choose. Raises InvalidShare.
-    """
+    """What is asked for in slots on this machine; None: nothing is. `as_hami`: HAMi's rules choose. Raises InvalidShare."""
     for resource, slots in resources_in_slots(topology).items():
         if devices.get(resource):
             asked = read_hami_request(resource, slots, devices)
@@ -374,10 +366,7 @@ def slot_resources(topology: Topology) -> tuple[SlotResources, ...]:
 
 
 def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> None:
-    """
-    Raises InvalidShare for invalid amounts of GPUs that are offered so. `where`: the container, such as
-    `spec.containers[0]`.
-    """
+    """Raises InvalidShare for invalid amounts of GPUs that are offered so. `where`: `spec.containers[0]`."""
     slots = offered.slots
     if limits.get(slots.cores) == 0:  # no limiter keeps a container from computing at all
         raise InvalidShare(
@@ -408,20 +397,14 @@ def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> Non
 
 
 def instance_memory(left: ShareLeft, share: Share) -> int:
-    """
-    The bytes that a MIG instance for a share of this GPU needs at least: all, for 100 cores; none, where the amount is not
-    known.
-    """
+    """The bytes that a MIG instance for a share of this GPU needs at least; 0, where the amount is not known."""
     if share.parts:
         return 0
     return left.offered.memory if share.whole else share.amount_of(left.offered).memory
 
 
 def may_be_on(topology: Topology, share: Share, gpu: DeviceID) -> bool:
-    """
-    Whether this GPU (of a MIG instance the GPU that it is a part of) is offered in units or under the resource of the
-    share's slots, and the pod accepts it.
-    """
+    """Whether this GPU, or MIG instance, is offered in the way of the share, and the pod accepts it."""
     offer = offers_in_slots(topology).get(gpu)
     if offer is None or share.resource is None:
         return offer is None and share.resource is None

@@ -75,10 +75,7 @@ def remedy_for(name: ResourceName, names: Collection[ResourceName], served: Coll
 def unserved_names(
     demand: PodDemand, hardware: Topology, registered: Collection[ResourceName] = ()
 ) -> tuple[ResourceName, ...]:
-    """
-    The names by which the pod asks for devices that nobody serves on this machine, ascending. `registered`: what plugins
-    registered at its kubelet.
-    """
+    """The names of devices that nobody serves on this machine, ascending. `registered`: what plugins registered."""
     served = {*served_by((hardware,)), *registered}
     return tuple(sorted(asked_names(demand) - served))
 

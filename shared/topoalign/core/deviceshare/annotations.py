@@ -8,7 +8,7 @@ strings as they are.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from fractions import Fraction
 from typing import Any, TypeVar, get_args, get_origin
@@ -80,19 +80,22 @@ NO_HINT = Hint()
 
 
 def read_annotations(annotations: Mapping[str, str], *, compat: bool) -> Annotations:
-    """
-    Reads a pod's annotations. Raises NotMeant for what is not JSON of the right shape; by default also InvalidField for
-    unknown values, which `compat` ignores.
-    """
+    """Reads a pod's annotations. Raises InvalidShareRequest, and for unknown values InvalidField unless `compat`."""
     hints = _read_json_annotation(annotations, HINT_ANNOTATION, "DeviceAllocateHint", dict[str, Hint], compat) or {}
     for name, hint in hints.items():
         _check_selectors(name, hint, compat)
     joint = _read_json_annotation(annotations, JOINT_ANNOTATION, "DeviceJointAllocate", Joint, compat)
     partition = _read_json_annotation(annotations, PARTITION_ANNOTATION, "GPUPartitionSpec", PartitionSpec, compat)
-    if partition is not None:
-        _check_bandwidth(partition)
+    bandwidth = partition.ring_bus_bandwidth if partition is not None else None
+    if bandwidth is not None and parse_quantity_exactly(bandwidth) is None:
+        raise InvalidShareRequest(
+            f"{device_annotation_path(PARTITION_ANNOTATION)}.ringBusBandwidth",
+            f"invalid GPUPartitionSpec annotation, err: {quoted([str(bandwidth)])} is not a quantity",
+            "give a quantity such as 200Gi",
+        )
     if not compat:
-        _check_supported_values(hints, joint, partition)
+        _check_hint_values(hints)
+        _check_joint_values(joint, partition)
     known = {DeviceType(name): hint for name, hint in hints.items() if name in set(DeviceType)}
     return Annotations(known, joint, partition)
 
@@ -139,27 +142,21 @@ def _as_go_reads(raw: Any, kind: Any, compat: bool) -> Any:
     if not isinstance(raw, dict):
         return raw
     present = {key: value for key, value in raw.items() if value is not None}
-    struct = next((each for each in (kind, *inner) if is_struct(each)), None)
+    struct = next(
+        (each for each in (kind, *inner) if isinstance(each, type) and issubclass(each, msgspec.Struct)), None
+    )
     if struct is None or get_origin(kind) is dict:
         return {key: _as_go_reads(value, inner[-1], compat) for key, value in present.items()}
-    fields = {_spelt(each.encode_name, compat): each for each in msgspec.structs.fields(struct)}
+    spelling: Callable[[str], str] = str.casefold if compat else str
+    fields = {spelling(each.encode_name): each for each in msgspec.structs.fields(struct)}
     named = {}
     for key, value in present.items():
-        field = fields.get(_spelt(key, compat))
+        field = fields.get(spelling(key))
         if field is not None:
             named[field.encode_name] = _as_go_reads(value, field.type, compat)
         elif not compat:
             named[key] = value
     return named
-
-
-def _spelt(name: str, compat: bool) -> str:
-    return name.casefold() if compat else name
-
-
-def is_struct(kind: Any) -> bool:
-    """Whether a type is a msgspec Struct."""
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def _check_selectors(device: str, hint: Hint, compat: bool) -> None:
@@ -171,55 +168,48 @@ def _check_selectors(device: str, hint: Hint, compat: bool) -> None:
             raise InvalidShareRequest(where, reason, "write it as Kubernetes' label selectors are written")
 
 
-def _check_bandwidth(partition: PartitionSpec) -> None:
-    asked = partition.ring_bus_bandwidth
-    if asked is not None and parse_quantity_exactly(asked) is None:
-        reason = f"invalid GPUPartitionSpec annotation, err: {quoted([str(asked)])} is not a quantity"
-        raise InvalidShareRequest(
-            f"{device_annotation_path(PARTITION_ANNOTATION)}.ringBusBandwidth", reason, "give a quantity such as 200Gi"
-        )
-
-
-def _check_supported_values(hints: Mapping[str, Hint], joint: Joint | None, partition: PartitionSpec | None) -> None:
+def _check_hint_values(hints: Mapping[str, Hint]) -> None:
     """Raises InvalidField for values that would be ignored otherwise."""
-    _known(device_annotation_path(HINT_ANNOTATION), hints, DeviceType)
+    path = device_annotation_path(HINT_ANNOTATION)
+    _check_known(path, hints, DeviceType)
     for device, hint in hints.items():
-        where = f"{device_annotation_path(HINT_ANNOTATION)}.{device}"
-        _known(f"{where}.allocateStrategy", [hint.allocate_strategy], Strategy)
-        _known(f"{where}.requiredTopologyScope", [hint.required_topology_scope], TopologyScope)
-        _known(f"{where}.exclusivePolicy", [hint.exclusive_policy], Exclusive)
+        where = f"{path}.{device}"
+        _check_known(f"{where}.allocateStrategy", [hint.allocate_strategy], Strategy)
+        _check_known(f"{where}.requiredTopologyScope", [hint.required_topology_scope], TopologyScope)
+        _check_known(f"{where}.exclusivePolicy", [hint.exclusive_policy], Exclusive)
+        without_effect: dict[str, tuple[object, str]] = {
+            "requiredTopologyScope": (hint.required_topology_scope, "leave it out, or set it for gpu"),
+        }
         if device == DeviceType.GPU:
-            _no_effect(f"{where}.allocateStrategy", hint.allocate_strategy, "ask for the number of GPUs instead")
-            _no_effect(f"{where}.vfSelector", hint.vf_selector, "leave it out: GPUs are not given as virtual functions")
-        else:
-            _no_effect(
-                f"{where}.requiredTopologyScope", hint.required_topology_scope, "leave it out, or set it for gpu"
-            )
+            without_effect = {
+                "allocateStrategy": (hint.allocate_strategy, "ask for the number of GPUs instead"),
+                "vfSelector": (hint.vf_selector, "leave it out: GPUs are not given as virtual functions"),
+            }
+        for name, (value, remedy) in without_effect.items():
+            if value:
+                raise InvalidField(f"{where}.{name}", "has no effect on this type of device", remedy)
+
+
+def _check_joint_values(joint: Joint | None, partition: PartitionSpec | None) -> None:
+    """Raises InvalidField for values that would be ignored otherwise."""
     if joint is not None:
-        where = f"{device_annotation_path(JOINT_ANNOTATION)}.deviceTypes"
-        _known(where, joint.device_types, DeviceType)
+        path = device_annotation_path(JOINT_ANNOTATION)
+        where = f"{path}.deviceTypes"
+        _check_known(where, joint.device_types, DeviceType)
         if len({*joint.device_types}) < len(joint.device_types):
             raise InvalidField(where, f"{quoted(joint.device_types)}: a type stands twice", "name each type once")
-        _known(f"{device_annotation_path(JOINT_ANNOTATION)}.requiredScope", [joint.required_scope], JointScope)
+        _check_known(f"{path}.requiredScope", [joint.required_scope], JointScope)
     if partition is not None:
-        _known(
-            f"{device_annotation_path(PARTITION_ANNOTATION)}.allocatePolicy",
-            [partition.allocate_policy],
-            PartitionPolicy,
-        )
+        path = device_annotation_path(PARTITION_ANNOTATION)
+        _check_known(f"{path}.allocatePolicy", [partition.allocate_policy], PartitionPolicy)
 
 
-def _known(where: str, values: Iterable[str], kind: type[StrEnum]) -> None:
+def _check_known(where: str, values: Iterable[str], kind: type[StrEnum]) -> None:
     known = [each.value for each in kind]
     unknown = [value for value in values if value not in known]
     if unknown:
         offered = ", ".join(filter(None, known))
         raise InvalidField(where, f"{quoted(unknown)} is not known", f"use {offered}; Koordinator would ignore it")
-
-
-def _no_effect(where: str, value: object, remedy: str) -> None:
-    if value:
-        raise InvalidField(where, "has no effect on this type of device", remedy)
 
 
 def device_annotation_path(key: str) -> str:

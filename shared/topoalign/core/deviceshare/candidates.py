@@ -102,12 +102,12 @@ class JointRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return kinds
 
     @cached_property
-    def wants(self) -> Mapping[DeviceType, "Wanted"]:
+    def wants(self) -> Mapping[DeviceType, Wanted]:
         """What is wanted of these types. Raises DevicesDoNotFit where the node has no devices of one."""
         return {kind: count_wanted(self, kind) for kind in self.kinds}
 
     @cached_property
-    def candidates(self) -> Mapping[DeviceType, Sequence["DeviceCandidate"]]:
+    def candidates(self) -> Mapping[DeviceType, Sequence[DeviceCandidate]]:
         """The candidates of these types, by minor. Raises DevicesDoNotFit as `wants`."""
         return {kind: list_candidates(self, kind, want.each) for kind, want in self.wants.items()}
 

@@ -77,10 +77,7 @@ class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def required_level(self) -> Level:
         """What all GPUs must have in common; a word that Koordinator does not know asks for nothing."""
-        return next(
-            (level for scope, level in LEVELS.items() if scope == self.hint(DeviceType.GPU).required_topology_scope),
-            Level.NONE,
-        )
+        return LEVELS.get(self.hint(DeviceType.GPU).required_topology_scope, Level.NONE)
 
     @property
     def restricted(self) -> bool:
@@ -93,11 +90,7 @@ class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_demand(annotations: Mapping[str, str], requests: Quantities, *, compat: bool = False) -> JointDemand:
-    """
-    The demand of a pod, from its annotations and the sum of its containers' requests.
-
-    Raises NotMeant and InvalidField. Where nothing is asked of any device, annotations are not looked at.
-    """
+    """The demand of a pod, from its annotations and the sum of its containers' requests. Raises InvalidField."""
     asked = by_type(requests)
     if not asked:
         return JointDemand(compat=compat)
@@ -143,14 +136,21 @@ def container_demand(
     annotations: Mapping[str, str], requests: Mapping[ResourceName, int], *, compat: bool = False
 ) -> JointDemand:
     """
-    What a container asks for. Raises InvalidField for invalid annotations and requests.
+    What a container asks for. Raises InvalidField for invalid annotations and requests, and for NICs asked for in two ways.
 
     A whole NIC by a virtual function, as `topoalign.io/nic: 2` with a `vfSelector`, is two functions of two NICs.
     """
-    demand = read_demand(annotations, in_units(requests), compat=compat)
+    units = {str(name): amount for name, amount in requests.items() if name != NIC}
+    nics = requests.get(NIC, 0)
+    if nics and units.get(RDMA):
+        raise InvalidField(
+            f"{FIELD}[{RDMA}]", f"asked for together with {NIC}", "ask for NICs under one of the two names"
+        )
+    if nics:
+        units[RDMA] = nics * WHOLE
+    demand = read_demand(annotations, units, compat=compat)
     if requests.get(GPU):
         demand = msgspec.structs.replace(demand, by_whole_name=True)
-    nics = requests.get(NIC, 0)
     hint = demand.hint(DeviceType.RDMA)
     if not 0 < nics < WHOLE or hint.vf_selector is None:
         return demand
@@ -188,15 +188,3 @@ def kubelet_demand(annotations: Mapping[str, str], devices: Mapping[ResourceName
     elif asked.get(GPU) and DeviceType.RDMA in types and not asked.get(NIC):
         asked[NIC] = 1
     return container_demand(annotations, asked)
-
-
-def in_units(requests: Mapping[ResourceName, int]) -> dict[str, int]:
-    """The requests with whole NICs as units. Raises InvalidField where NICs are asked for in both ways."""
-    units = {str(name): amount for name, amount in requests.items() if name != NIC}
-    if requests.get(NIC):
-        if units.get(RDMA):
-            raise InvalidField(
-                f"{FIELD}[{RDMA}]", f"asked for together with {NIC}", "ask for NICs under one of the two names"
-            )
-        units[RDMA] = requests[NIC] * WHOLE
-    return units

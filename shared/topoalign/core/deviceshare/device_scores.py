@@ -4,6 +4,7 @@ Scores how full devices and nodes are with a request added: 0 to 100, higher is 
 Rules of koordinator a7a1b76b (deviceshare, scoring). All divisions cut off.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
@@ -35,23 +36,18 @@ class DeviceScorer(msgspec.Struct, frozen=True):
 
 
 def score_device(scorer: DeviceScorer, total: Quantities, free: Quantities, request: Quantities) -> int:
-    """The score of a device, 0 to 100: the weighted mean over the resources that it has."""
+    """The score of a device with the request added, 0 to 100: the weighted mean over the resources that it has."""
     weights = {name: weight for name, weight in scorer.weights.items() if total.get(name, 0) > 0 and weight > 0}
-    if not weights:
-        return 0
-    points = (
-        weight * resource_score(scorer.strategy, total[name], free.get(name, 0), request.get(name, 0))
-        for name, weight in weights.items()
-    )
-    return sum(points) // sum(weights.values())
-
-
-def resource_score(strategy: DevicePacking, total: int, free: int, request: int) -> int:
-    """The score of one resource with the request on top, 0 to 100, rounded down."""
-    used = total if free > total else total - free + request
-    if strategy is DevicePacking.MOST_ALLOCATED:
-        return min(used, total) * 100 // total
-    return 0 if used > total else (total - used) * 100 // total
+    points = 0
+    for name, weight in weights.items():
+        size = total[name]
+        left = free.get(name, 0)
+        used = size if left > size else size - left + request.get(name, 0)
+        if scorer.strategy is DevicePacking.MOST_ALLOCATED:
+            points += weight * (min(used, size) * 100 // size)
+        else:
+            points += weight * (max(0, size - used) * 100 // size)
+    return points // sum(weights.values()) if weights else 0
 
 
 def score_node(scorer: DeviceScorer, types: Iterable[tuple[Sequence[InventoryDevice], Quantities]]) -> int:
@@ -65,9 +61,8 @@ def score_node(scorer: DeviceScorer, types: Iterable[tuple[Sequence[InventoryDev
     )
 
 
-def _sum(quantities: Iterable[Quantities]) -> dict[str, int]:
-    totals: dict[str, int] = {}
+def _sum(quantities: Iterable[Quantities]) -> Quantities:
+    totals = Counter[str]()
     for each in quantities:
-        for name, amount in each.items():
-            totals[name] = totals.get(name, 0) + amount
+        totals.update(each)
     return totals

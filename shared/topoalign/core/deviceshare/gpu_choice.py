@@ -13,9 +13,8 @@ Templates of vendors other than NVIDIA (Huawei vNPU) are not known: such a reque
 GPU.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from itertools import groupby
-from typing import NamedTuple
 
 import msgspec
 
@@ -30,7 +29,7 @@ from topoalign.core.deviceshare.candidates import (
     take_first,
 )
 from topoalign.core.deviceshare.demand import JointDemand
-from topoalign.core.deviceshare.inventory import InventoryDevice, Partition, Table
+from topoalign.core.deviceshare.inventory import Partition, Table
 from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus, refuse_too_few
 from topoalign.core.deviceshare.koordinator_names import GPU_BYTES, RATIO, WHOLE, DeviceType, Level
 
@@ -41,6 +40,11 @@ MULTI_SHARED = "node(s) Unsupported Multi-Shared GPU"
 NO_TREE = "node(s) missing GPU Device Topology Tree"
 NOT_IN_SCOPE = "Insufficient Topology Scoped GPU Devices"
 NOT_ENOUGH = "Insufficient GPU Devices"
+
+ScopePath = tuple[int | str, ...]
+"""The ids of the scopes around GPUs below the node, the widest first: NUMA node, root complex, switches."""
+LEVEL_BY_DEPTH = (Level.NODE, Level.NUMA_NODE, Level.PCIE, Level.PCIE)
+"""Length of such a path -> level of the scope."""
 
 
 def pick_gpus(asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]) -> list[DeviceGrant]:
@@ -77,9 +81,8 @@ def suitable_partitions(
     asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]
 ) -> list[list[DeviceCandidate]]:
     """
-    The suitable partitions, the preferred one first; none where the node has no table or the GPUs are shared.
-
-    Raises DevicesDoNotFit where only a partition will do and there is none.
+    The suitable partitions, the preferred one first. Raises DevicesDoNotFit where only a partition will do and there is
+    none.
     """
     if asked.demand.is_shared:
         return []
@@ -111,27 +114,50 @@ def required_level(asked: JointRequest, wanted: Wanted) -> Level:
 def _choose_in_smallest_scope(
     asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]
 ) -> Sequence[DeviceCandidate] | None:
-    """Chooses GPUs by the topology tree; None without a tree, or for several shared GPUs. Raises DevicesDoNotFit."""
+    """The GPUs of the smallest scope; None if the place of one is not known, or for several shared GPUs."""
     level = required_level(asked, wanted)
     is_shared = asked.demand.is_shared
     has_scope = bool(asked.demand.hint(DeviceType.GPU).required_topology_scope) and (asked.compat or level > Level.NONE)
-    tree = build_scope_tree(asked.inventory.by_type[DeviceType.GPU], compat=asked.compat)
+    gpus = asked.inventory.by_type[DeviceType.GPU]
+    is_placed = all(gpu.place is not None for gpu in gpus)
     several_shared = is_shared and wanted.count > 1
-    if several_shared or tree is None:
+    if several_shared or not is_placed:
         if has_scope:
             raise DevicesDoNotFit(MULTI_SHARED if several_shared else NO_TREE, FrameworkStatus.UNRESOLVABLE)
         return None
-    search = ScopeSearch(
-        fitting=_candidates_with_enough(asked, wanted, candidates),
-        used=_used_minors(asked, candidates),
-        count=wanted.count,
-        required=level,
-        shared=is_shared,
-    )
-    found = search.best_in(tree)
-    if found is None:
+    minors_of: dict[ScopePath, list[int]] = {}
+    for gpu in gpus:
+        place = gpu.location
+        path = (place.node, place.pcie, place.switch) if place.switch and not asked.compat else (place.node, place.pcie)
+        for depth in range(len(path) + 1):
+            minors_of.setdefault(path[:depth], []).append(gpu.minor)
+    usable = _candidates_with_enough(asked, wanted, candidates)
+    suitable: dict[ScopePath, list[DeviceCandidate]] = {}
+    for scope, minors in sorted(minors_of.items()):
+        here = [usable[minor] for minor in minors if minor in usable]
+        if len(here) >= wanted.count and LEVEL_BY_DEPTH[len(scope)] >= level:
+            # those that an init container left first, then of shared ones the best score
+            suitable[scope] = sorted(here, key=lambda each: (not each.device.left, -each.score if is_shared else 0))
+    smallest = [
+        scope
+        for scope in suitable
+        if not any(len(other) > len(scope) and other[: len(scope)] == scope for other in suitable)
+    ]
+    if not smallest:
         raise DevicesDoNotFit(NOT_IN_SCOPE if has_scope else NOT_ENOUGH)
-    return (asked.chooser(found.gpus, wanted.count) if asked.chooser else ()) or found.gpus[: wanted.count]
+    used = _used_minors(asked, candidates)
+
+    def preference(scope: ScopePath) -> tuple[int, int, int, int]:
+        around = [scope[:depth] for depth in range(len(scope) + 1)]
+        return (
+            sum(each.device.left for each in suitable[scope][: wanted.count]),  # the most that an init container left,
+            len(scope),  # then the smallest scope,
+            sum(not used.isdisjoint(minors_of[each]) for each in around),  # then the one that is used most already,
+            suitable[scope][0].score if is_shared else 0,  # then the best score; of equals the first
+        )
+
+    found = suitable[max(smallest, key=preference)]
+    return (asked.chooser(found, wanted.count) if asked.chooser else ()) or found[: wanted.count]
 
 
 def complete_memory(given: DeviceGrant) -> DeviceGrant:
@@ -162,11 +188,8 @@ def feasible_partitions(
     """
     spec = demand.partition
     compat = demand.compat
-    least = (
-        parse_quantity_exactly(spec.ring_bus_bandwidth)
-        if spec is not None and spec.ring_bus_bandwidth is not None
-        else None
-    )
+    bandwidth = spec.ring_bus_bandwidth if spec is not None else None
+    least = parse_quantity_exactly(bandwidth) if bandwidth is not None else None
     groups = _score_groups(table, size, compat=compat)
     for group in groups[:1] if demand.restricted else groups:
         found = [
@@ -195,86 +218,3 @@ def _worth_left(table: Table, size: int, used: frozenset[int], taken: Partition,
         for partition in next(iter(_score_groups(table, left, compat=compat)), ())
         if gone.isdisjoint(partition.minors)
     )
-
-
-class GpuScope(msgspec.Struct, frozen=True):
-    """A part of the machine with the GPUs in it: the node, a NUMA node, a root complex, or its switches."""
-
-    level: Level
-    minors: tuple[int, ...]
-    children: tuple["GpuScope", ...] = ()
-
-
-class Found(NamedTuple):
-    """A scope that has enough GPUs, with what it is compared by."""
-
-    left: int
-    """How many an init container of the pod left, of those that would be taken."""
-    depth: int
-    dirty: int
-    """How many of the scopes around it, and it itself, hold a GPU that is in use."""
-    score: int
-    gpus: tuple[DeviceCandidate, ...]
-    """All of it that have enough, those that were left first."""
-
-
-def build_scope_tree(gpus: Sequence[InventoryDevice], *, compat: bool) -> GpuScope | None:
-    """Builds the tree of a node's GPUs, by minor; None if one of them has no known place."""
-    paths: dict[int, tuple[int | str, ...]] = {}
-    for gpu in gpus:
-        if gpu.place is None:
-            return None
-        has_switch = gpu.place.switch and not compat
-        paths[gpu.minor] = (gpu.place.node, gpu.place.pcie, *((gpu.place.switch,) if has_switch else ()))
-    return _scope((), paths)
-
-
-def _scope(prefix: tuple[int | str, ...], paths: Mapping[int, tuple[int | str, ...]]) -> GpuScope:
-    depth = len(prefix)
-    inside = {minor: path for minor, path in paths.items() if path[:depth] == prefix}
-    below = {path[: depth + 1] for path in inside.values() if len(path) > depth}
-    return GpuScope(
-        level=(Level.NODE, Level.NUMA_NODE, Level.PCIE, Level.PCIE)[depth],
-        minors=tuple(sorted(inside)),
-        children=tuple(_scope(each, inside) for each in sorted(below)),
-    )
-
-
-class ScopeSearch(msgspec.Struct, frozen=True, kw_only=True):
-    """The search for the smallest scope of a tree that has enough GPUs."""
-
-    fitting: Mapping[int, DeviceCandidate]
-    """Minor -> the GPU, of those that have enough."""
-    used: Collection[int]
-    """Minors of GPUs that are in use, or not to be considered."""
-    count: int
-    required: Level
-    """The widest scope that will do."""
-    shared: bool
-
-    def best_in(self, scope: GpuScope, depth: int = 0, dirty: int = 0) -> Found | None:
-        """The best scope of those within one; None if it has not enough. `dirty` scopes around it hold used GPUs."""
-        if len(scope.minors) < self.count:
-            return None
-        dirty += any(minor in self.used for minor in scope.minors)
-        below = [self.best_in(child, depth + 1, dirty) for child in scope.children]
-        best = max(filter(None, below), key=self.preference, default=None)
-        if best is not None or scope.level < self.required:
-            return best
-        here = [self.fitting[minor] for minor in scope.minors if minor in self.fitting]
-        if len(here) < self.count:
-            return None
-        if self.shared:
-            here.sort(key=lambda each: -each.score)
-        here.sort(key=lambda each: not each.device.left)
-        left = sum(each.device.left for each in here[: self.count])
-        return Found(left, depth, dirty, here[0].score, tuple(here))
-
-    def preference(self, found: Found) -> tuple[int, int, int, int]:
-        """The key that sorts scopes with enough GPUs; the greatest is the best."""
-        return (
-            found.left,  # the most that an init container left,
-            found.depth,  # then the smallest scope,
-            found.dirty,  # then the one that is used most already,
-            found.score if self.shared else 0,  # then the best score; of equals the first
-        )

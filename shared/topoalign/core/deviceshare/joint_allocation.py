@@ -42,10 +42,7 @@ TIERS: Sequence[Callable[[DeviceLocation], str | int]] = (
 
 
 def allocate_all_types(asked: JointRequest) -> Allocation:
-    """
-    Chooses the devices of all types that a pod asks of a node. Raises DevicesDoNotFit, and TooMuchWork where a search
-    for `SamePCIe` does not end within its limit.
-    """
+    """Chooses the devices of all types that a pod asks of a node. Raises DevicesDoNotFit and TooMuchWork."""
     if not asked.compat:
         # Enough devices of each type, before GPUs are chosen for nothing. GPUs are counted as soon as they are looked at,
         # and refused for better reasons where only partitions or scopes of them will do.
@@ -83,10 +80,7 @@ def _allocate_jointly(asked: JointRequest) -> dict[DeviceType, list[DeviceGrant]
 def _choose_as_upstream(
     asked: JointRequest, kind: DeviceType, primary: Sequence[DeviceGrant] = ()
 ) -> list[DeviceGrant]:
-    """
-    Chooses devices as Koordinator does: those on the primary ones' root complexes first, as many as there are of these.
-    GPUs may be anywhere.
-    """
+    """As Koordinator does: devices on the primary ones' root complexes first, as many as there are of these."""
     want = asked.wants[kind]
     candidates = asked.candidates[kind]
     preferred = _root_complexes_of(primary)

@@ -4,6 +4,7 @@ Names of Koordinator's device APIs (koordinator a7a1b76b): device types, annotat
 The names of resources without a domain are Koordinator's own, `koordinator.sh/<name>`.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 
 
@@ -101,7 +102,7 @@ class Level(IntEnum):
     DEVICE = 4
 
 
-LEVELS = {
+LEVELS: Mapping[str, Level] = {
     TopologyScope.DEVICE: Level.DEVICE,
     TopologyScope.PCIE: Level.PCIE,
     TopologyScope.NUMA_NODE: Level.NUMA_NODE,

@@ -40,16 +40,13 @@ class LabelSelector(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     match_labels: dict[str, str] = {}
     match_expressions: tuple[Expression, ...] = ()
 
-    def matches(self, labels: Labels) -> bool:
-        """Whether these labels meet all conditions."""
-        return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
-            OPERATORS[each.operator](labels.get(each.key), each.values) for each in self.match_expressions
-        )
-
 
 def selector_matches(selector: LabelSelector | None, labels: Labels) -> bool:
-    """Whether a selector matches these labels; without a selector everything matches."""
-    return selector is None or selector.matches(labels)
+    """Whether labels meet all conditions of a selector; without a selector everything matches."""
+    return selector is None or (
+        all(labels.get(key) == value for key, value in selector.match_labels.items())
+        and all(OPERATORS[each.operator](labels.get(each.key), each.values) for each in selector.match_expressions)
+    )
 
 
 def selector_fault(selector: LabelSelector, *, compat: bool) -> str | None:

@@ -7,18 +7,16 @@ offered whole, and on a node that offers none so, those in units of which nobody
 virtual function, with which others may have the NIC's other functions; whatever else is asked of a NIC, it is given whole.
 """
 
-from collections.abc import Mapping, Sequence
-
 import msgspec
 
-from topoalign.core.deviceshare.candidates import Chooser, DeviceGrant, JointRequest, Wanted, count_wanted
+from topoalign.core.deviceshare.candidates import Chooser, JointRequest, count_wanted
 from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.device_scores import DevicePacking, DeviceScorer
 from topoalign.core.deviceshare.joint_allocation import Allocation, allocate_all_types
 from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, SharesNeedUnits
 from topoalign.core.deviceshare.koordinator_names import CORE, FUNCTION, RATIO, RDMA, DeviceType, Strategy
-from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, device_ids, gpus_in_units, inventory_of
-from topoalign.core.deviceshare.node_units import GpuUnits, amount_of_each_gpu, unit_resources_by_gpu, units_to_give
+from topoalign.core.deviceshare.node_inventory import NOTHING, LeftOver, inventory_of
+from topoalign.core.deviceshare.node_units import amount_of_each_gpu, unit_resources_by_gpu, units_to_give
 from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import Mask, nodes_of
@@ -75,10 +73,8 @@ def put_demand_to_node(
     by_function = demand.hint(DeviceType.RDMA).vf_selector is not None
     shared = demand.is_shared
     units = units_to_give(state, left.devices) if takes_units(state.hardware, demand) else None
-    gpus = None if units is None else gpus_in_units(state, units, shared=shared)
-    asked = JointRequest(
-        demand=demand, inventory=inventory_of(state, left, by_function=by_function, gpus=gpus), units=units
-    )
+    inventory = inventory_of(state, left, by_function=by_function, units=units, shared=shared)
+    asked = JointRequest(demand=demand, inventory=inventory, units=units)
     if shared:
         return msgspec.structs.replace(asked, scorer=AS_KOORDINATOR if demand.compat else LEAST_LEFT)
     return msgspec.structs.replace(asked, chooser=chooser)
@@ -86,56 +82,34 @@ def put_demand_to_node(
 
 def joint_devices(asked: JointRequest, affinity: Mask | None, *, spill: bool = False) -> ContainerDevices:
     """
-    All GPUs and NICs of a container, on the NUMA nodes of `affinity` (None: anywhere).
-
-    With `spill` devices of other nodes will do where those of the affinity do not, as for the kubelet's device manager.
-    Raises DevicesDoNotFit, and TooMuchWork.
+    All GPUs and NICs of a container, on the NUMA nodes of `affinity` (None: anywhere), or with `spill` on others where these
+    do not do, as for the kubelet's device manager. Raises DevicesDoNotFit and TooMuchWork.
     """
     nodes = None if affinity is None else frozenset(nodes_of(affinity))
     try:
-        return devices_by_id(asked, allocate_all_types(msgspec.structs.replace(asked, nodes=nodes)))
+        return _devices_by_id(asked, allocate_all_types(msgspec.structs.replace(asked, nodes=nodes)))
     except DevicesDoNotFit:
         if affinity is None or not spill:
             raise
-        return devices_by_id(asked, allocate_all_types(msgspec.structs.replace(asked, nodes=None)))
+        return _devices_by_id(asked, allocate_all_types(msgspec.structs.replace(asked, nodes=None)))
 
 
-def devices_by_id(asked: JointRequest, given: Allocation) -> ContainerDevices:
+def _devices_by_id(asked: JointRequest, given: Allocation) -> ContainerDevices:
     """What is given, by ids instead of minors."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
+    functions: dict[DeviceID, tuple[str, ...]] = {}
     for kind, parts in given.items():
-        ids = device_ids(part.device for part in parts)
-        if asked.units is not None and kind is DeviceType.GPU:
-            devices |= units_of_gpus(asked, asked.units, ids)
-        else:
-            devices[RESOURCE[kind]] = ids
-    return ContainerDevices(
-        devices=devices,
-        functions={
-            DeviceID(part.device.id): tuple(function.bus for function in part.functions)
-            for parts in given.values()
-            for part in parts
-            if part.functions and is_function(part)
-        },
-    )
-
-
-def units_of_gpus(
-    asked: JointRequest, units: Mapping[DeviceID, GpuUnits], gpus: Sequence[DeviceID]
-) -> dict[ResourceName, tuple[DeviceID, ...]]:
-    """The units that a container gets of these GPUs."""
-    assert asked.demand.gpu is not None, "GPUs are given to whoever asks for some"
-    found: dict[ResourceName, tuple[DeviceID, ...]] = {}
-    for gpu in gpus:
-        for name, some in units[gpu].given(asked.demand.gpu).items():
-            found[name] = (*found.get(name, ()), *some)
-    return found
-
-
-def is_function(given: DeviceGrant | Wanted) -> bool:
-    """Whether of the NIC only a function is meant."""
-    units = given.resources if isinstance(given, DeviceGrant) else given.each
-    return units.get(RDMA) == FUNCTION
+        for part in parts:
+            device = DeviceID(part.device.id)
+            new: dict[ResourceName, tuple[DeviceID, ...]] = {RESOURCE[kind]: (device,)}
+            if asked.units is not None and kind is DeviceType.GPU:
+                assert asked.demand.gpu is not None, "GPUs are given to whoever asks for some"
+                new = asked.units[device].given(asked.demand.gpu)
+            for name, some in new.items():
+                devices[name] = (*devices.get(name, ()), *some)
+            if part.functions and part.resources.get(RDMA) == FUNCTION:
+                functions[device] = tuple(function.bus for function in part.functions)
+    return ContainerDevices(devices=devices, functions=functions)
 
 
 def holds_demanded(state: NodeState, demand: JointDemand, held: ContainerDevices) -> bool:
@@ -145,35 +119,29 @@ def holds_demanded(state: NodeState, demand: JointDemand, held: ContainerDevices
     """
     asked = put_demand_to_node(state, demand)
     try:
-        return all(holds_of(asked, kind, held) for kind in RESOURCE)
+        return all(_holds_of(asked, kind, held) for kind in RESOURCE)
     except DevicesDoNotFit:
         return False  # the node has none of them any more
 
 
-def holds_of(asked: JointRequest, kind: DeviceType, held: ContainerDevices) -> bool:
+def _holds_of(asked: JointRequest, kind: DeviceType, held: ContainerDevices) -> bool:
     """`holds_demanded` for the devices of one type. Raises DevicesDoNotFit where the node has none of them."""
     devices = held.devices.get(RESOURCE[kind], ())
     if kind not in asked.demand.requests:
         return not devices
     want = count_wanted(asked, kind)
-    hint = asked.demand.hint(kind)
-    if kind is DeviceType.GPU:
-        return len(devices) == want.count if asked.units is None else holds_units(asked, asked.units, held)
-    least = 1 if hint.allocate_strategy == Strategy.APPLY_FOR_ALL else want.count
-    functions = {*devices} if hint.vf_selector is not None and is_function(want) else set()
-    return len(devices) >= least and functions == {*held.functions}
-
-
-def holds_units(asked: JointRequest, units: Mapping[DeviceID, GpuUnits], held: ContainerDevices) -> bool:
-    """`holds_demanded` for GPUs that are given in units."""
     gpu = asked.demand.gpu
-    amounts = amounts_of(unit for some in held.devices.values() for unit in some)
-    return (
-        gpu is not None
-        and GPU not in held.devices
-        and len(amounts) == gpu.count
-        and all(
+    if kind is DeviceType.GPU and gpu is not None:
+        units = asked.units
+        if units is None:
+            return len(devices) == want.count
+        amounts = amounts_of(unit for some in held.devices.values() for unit in some)
+        are_equal = all(
             each in units and amount == amount_of_each_gpu(gpu, units[each].all_blocks)
             for each, amount in amounts.items()
         )
-    )
+        return GPU not in held.devices and len(amounts) == gpu.count and are_equal
+    hint = asked.demand.hint(kind)
+    least = 1 if hint.allocate_strategy == Strategy.APPLY_FOR_ALL else want.count
+    by_function = hint.vf_selector is not None and want.each.get(RDMA) == FUNCTION
+    return len(devices) >= least and ({*devices} if by_function else set()) == {*held.functions}

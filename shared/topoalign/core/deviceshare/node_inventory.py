@@ -7,7 +7,7 @@ Labels for selectors are `model` of GPUs and `name`, `linkLayer` and `state` of 
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from topoalign.core.deviceshare.inventory import (
@@ -53,88 +53,76 @@ def inventory_of(
     left: LeftOver = NOTHING,
     *,
     by_function: bool = False,
-    gpus: Sequence[InventoryDevice] | None = None,
+    units: Mapping[DeviceID, GpuUnits] | None = None,
+    shared: bool = False,
 ) -> NodeInventory:
     """
     Builds the inventory of a node's GPUs and NICs from its state.
 
     A NIC of which others have some functions has one unit to give, which is a function, to a pod that wants functions
-    (`by_function`); to any other pod it has nothing.
-    `gpus`: what GPUs there are; None: those that are offered whole.
+    (`by_function`); to any other pod it has nothing. `units`: what may be given of each GPU in units, where parts of
+    them are asked for (`shared`), or whole ones; None: the GPUs are those that are offered whole.
     """
     topology = state.hardware
     places = locate_devices(topology)
     held = state.ownership.held_whole.difference(left.devices)
     functions_held = state.ownership.functions_in_use.difference(left.functions)
-
-    def device(
-        found: Gpu | Nic, kind: DeviceType, labels: dict[str, str], resources: dict[str, int]
-    ) -> InventoryDevice:
-        functions = found.virtual_functions if isinstance(found, Nic) else ()
-        group = FunctionGroup(labels, tuple(InventoryFunction(each.pci, i) for i, each in enumerate(functions)))
-        addresses = frozenset(each.pci for each in functions)
-        in_use = addresses & functions_held
-        left_here = addresses.intersection(left.functions)
-        used = resources if found.id in held or in_use else {}
-        if by_function and in_use and found.id not in held:
-            used = {RDMA: WHOLE - FUNCTION}
-        return InventoryDevice(
-            kind=kind,
-            minor=found.index,
-            id=found.id,
-            healthy=state.health_of(found.id).usable,
-            labels=labels,
-            place=places.get(found.id),
-            resources=resources,
-            groups=(group,) if functions else (),
-            used=used,
-            used_functions=in_use,
-            left=found.id in left.devices or bool(left_here),
-            left_functions=left_here,
-        )
-
-    offered = topology.devices.get(GPU, NO_DEVICES), topology.devices.get(NIC, NO_DEVICES)
-    if gpus is None:
-        whole = (gpu for gpu in topology.gpus if gpu.id in offered[0])
-        gpus = [device(gpu, DeviceType.GPU, gpu_labels(gpu), gpu_resources(gpu)) for gpu in whole]
-    nics = [
-        device(nic, DeviceType.RDMA, nic_labels(nic), {RDMA: WHOLE}) for nic in topology.nics if nic.id in offered[1]
-    ]
-    return NodeInventory(devices=(*gpus, *nics), table=koordinator_partition_table(topology))
-
-
-def gpus_in_units(state: NodeState, units: Mapping[DeviceID, GpuUnits], *, shared: bool) -> list[InventoryDevice]:
-    """The GPUs in units, of which parts are asked for (`shared`), or whole ones. `units`: what may be given of each."""
-    places = locate_devices(state.hardware)
-    return [
-        InventoryDevice(
+    whole_gpus = topology.devices.get(GPU, NO_DEVICES)
+    devices = []
+    for gpu in topology.gpus:
+        if units is not None and gpu.id in units:
+            resources = units[gpu.id].total
+            used = units[gpu.id].used(shared=shared)
+            is_left = bool(units[gpu.id].left)
+        elif units is None and gpu.id in whole_gpus:
+            resources = {CORE: WHOLE, RATIO: WHOLE} | ({} if gpu.memory is None else {GPU_BYTES: gpu.memory})
+            used = resources if gpu.id in held else {}
+            is_left = gpu.id in left.devices
+        else:
+            continue
+        device = InventoryDevice(
             kind=DeviceType.GPU,
             minor=gpu.index,
             id=gpu.id,
             healthy=state.health_of(gpu.id).usable,
-            labels=gpu_labels(gpu),
+            labels={"model": to_label_value(gpu.name)} if gpu.name else {},
             place=places.get(gpu.id),
-            resources=units[gpu.id].total,
-            used=units[gpu.id].used(shared=shared),
-            left=bool(units[gpu.id].left),
+            resources=resources,
+            used=used,
+            left=is_left,
         )
-        for gpu in state.hardware.gpus
-        if gpu.id in units
-    ]
+        devices.append(device)
+    for nic in topology.nics:
+        if nic.id not in topology.devices.get(NIC, NO_DEVICES):
+            continue
+        labels = _nic_labels(nic)
+        functions = tuple(InventoryFunction(each.pci, number) for number, each in enumerate(nic.virtual_functions))
+        addresses = frozenset(each.bus for each in functions)
+        in_use = addresses & functions_held
+        left_here = addresses.intersection(left.functions)
+        used = {RDMA: WHOLE} if nic.id in held or in_use else {}
+        if by_function and in_use and nic.id not in held:
+            used = {RDMA: WHOLE - FUNCTION}
+        device = InventoryDevice(
+            kind=DeviceType.RDMA,
+            minor=nic.index,
+            id=nic.id,
+            healthy=state.health_of(nic.id).usable,
+            labels=labels,
+            place=places.get(nic.id),
+            resources={RDMA: WHOLE},
+            groups=(FunctionGroup(labels, functions),) if functions else (),
+            used=used,
+            used_functions=in_use,
+            left=nic.id in left.devices or bool(left_here),
+            left_functions=left_here,
+        )
+        devices.append(device)
+    return NodeInventory(devices=tuple(devices), table=koordinator_partition_table(topology))
 
 
-def gpu_resources(gpu: Gpu) -> dict[str, int]:
-    """What a whole GPU has: hundredths of compute and of memory, and its bytes where they are known."""
-    return {CORE: WHOLE, RATIO: WHOLE} | ({} if gpu.memory is None else {GPU_BYTES: gpu.memory})
-
-
-def gpu_labels(gpu: Gpu) -> dict[str, str]:
-    """The labels of a GPU: `model`, where its name is known."""
-    return {"model": to_label_value(gpu.name)} if gpu.name else {}
-
-
-def nic_labels(nic: Nic) -> dict[str, str]:
-    """The labels of a NIC: `name`, and `linkLayer` and `state` where known. The state is ACTIVE if one port is."""
+def _nic_labels(nic: Nic) -> dict[str, str]:
+    """The name, and link layer and state where they are known. The state is ACTIVE if one port is."""
     labels = {"name": to_label_value(nic.id)}
     layers = [port.link_layer for port in nic.ports if port.link_layer]
     states = [port.state for port in nic.ports if port.state]
@@ -158,21 +146,21 @@ def koordinator_partition_table(topology: Topology) -> Table | None:
 
 @computed_once
 def locate_devices(topology: Topology) -> Mapping[DeviceID, DeviceLocation]:
-    """
-    GPU or NIC -> where it is, by the bridges above it; by its links to others where the bridges are not known.
-
-    A device of which nothing is known is absent.
-    """
+    """GPU or NIC -> where it is, by the bridges above it, else by its links; absent: nothing of it is known."""
     parents = {bridge.address: bridge.parent for bridge in topology.bridges}
     switches = group_by_links(topology, BELOW_A_ROOT_PORT)
     complexes = group_by_links(topology, BELOW_A_ROOT_COMPLEX)
+    in_units = unit_resources_by_gpu(topology)
     places: dict[DeviceID, DeviceLocation] = {}
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     for device in devices:
         chain = bridges_above(device.bridge, parents)
         pcie = chain[0] if chain else complexes.get(device.id, "")
         switch = (chain[1] if len(chain) > 1 else "") if chain else switches.get(device.id, "")
-        node = listed_numa_node(topology, device)
+        # unknown for a device that is offered neither whole nor in units
+        listed = topology.devices.get(GPU if isinstance(device, Gpu) else NIC, NO_DEVICES).get(device.id)
+        nodes = topology.listed_nodes(device.numa_affinity) if device.id in in_units else listed
+        node = nodes[0] if nodes else ANYWHERE
         if pcie or node != ANYWHERE:
             places[device.id] = DeviceLocation(node, pcie, switch)
     return places
@@ -196,16 +184,3 @@ def group_by_links(topology: Topology, classes: Collection[PcieClass]) -> Mappin
             joined = groups[link.a] | groups[link.b]
             groups.update(dict.fromkeys(joined, joined))
     return {device: f"with {min(group)}" for device, group in groups.items()}
-
-
-def listed_numa_node(topology: Topology, device: Gpu | Nic) -> int:
-    """The NUMA node that a device is listed with; ANYWHERE if unknown, or if it is offered neither whole nor in units."""
-    listed = topology.devices.get(GPU if isinstance(device, Gpu) else NIC, NO_DEVICES)
-    in_units = device.id in unit_resources_by_gpu(topology)
-    nodes = topology.listed_nodes(device.numa_affinity) if in_units else listed.get(device.id)
-    return nodes[0] if nodes else ANYWHERE
-
-
-def device_ids(devices: Iterable[InventoryDevice]) -> tuple[DeviceID, ...]:
-    """The device ids of these devices, in their order."""
-    return tuple(DeviceID(device.id) for device in devices)

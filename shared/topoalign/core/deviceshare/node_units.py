@@ -9,8 +9,8 @@ which nobody has any. Example, of a GPU with 318 blocks:
     koordinator.sh/gpu-memory: 10Gi    40 blocks
     koordinator.sh/gpu: 100            100 units of computing time, 318 blocks
 
-The rules of units apply: nothing is left of a GPU of which all computing time is held, and who has all
-of it has the GPU alone.
+The rules of units apply: nothing is left of a GPU of which all computing time is held, and who has all of it has the GPU
+alone.
 """
 
 from collections.abc import Collection, Mapping
@@ -70,8 +70,8 @@ class GpuUnits(NamedTuple):
         """The units that a container gets of the GPU, which has enough."""
         amount = amount_of_each_gpu(gpu, self.all_blocks)
         found = {
-            self.names["cores"]: take_first_units(self.cores, self.left, amount.cores),
-            self.names["memory"]: take_first_units(self.blocks, self.left, amount.memory // MEMORY_BLOCK),
+            self.names["cores"]: _take_first_units(self.cores, self.left, amount.cores),
+            self.names["memory"]: _take_first_units(self.blocks, self.left, amount.memory // MEMORY_BLOCK),
         }
         return {name: tuple(units) for name, units in found.items() if units}
 
@@ -85,8 +85,7 @@ def amount_of_each_gpu(gpu: GpuDemand, all_blocks: int) -> Amount:
     return Amount(cores=gpu.each.get(CORE, 0), memory=max(1, blocks) * MEMORY_BLOCK)
 
 
-def take_first_units(units: DeviceSet, before: Collection[DeviceID], amount: int) -> DeviceSet:
-    """So many of the units, in the hardware's order, but those that come before others first."""
+def _take_first_units(units: DeviceSet, before: Collection[DeviceID], amount: int) -> DeviceSet:
     first = (units & units.devices.some(before)).first(amount)
     return first | (units - first).first(amount - len(first))
 

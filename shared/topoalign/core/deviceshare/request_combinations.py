@@ -56,9 +56,7 @@ class GpuDemand(msgspec.Struct, frozen=True):
 
 def by_type(requests: Quantities) -> dict[DeviceType, dict[str, int]]:
     """
-    Splits requests into type -> normalised quantities; types that nothing is asked of are absent, and so are zeros.
-
-    Raises NotMeant.
+    Type -> normalised quantities, without zeros, for the types of which something is asked. Raises InvalidShareRequest.
     """
     asked = {kind: {name: requests[name] for name in names if requests.get(name)} for kind, names in RESOURCES.items()}
     for quantities in filter(None, asked.values()):
@@ -67,7 +65,7 @@ def by_type(requests: Quantities) -> dict[DeviceType, dict[str, int]]:
 
 
 def check_combination(quantities: Quantities) -> None:
-    """Checks whether these quantities of one device type are a valid combination. Raises NotMeant."""
+    """Raises InvalidShareRequest unless these quantities of one device type are a valid combination."""
     if not quantities:
         raise InvalidShareRequest(FIELD, "pod request should not be empty", "ask for at least one device")
     for name in COUNTED:

@@ -162,57 +162,50 @@ def _find_by_search(asked: JointRequest, scopes: Scopes) -> Sequence[PcieScope] 
         for part in sorted(
             by_part.values(), key=lambda some: (not any(map(has_left, some)), not any(s.busy for s in some))
         ):
-            found = Covering(asked, part, count_step).find()
+            found = _cover(asked, part, count_step)
             if found is not None:
                 return found
     return None
 
 
-class Covering:
-    """Searches the first set of scopes, in their order, that has enough of each type; the fewest scopes first."""
+def _cover(
+    asked: JointRequest, scopes: Sequence[PcieScope], count_step: Callable[[], None]
+) -> Sequence[PcieScope] | None:
+    """
+    The first set of scopes, in their order, that has enough of each type; the fewest scopes first. None: there is none.
+    `count_step`: called at each step; it may raise TooMuchWork.
+    """
+    joint = asked.demand.joint
+    counts = [tuple(len(scope.devices[kind]) for kind in joint) for scope in scopes]
+    # from which scope on, type, number of scopes -> the most of the type that so many have
+    largest = [
+        [list(accumulate(sorted(column, reverse=True), initial=0)) for column in zip(*counts[start:], strict=True)]
+        for start in range(len(scopes))
+    ]
+    failed = set[tuple[int, int, Needs]]()
 
-    def __init__(self, asked: JointRequest, scopes: Sequence[PcieScope], count_step: Callable[[], None]) -> None:
-        """`count_step`: called at each step; it may raise TooMuchWork."""
-        joint = asked.demand.joint
-        self.scopes = scopes
-        self.count_step = count_step
-        self.needs = tuple(asked.wants[kind].count for kind in joint)
-        self.most = min(len(scopes), _most_scopes(asked))
-        self.counts = [tuple(len(scope.devices[kind]) for kind in joint) for scope in scopes]
-        self.largest = [
-            [
-                list(accumulate(sorted(column, reverse=True), initial=0))
-                for column in zip(*self.counts[start:], strict=True)
-            ]
-            for start in range(len(scopes))
-        ]
-        """From which scope on, type, number of scopes -> the most of the type that so many have."""
-        self.failed: set[tuple[int, int, Needs]] = set()
-
-    def find(self) -> list[PcieScope] | None:
-        """The first set of scopes; None if there is none. Raises TooMuchWork."""
-        for size in range(1, self.most + 1):
-            found = self.choose(0, size, self.needs)
-            if found is not None:
-                return [self.scopes[i] for i in found]
-        return None
-
-    def choose(self, start: int, size: int, needs: Needs) -> tuple[int, ...] | None:
-        """Positions of `size` scopes from `start` on that together have what is still needed; None: there are none."""
+    def choose(start: int, size: int, needs: Needs) -> tuple[int, ...] | None:
+        """Positions of `size` scopes from `start` on that together have what is still needed."""
         if not size:
             return () if not any(needs) else None
-        if (start, size, needs) in self.failed:
+        if (start, size, needs) in failed:
             return None
-        self.count_step()
-        for first in range(start, len(self.scopes) - size + 1):
-            if any(need > most[size] for need, most in zip(needs, self.largest[first], strict=True)):
+        count_step()
+        for first in range(start, len(scopes) - size + 1):
+            if any(need > most[size] for need, most in zip(needs, largest[first], strict=True)):
                 break
-            left = tuple(max(0, need - had) for need, had in zip(needs, self.counts[first], strict=True))
-            rest = self.choose(first + 1, size - 1, left)
+            left = tuple(max(0, need - had) for need, had in zip(needs, counts[first], strict=True))
+            rest = choose(first + 1, size - 1, left)
             if rest is not None:
                 return (first, *rest)
-        self.failed.add((start, size, needs))
+        failed.add((start, size, needs))
         return None
+
+    for size in range(1, min(len(scopes), _most_scopes(asked)) + 1):
+        found = choose(0, size, tuple(asked.wants[kind].count for kind in joint))
+        if found is not None:
+            return [scopes[position] for position in found]
+    return None
 
 
 def _most_scopes(asked: JointRequest) -> int:

@@ -90,7 +90,7 @@ def cheapest_move(question: ClusterQuestion, node: QueriedNode) -> SufficientCha
     """
     wanted = {name: amount for name, amount in question.of(node.kind).demand.devices.items() if amount}
     pods = pods_on(node)
-    order = sorted(pods, key=lambda pod: (count_held(pods[pod], wanted), pod))
+    order = sorted(pods, key=lambda pod: (_count_held(pods[pod], wanted), pod))
 
     def suffice(gone: Sequence[str]) -> bool:
         return not question.code(node.without([each.id for pod in gone for each in pods[pod]]))
@@ -104,7 +104,7 @@ def cheapest_move(question: ClusterQuestion, node: QueriedNode) -> SufficientCha
     if not gone:
         return None
     moved = tuple(moved_pod(pod, pods[pod]) for pod in gone)
-    devices = sum(count_held(pods[pod], wanted) for pod in gone)
+    devices = sum(_count_held(pods[pod], wanted) for pod in gone)
     return SufficientChange(
         text=f"move {', '.join(map(describe_moved, moved))} from {node.name}",
         cost=devices / sum(wanted.values()) if wanted else float(len(gone)),
@@ -129,8 +129,7 @@ def pods_on(node: QueriedNode) -> dict[str, list[Allocation]]:
     return pods
 
 
-def count_held(allocations: Iterable[Allocation], wanted: Mapping[ResourceName, int]) -> int:
-    """How many devices of these resources they hold."""
+def _count_held(allocations: Iterable[Allocation], wanted: Mapping[ResourceName, int]) -> int:
     return sum(len(each.devices.get(name, ())) for each in allocations for name in wanted)
 
 
@@ -141,7 +140,7 @@ def moved_pod(uid: str, allocations: Iterable[Allocation]) -> EvictionCandidate:
     devices = Counter[ResourceName]()
     for each in allocations:
         devices.update({name: len(ids) for name, ids in each.devices.items()})
-    return EvictionCandidate(pod=f"{owner.namespace}/{owner.pod}" if owner is not None else uid, devices=devices)
+    return EvictionCandidate(pod=f"{owner.namespace}/{owner.pod}" if owner is not None else uid, devices=dict(devices))
 
 
 def describe_moved(moved: EvictionCandidate) -> str:

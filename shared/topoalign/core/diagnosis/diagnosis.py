@@ -22,13 +22,7 @@ from topoalign.core.demand.unserved import not_covered
 from topoalign.core.diagnosis.changes import cheapest_changes
 from topoalign.core.diagnosis.cluster_answer import ClusterAnswer, Ranked, RefusalReason
 from topoalign.core.diagnosis.hami_nodes import REASONS
-from topoalign.core.diagnosis.node_decisions import (
-    NO_CHANGES,
-    Changes,
-    ClusterQuestion,
-    Nodes,
-    QueriedNode,
-)
+from topoalign.core.diagnosis.node_decisions import NO_CHANGES, Changes, ClusterQuestion, Nodes, QueriedNode
 from topoalign.core.diagnosis.planned import GangFirst
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Refusal, Resolvability
@@ -54,9 +48,8 @@ def diagnose(
     seams: int = 0,
 ) -> ClusterAnswer:
     """
-    Decides where `count` pods like this one fit in the cluster. `changes`: rules that are to differ from those of each
+    Decides where `pods` pods like this one fit in the cluster. `changes`: rules that are to differ from those of each
     kubelet. `seams`: for how many of the best nodes the seam is computed, which takes a whole decision each (0.3 ms).
-
     Raises InvalidField for an invalid pod or invalid rules.
     """
     question = ClusterQuestion(nodes, pod, changes)

@@ -154,10 +154,7 @@ class Nodes:
     """All nodes of a cluster: those that can be asked, and why the others cannot."""
 
     def __init__(self, cluster: ClusterRecord, constraints: Constraints | None = None) -> None:
-        """
-        Reads each record once: 0.3 ms a node. `constraints`: of the pod; they are applied where the nodes were read from
-        Kubernetes.
-        """
+        """Reads each record: 0.3 ms a node. `constraints`: of the pod; applied if the nodes were read from Kubernetes."""
         self.asked: list[QueriedNode] = []
         self.excluded: list[ExcludedNode] = []
         """Those that Kubernetes keeps the pod off."""
@@ -266,9 +263,7 @@ class ClusterQuestion:
         self._asked: dict[NodeKind, DemandOnKind] = {}
 
     def of(self, kind: NodeKind) -> DemandOnKind:
-        """
-        What the pod is to nodes of this kind. Raises InvalidField for invalid rules, and for annotations in mode `best`.
-        """
+        """What the pod is to nodes of this kind. Raises InvalidField for invalid rules, and annotations in mode `best`."""
         if kind not in self._asked:
             demand = pod_demand(self.pod, override_rules(kind.rules, self.changes))
             listed = kind.topology.devices.keys() | amount_resources(kind.topology)

@@ -136,9 +136,8 @@ def encode_lines(cluster: ClusterRecord) -> Iterator[bytes]:
 
 def decode_lines(lines: Iterable[bytes]) -> ClusterRecord:
     """
-    The records of a file. Equal machines share their shape.
-
-    Raises InvalidField, which names the line, for what is not such a file, another version, or a file that lacks lines.
+    The records of a file; equal machines share their shape. Raises InvalidField, which names the line, for another kind or
+    version of file, or a file that lacks lines.
     """
     numbered = enumerate(lines, 1)
     _, first = next(numbered, (1, b""))

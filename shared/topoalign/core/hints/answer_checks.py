@@ -24,10 +24,7 @@ REMEDY = "see that the hinting service is of this version"
 
 
 def check_answer(asked: HintRequest, answer: HintAnswer) -> None:
-    """
-    Checks that all providers answered, for every resource that was asked for, with NUMA nodes that exist and hints that
-    they could give. Raises InvalidField that names what is wrong.
-    """
+    """Raises InvalidField where the providers here cannot have given the answer, and names what is wrong."""
     if answer.providers.keys() != PROVIDERS.keys():
         *names, last = PROVIDERS
         raise InvalidField("providers", f"not {', '.join(names)} and {last}", REMEDY)

@@ -21,6 +21,7 @@ from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
 from topoalign.core.model.topology.bitmask import Mask, node_mask
 from topoalign.core.model.topology.cpu_topology import CpuTopology
+from topoalign.core.numa_sets.subsets import fewest_with
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
@@ -36,16 +37,20 @@ def cpu_hints(
     machine: int = 0,
 ) -> Hints:
     """
-    The hints for `requested` whole CPUs.
-
-    `available` are those of the shared pool that are not reserved, `reusable` were left by init containers of the pod,
-    `held` are what this container has already; `by_socket` is the option align-by-socket, `machine` the number of NUMA
-    nodes, those without CPUs included.
+    The hints for `requested` whole CPUs. `available` are those of the shared pool that are not reserved, `reusable` were
+    left by init containers of the pod, `held` are what this container has already; `machine`: the number of NUMA nodes,
+    also of those without CPUs.
     """
     if held and len(held) != requested:
         return ()
     left = frozenset() if held else reusable
-    hints = _cpu_hints_of_count(cpus, held or available, left, requested, mode, machine)
+    # the subsets with enough CPUs that hold all that are left by init containers
+    nodes = node_mask(cpus.in_node)
+    free = Counter(map(cpus.node_mask_of.__getitem__, chain(held or available, left)))
+    obligatory = sorted({1 << cpus.node_of[cpu] for cpu in left})
+    now = (ResourceNeed(requested, dict(free)), *(ResourceNeed(1, {node: 1}) for node in obligatory))
+    empty = (ResourceNeed(requested, {1 << node: len(inside) for node, inside in cpus.in_node.items()}),)
+    hints = hints_from(Supply(nodes, now), Supply(nodes, empty), mode, machine)
     if not by_socket or not profile_of(mode).aligns_by_socket:
         return hints
     return aligned_by_socket(cpus, hints_of_rule(hints) if isinstance(hints, HintRule) else hints, requested)
@@ -53,8 +58,7 @@ def cpu_hints(
 
 def aligned_by_socket(cpus: CpuTopology, hints: Sequence[TopologyHint], requested: int) -> tuple[TopologyHint, ...]:
     """The same hints, and those preferred, too, that touch exactly as many sockets as the least number of nodes fills."""
-    sizes = sorted(map(len, cpus.in_node.values()), reverse=True)
-    least = next((size for size in range(1, len(sizes)) if sum(sizes[:size]) >= requested), len(sizes))
+    least = fewest_with(map(len, cpus.in_node.values()), requested) or len(cpus.in_node)
     nodes_per_socket = cpus.nodes // cpus.sockets if cpus.sockets else 0
     sockets = -(-least // nodes_per_socket) if nodes_per_socket else 0
 
@@ -67,33 +71,13 @@ def aligned_by_socket(cpus: CpuTopology, hints: Sequence[TopologyHint], requeste
     )
 
 
-def _cpu_hints_of_count(
-    cpus: CpuTopology, available: Set[int], reusable: Set[int], requested: int, mode: Mode, machine: int
-) -> tuple[TopologyHint, ...] | HintRule:
-    # the subsets with enough CPUs that hold all reusable ones
-    nodes = node_mask(cpus.in_node)
-    free = Counter(map(cpus.node_mask_of.__getitem__, chain(available, reusable)))
-    obligatory = sorted({1 << cpus.node_of[cpu] for cpu in reusable})
-    now = (ResourceNeed(requested, dict(free)), *(ResourceNeed(1, {node: 1}) for node in obligatory))
-    empty = (ResourceNeed(requested, {1 << node: len(inside) for node, inside in cpus.in_node.items()}),)
-    return hints_from(Supply(nodes, now), Supply(nodes, empty), mode, machine)
-
-
 def available_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
-    """
-    CPUs that may be given exclusively now: those in the shared pool which are not kept for the system.
-
-    Raises NotEnoughCpus or TooMuchWork where the CPUs to keep cannot be chosen.
-    """
+    """CPUs of the shared pool that are not kept for the system. Raises NotEnoughCpus or TooMuchWork."""
     return shared_cpus(state, rules) - read_reserved_cpus(state.hardware, rules)
 
 
 def shared_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
-    """
-    The shared pool: CPUs that no container has to itself.
-
-    Those kept for the system are among them unless strict-cpu-reservation takes them out. Raises as `available_cpus`.
-    """
+    """The shared pool: CPUs that no container has to itself. Raises as `available_cpus`."""
     strict = CpuOption.STRICT_RESERVATION in rules.cpu_options
     kept = read_reserved_cpus(state.hardware, rules) if strict else frozenset()
     return state.hardware.cpu_topology.online - state.ownership.cpus_in_use - kept

@@ -67,31 +67,28 @@ def device_hints_of_count(
     mode: Mode,
 ) -> Hints:
     """The subsets that have enough devices, and all reusable ones that have a topology."""
-    by_nodes = by_counted_nodes(devices, mode)
+    by_nodes: dict[tuple[int, ...] | None, DeviceSet] = {
+        known: there for known, there in by_counted_nodes(devices, mode).items() if known is not None
+    }
     nodes = node_mask(bearing_nodes(by_nodes, machine))
-    free = devices.some(available)
-    left = devices.some(reusable)
-    everything = Counter[Mask]()
-    counted = Counter[Mask]()
-    obligatory = set[Mask]()
-    for known, there in by_nodes.items():
-        if known is not None:
-            near = real_nodes(known) & nodes
-            reused = len(there & left)
-            everything[near] += len(there)
-            counted[near] += len(there & free) + reused
-            obligatory |= {near} if reused else set()
-    now = (
-        ResourceNeed(requested, _known_supply(counted)),
-        *(ResourceNeed(1, _known_supply({near: 1})) for near in sorted(obligatory)),
-    )
-    empty = (ResourceNeed(requested, _known_supply(everything)),)
+    left = count_near(devices.some(reusable), by_nodes, nodes)
+    free = Counter(count_near(devices.some(available), by_nodes, nodes)) + Counter(left)
+    everything = count_near(devices.everything, by_nodes, nodes)
+    for supply in (free, everything):
+        supply.pop(0, None)  # what is near no node meets no need
+    obligatory = (ResourceNeed(1, {near: 1} if near else {}) for near in sorted(left))
+    now = (ResourceNeed(requested, dict(free)), *obligatory)
+    empty = (ResourceNeed(requested, everything),)
     return hints_from(Supply(nodes, now), Supply(nodes, empty), mode, len(machine))
 
 
-def _known_supply(counted: Mapping[Mask, int]) -> dict[Mask, int]:
-    """Without what is near no node at all, which meets no need, and without nodes that have nothing."""
-    return {near: amount for near, amount in counted.items() if near and amount}
+def count_near(some: DeviceSet, by_nodes: Mapping[tuple[int, ...] | None, DeviceSet], nodes: Mask) -> dict[Mask, int]:
+    """NUMA nodes, as a mask of some of these `nodes` -> how many of some devices are near them, where any are."""
+    counted = Counter[Mask]()
+    for listed, there in by_nodes.items():
+        if amount := len(some & there):
+            counted[real_nodes(listed or ()) & nodes] += amount
+    return counted
 
 
 @lru_cache(maxsize=1024)
@@ -112,10 +109,7 @@ def bearing_nodes(by_nodes: Iterable[tuple[int, ...] | None], machine: tuple[int
 
 
 def devices_free_for(asked: HintRequest, resource: ResourceName) -> DeviceSet:
-    """
-    What may be handed out of a resource; of units, where the mode knows of that, those of GPUs with room for all, of a share
-    that is spread its part of each, and a slot of each GPU with room.
-    """
+    """What may be handed out of a resource; of units and slots, where the mode knows of that, those on GPUs with room."""
     state, demand, rules = asked
     free = state.ownership.free(resource)
     if not profile_of(rules.mode).seeks_units_by_gpu:
@@ -158,9 +152,7 @@ def _spread_part(state: NodeState, container: ContainerDemand, resource: Resourc
 
 
 def taken_over(state: NodeState, container: ContainerDemand) -> tuple[DeviceID, ...]:
-    """
-    The GPUs of the units that earlier containers of the pod leave to this one: it takes these over before any others.
-    """
+    """The GPUs of the units that earlier containers of the pod leave to this one: it takes these over before any others."""
     held = held_by_pod(state, container)
     hardware = state.hardware
     left = (unit for name in container.devices if unit_of(hardware, name) for unit in reusable_devices(held, name))
@@ -177,10 +169,7 @@ def units_on_gpus(state: NodeState, gpus: Set[DeviceID], resource: ResourceName)
 
 
 def slots_for(state: NodeState, container: ContainerDemand, resource: ResourceName) -> DeviceSet:
-    """
-    The first free slot of each GPU with room for what the container asks for of it; of none of which an earlier container
-    left it one.
-    """
+    """The first free slot of each GPU with room for the share; of none of which an earlier container left a slot."""
     hardware = state.hardware
     free = state.ownership.free(resource)
     found = free.devices.nothing

@@ -8,14 +8,14 @@ fits now.
 
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import accumulate, compress
+from itertools import compress
 from typing import NamedTuple
 
 from topoalign.core.model.hints import HintRule, ResourceNeed, TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, narrowness, nodes_of, several, union
 from topoalign.core.numa_sets.search import Choosing, NumaSearchBudget, mask_meets_needs
-from topoalign.core.numa_sets.subsets import subsets, sums_by_subset
+from topoalign.core.numa_sets.subsets import fewest_with, subsets, sums_by_subset
 from topoalign.core.profile import profile_of
 
 MOST_LISTED = 8
@@ -36,17 +36,13 @@ class Supply(NamedTuple):
         need = self.needs[0]
         if len(self.needs) > 1 or need.amount <= 0 or any(several(near) for near in need.supply):
             return Choosing(self.nodes, self.needs, NumaSearchBudget()).least_size()
-        richest = sorted((amount for near, amount in need.supply.items() if near & self.nodes), reverse=True)
-        return next((size for size, total in enumerate(accumulate(richest), 1) if total >= need.amount), None)
+        return fewest_with((amount for near, amount in need.supply.items() if near & self.nodes), need.amount)
 
 
 def hints_from(
     now: Supply, empty: Supply, mode: Mode, machine: int, besides: Iterable[Mask] = ()
 ) -> tuple[TopologyHint, ...] | HintRule:
-    """
-    The hints that are the subsets which meet the needs `now`, and the masks `besides`; () if there is none. `machine`: how
-    many NUMA nodes there are. Raises TooMuchWork.
-    """
+    """The subsets that meet the needs `now`, and the masks `besides`. `machine`: NUMA nodes. Raises TooMuchWork."""
     others = tuple(sorted(mask for mask in besides if mask & ~now.nodes or not mask_meets_needs(now.needs, mask)))
     if not others and not mask_meets_needs(now.needs, now.nodes):
         return ()
@@ -95,10 +91,7 @@ def totals_by_subset(nodes: tuple[int, ...], masks: tuple[Mask, ...], need: Reso
 def narrowest_hint(
     hints: tuple[TopologyHint, ...] | HintRule, around: Mask = 0, within: Mask = EVERYWHERE
 ) -> TopologyHint | None:
-    """
-    The best hint that holds all nodes of `around` and none outside `within`: a preferred one before any other, then the
-    narrowest. Hints for any node are left out. Raises TooMuchWork.
-    """
+    """The best hint around and within these nodes: a preferred one, then the narrowest. Raises TooMuchWork."""
     if isinstance(hints, HintRule):
         choosing = Choosing(hints.nodes & within, hints.needs, NumaSearchBudget(), fixed=around)
         size = None if around & ~(hints.nodes & within) else choosing.least_size()

@@ -9,7 +9,7 @@ small ones first, under one limit on work for all of them and all containers.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import accumulate, combinations
+from itertools import combinations
 from math import comb
 
 import msgspec
@@ -37,6 +37,7 @@ from topoalign.core.model.hints import Hints, TopologyHint
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, node_mask
 from topoalign.core.numa_sets.search import NumaSearchBudget
+from topoalign.core.numa_sets.subsets import fewest_with
 from topoalign.core.policy import POLICIES
 from topoalign.core.state.fold import NodeState
 
@@ -174,10 +175,7 @@ class Places:
                 raise
 
     def fewest_nodes(self) -> int:
-        """
-        How many NUMA nodes have as many GPUs as the containers need, at least; one more than there are where none have.
-        Those after an init container use again what it had, and those that run together share nothing.
-        """
+        """How many NUMA nodes have as many GPUs as the containers need at least; one more than there are: none have."""
         if any(
             asked.units is not None for asked in self.first
         ):  # of how many GPUs the parts are shows when they are chosen
@@ -187,9 +185,8 @@ class Places:
         gpus = self.first[0].inventory.by_type[DeviceType.GPU]
         free: Mapping[int, int] = Counter(_numa_node_of_device(gpu) for gpu in gpus if not gpu.busy)
         still = max(together, *counts) - free.get(ANYWHERE, 0)
-        richest = sorted((amount for node, amount in free.items() if node != ANYWHERE), reverse=True)
-        enough = (nodes for nodes, total in enumerate(accumulate(richest), 1) if total >= still)
-        return next(enough, len(richest) + 1) if still > 0 else 1
+        there = [amount for node, amount in free.items() if node != ANYWHERE]
+        return fewest_with(there, still) or len(there) + 1 if still > 0 else 1
 
 
 def _numa_node_of_device(device: InventoryDevice) -> int:

@@ -47,13 +47,10 @@ def memory_nodes(state: NodeState, rules: AdmissionRules) -> dict[int, MemoryNod
 
 
 def memory_node(node: NumaNode, reserved: Mapping[ResourceName, int], use: MemoryUse) -> MemoryNode:
-    """
-    What the system leaves of a node, and what of that is free.
-
-    All hugepages of the node are taken from its memory, in use or not, because the kernel has set them aside.
-    """
+    """What the system leaves of a node, and what of that is free."""
     totals = dict(node.hugepages)
     if node.memory is not None:
+        # all hugepages are taken from its memory, in use or not, because the kernel has set them aside
         totals[MEMORY] = node.memory - sum(node.hugepages.values())
     allocatable = {name: max(0, total - reserved.get(name, 0)) for name, total in totals.items()}
     free = {name: max(0, amount - use.reserved.get(name, 0)) for name, amount in allocatable.items()}
@@ -74,10 +71,7 @@ def memory_hints(
     reusable: ReusableMemory,
     mode: Mode,
 ) -> tuple[TopologyHint, ...] | HintRule:
-    """
-    The subsets of the `offered` nodes that can meet the whole request; they hold for each resource of it. Reusable memory
-    counts where its group is the very subset; it forces no subset, unlike reusable CPUs and devices.
-    """
+    """The subsets of the `offered` nodes that meet the whole request; they hold for each resource of it."""
     everywhere = node_mask(offered)
     unused = [node for node in offered if not nodes[node].used]
     now = [ResourceNeed(size, {1 << n: nodes[n].free.get(name, 0) for n in unused}) for name, size in request.items()]
@@ -88,6 +82,7 @@ def memory_hints(
     if any(nodes[node].group.bit_count() > 1 for node in unused):
         now.append(ResourceNeed(2, {1 << node: 2 if nodes[node].group.bit_count() == 1 else 1 for node in unused}))
     in_use = [node for node in offered if nodes[node].used]
+    # reusable memory counts where its group is the very subset; it forces no subset, unlike reusable CPUs and devices
     besides = [
         group
         for group in {nodes[n].group for n in in_use} | {1 << n for n in in_use} | {group for group, _ in reusable}
@@ -164,10 +159,7 @@ class MemoryProvider(HintProvider):
         return profile_of(asked.rules.mode).silent_on_unmet_memory or any(each.memory for each in held)
 
     def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
-        """
-        A need per resource and one that keeps groups apart. Besides, the nodes that are in use alone or in groups, and the
-        groups of what the pod left.
-        """
+        """A need per resource and one that keeps groups apart; besides, nodes in use, groups, and what is left."""
         nodes = len(asked.state.hardware.nodes)
         left = sum(len(each.memory) for each in held_by_pod(asked.state, asked.demand))
         return Largest(len(asked.demand.memory) + 1, nodes, 2 * nodes + left)

@@ -131,30 +131,27 @@ def check_decidable(state: NodeState, demand: PodDemand) -> None:
     rules = demand.rules
     if not profile_of(rules.mode).asks_by_koordinators_names:
         check_not_passed_over(demand)
-    check_cpu_manager_starts(topology, rules)
-    check_memory_manager_starts(topology, rules)
+    _check_cpu_manager_starts(topology, rules)
+    _check_memory_manager_starts(topology, rules)
     if POLICIES[rules.policy].asks:
-        check_policy_runs(topology, rules)
+        _check_policy_runs(topology, rules)
     elif profile_of(rules.mode).starts_kubelet and demand.manages_memory:
-        check_memory_manager_answers(topology)
+        _check_memory_manager_answers(topology)
     for container in demand.containers:
         if container.joint is not None:
             check_shares_offered(topology, container.joint)
     for container in demand.containers:
         if profile_of(rules.mode).refuses_unknown_resources:
             check_resources_known(topology, container, RESOURCES if demand.jointly else ())
-        if demand.manages_memory:
-            check_memory_known(topology, container)
-    check_hugepages_known(topology, demand)
-    check_distances_found(topology, demand)
+        asks_for_memory = demand.manages_memory and container.asked.get(MEMORY)
+        if asks_for_memory and all(node.memory is None for node in topology.nodes):
+            raise MemoryUnknown
+    _check_hugepages_known(topology, demand)
+    _check_distances_found(topology, demand)
 
 
-def check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
-    """
-    Checks that the kubelet's Topology Manager starts: it refuses machines with more NUMA nodes than its masks or its
-    setting allow.
-    """
-    if profile_of(rules.mode).starts_kubelet:
+def _check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
+    if profile_of(rules.mode).starts_kubelet:  # its Topology Manager does not start on more NUMA nodes
         if len(topology.nodes) > rules.max_allowable_numa_nodes:
             raise TooManyNumaNodes(
                 f"the kubelet does not start on {len(topology.nodes)} NUMA nodes: "
@@ -169,14 +166,11 @@ def check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
     if rules.prefer_closest_numa_nodes and topology.distances is None:
         raise DistancesUnknown
     if rules.prefer_closest_numa_nodes or profile_of(rules.mode).always_compares_distances:
-        check_distances(topology)
+        _check_distances(topology)
 
 
-def check_memory_manager_answers(topology: Topology) -> None:
-    """
-    Checks the number of NUMA nodes where no Topology Manager limits it: the kubelet's memory manager then tries all
-    subsets.
-    """
+def _check_memory_manager_answers(topology: Topology) -> None:
+    """Checks the number of NUMA nodes where no Topology Manager limits it: the memory manager then tries all subsets."""
     if any(node > LARGEST_NODE_ID for node in topology.node_ids):
         raise TooManyNumaNodes(
             f"NUMA node {max(topology.node_ids)} is beyond {LARGEST_NODE_ID}, the last that the kubelet can name",
@@ -189,11 +183,8 @@ def check_memory_manager_answers(topology: Topology) -> None:
         )
 
 
-def check_distances(topology: Topology) -> None:
-    """
-    Raises DistancesUnknown for a table that is not square. Readers of machines make none such, but hardware is also received
-    of on the bus.
-    """
+def _check_distances(topology: Topology) -> None:
+    # readers of machines make square tables only, but hardware is also received on the bus
     size = len(topology.nodes)
     rows = topology.distances if topology.distances is not None else ((0,) * size,) * size
     if len(rows) != size or any(len(row) != size for row in rows):
@@ -203,11 +194,11 @@ def check_distances(topology: Topology) -> None:
         )
 
 
-def check_distances_found(topology: Topology, demand: PodDemand) -> None:
+def _check_distances_found(topology: Topology, demand: PodDemand) -> None:
     """
     Raises NumaIdsSparse for a pod whose containers may be aligned to one of several NUMA nodes. The kubelet looks up the
-    distance of two nodes by their ids in a list that has one entry per node, without gaps: of nodes 2 and 3 the lists have
-    two entries, 0 and 1 (v1.36.3, topologymanager, CalculateAverageFor). It does so under best-effort and restricted only.
+    distance of two nodes by their ids in a list that has one entry per node, without gaps (v1.36.3, topologymanager,
+    CalculateAverageFor), under best-effort and restricted only.
     """
     rules = demand.rules
     compares = POLICIES[rules.policy].asks and not POLICIES[rules.policy].single_node
@@ -239,15 +230,6 @@ def check_resources_known(
             raise UnknownResource(name, sorted(known))
 
 
-def check_memory_known(topology: Topology, container: ContainerDemand) -> None:
-    """Raises MemoryUnknown where the container asks for memory, and of no NUMA node is known how much it has."""
-    if container.asked.get(MEMORY) and all(node.memory is None for node in topology.nodes):
-        raise MemoryUnknown
-
-
-# Checks that the CPU manager starts on a machine (kubelet v1.36.3, CPU manager, policy static).
-
-
 class CpuManagerWouldNotStart(NoFit):
     """
     Raised when the kubelet would not start with this CPU manager on this machine.
@@ -258,8 +240,8 @@ class CpuManagerWouldNotStart(NoFit):
     code = "CpuManagerWouldNotStart"
 
 
-def check_cpu_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
-    """Raises CpuManagerWouldNotStart. A machine of which no CPUs are known is not judged."""
+def _check_cpu_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
+    """Raises CpuManagerWouldNotStart (kubelet v1.36.3, policy static). A machine without known CPUs is not judged."""
     if not topology.cpus or rules.cpu_manager == "none":
         return
     cpus = topology.cpu_topology
@@ -282,13 +264,6 @@ def check_cpu_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
             f"NUMA nodes with CPUs ({cpus.nodes}): the kubelet does not start",
             "leave the option out on this machine",
         )
-
-
-# Checks that the memory manager starts and answers on a machine (kubelet v1.36.3, memory manager, policy Static).
-#
-# The kubelet does not start where memory is kept of a NUMA node that is not there, and it ends in a panic where a pod
-# asks for hugepages of a size that one of its NUMA nodes does not list. No decision comes of either, so none is
-# predicted here.
 
 
 class MemoryManagerWouldNotStart(NoFit):
@@ -321,8 +296,10 @@ class HugepagesUnevenlyKnown(NoFit):
         )
 
 
-def check_memory_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
-    """Raises MemoryManagerWouldNotStart. A machine of which no NUMA nodes are known is not judged."""
+def _check_memory_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
+    """
+    Raises MemoryManagerWouldNotStart (kubelet v1.36.3, policy Static). A machine without known NUMA nodes is not judged.
+    """
     if not topology.nodes or rules.memory_manager == "None":
         return
     nodes = {node.id: node for node in topology.nodes}
@@ -345,7 +322,7 @@ def check_memory_manager_starts(topology: Topology, rules: AdmissionRules) -> No
                 )
 
 
-def check_hugepages_known(topology: Topology, demand: PodDemand) -> None:
+def _check_hugepages_known(topology: Topology, demand: PodDemand) -> None:
     """Raises HugepagesUnevenlyKnown; only the kubelet panics, so only its decisions have no answer."""
     if not profile_of(demand.rules.mode).starts_kubelet:
         return

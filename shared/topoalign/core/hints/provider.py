@@ -47,11 +47,7 @@ class HintProvider(ABC):
 
     @abstractmethod
     def hints(self, asked: HintRequest) -> ProviderHints:
-        """
-        Per resource that it manages the hints for the demand.
-
-        Raises TooMuchWork, and ValueError for CPUs or NUMA nodes in the state that are none.
-        """
+        """Hints per resource. Raises TooMuchWork, and ValueError for invalid CPUs or NUMA nodes in the state."""
 
     @abstractmethod
     def resources(self, asked: HintRequest) -> Set[ResourceName]:

@@ -66,10 +66,7 @@ def to_hint_question(asked: HintRequest, pod: PodRequest) -> HintQuestion:
 
 
 def request_of_question(question: HintQuestion, topology: TopologyDiscovered) -> HintRequest:
-    """
-    What a question from another process asks, on the node's topology and nothing else that is known here. Raises
-    InvalidField.
-    """
+    """What a question from another process asks, on this topology and nothing else. Raises InvalidField."""
     listed = (device for devices in topology.topology.devices.values() for device in devices)
     health = {base_of(device): HEALTHY for device in listed} | dict.fromkeys(question.unusable, UNUSABLE)
     state = NodeState(
@@ -83,10 +80,7 @@ def request_of_question(question: HintQuestion, topology: TopologyDiscovered) ->
 
 
 def answer_hint_request(asked: HintRequest) -> HintAnswer:
-    """
-    Asks each provider, in the order of the kubelet. Raises TooMuchWork where the narrowest hints are not found within the
-    limit on work, and InvalidField for a state with invalid CPUs or NUMA nodes.
-    """
+    """Asks each provider. Raises TooMuchWork, and InvalidField for a state with invalid CPUs or NUMA nodes."""
     try:
         return HintAnswer(providers={name: dict(provider.hints(asked)) for name, provider in PROVIDERS.items()})
     except ValueError as error:

@@ -63,10 +63,8 @@ def allocation_for(
 def reusable_devices(
     held: Iterable[Allocation], resource: ResourceName, *, co_allocated: bool = False
 ) -> frozenset[DeviceID]:
-    """
-    Those that were held whole. Whoever takes but a function of a NIC takes the NIC out. With `co_allocated` also what came
-    together with others, of which a kubelet knows nothing.
-    """
+    """Those that were held whole. `co_allocated`: also what came with others, of which a kubelet knows nothing."""
+    # whoever takes but a function of a NIC takes the NIC out
     return _remaining_after_steps(
         (plain, (each.whole_ids if plain else each.device_ids) & {*devices.get(resource, ())})
         for each in held
@@ -94,10 +92,8 @@ def _remaining_after_steps(steps: Iterable[tuple[bool, frozenset[T]]]) -> frozen
 
 
 def reusable_memory(held: Iterable[Allocation]) -> ReusableMemory:
-    """
-    What the plain init containers still account for: a container that reuses memory takes it into its own blocks and out of
-    theirs (`placement.memory_blocks.hold_allocation`).
-    """
+    """What the plain init containers still account for, by group of NUMA nodes."""
+    # a container that reuses memory takes it into its own blocks and out of theirs (`memory_blocks.hold_allocation`)
     left: dict[tuple[Mask, ResourceName], int] = {}
     for each in held:
         for block in each.memory if each.role == "init" else ():

@@ -76,6 +76,11 @@ class Displaced(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     instances: dict[DeviceID, DeviceID] = {}
     """Slot of a GPU among them -> uuid of the MIG instance that was created for this container."""
 
+    @property
+    def device_ids(self) -> frozenset[DeviceID]:
+        """Ids of all devices."""
+        return frozenset[DeviceID]().union(*self.devices.values())
+
 
 class ResourceGrant(msgspec.Struct, frozen=True):
     """What was given of one resource."""

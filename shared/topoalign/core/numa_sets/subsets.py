@@ -8,7 +8,7 @@ doubling a list once per node, which keeps 2^8 subsets at microseconds; more tha
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
+from itertools import accumulate, combinations
 
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.topology.bitmask import Mask
@@ -60,3 +60,9 @@ def sums_by_subset(amounts: Iterable[int]) -> list[int]:
     for amount in amounts:
         sums += [amount + smaller for smaller in sums]
     return sums
+
+
+def fewest_with(amounts: Iterable[int], needed: int) -> int | None:
+    """How few of these amounts add up to what is needed, at least one; None: all of them are too little."""
+    sums = accumulate(sorted(amounts, reverse=True))
+    return next((count for count, total in enumerate(sums, 1) if total >= needed), None)

@@ -75,30 +75,25 @@ def allocate_cpus(
     the pod. Raises SplitCore, NotEnoughCores, NotEnoughCpus, and TooMuchWork as `take` does.
     """
     if CpuOption.FULL_PCPUS_ONLY in rules.cpu_options:
-        _check_whole_cores(cpus, shared, reserved, count)
+        if cpus.cpus_per_core and count % cpus.cpus_per_core:
+            raise SplitCore(count, cpus.cpus_per_core)
+        # As in the kubelet, CPUs that init containers left do not count, although the container would take them over.
+        whole = count_on_whole_cores(cpus, shared, reserved)
+        if count > whole:
+            raise NotEnoughCores(count, whole)
     return choose_cpus(cpus, (shared - reserved) | reusable, count, affinity, rules)
 
 
-def _check_whole_cores(cpus: CpuTopology, shared: Set[int], reserved: Set[int], count: int) -> None:
-    """
-    Raises SplitCore or NotEnoughCores. CPUs that the pod's own init containers left do not count, although the container
-    would take them over: the kubelet counts in the same way.
-    """
-    if cpus.cpus_per_core and count % cpus.cpus_per_core:
-        raise SplitCore(count, cpus.cpus_per_core)
+def count_on_whole_cores(cpus: CpuTopology, shared: Set[int], reserved: Set[int]) -> int:
+    """How many of the shared CPUs are on cores of which no CPU is kept for the system."""
     broken = {cpus.core_of[cpu] for cpu in reserved if cpu in cpus.core_of}
-    whole = sum(cpus.core_of[cpu] not in broken for cpu in shared)
-    if count > whole:
-        raise NotEnoughCores(count, whole)
+    return sum(cpus.core_of[cpu] not in broken for cpu in shared)
 
 
 def choose_cpus(
     cpus: CpuTopology, allocatable: Set[int], count: int, affinity: Mask | None, rules: AdmissionRules
 ) -> frozenset[int]:
-    """
-    `count` of the allocatable CPUs, those of the affinity first; None stands for any node. Raises NotEnoughCpus,
-    TooMuchWork.
-    """
+    """`count` of the allocatable CPUs, those of the affinity first. Raises NotEnoughCpus and TooMuchWork."""
     near = allocatable & _aligned_cpus(cpus, affinity, rules) if affinity is not None else frozenset()
     inside = take(cpus, near, min(count, len(near)), rules.cpu_options, rules.mode)
     rest = allocatable - inside
@@ -109,10 +104,7 @@ def choose_cpus(
 
 
 def _aligned_cpus(cpus: CpuTopology, affinity: Mask, rules: AdmissionRules) -> frozenset[int]:
-    """
-    All CPUs of the affinity's nodes; with align-by-socket of the sockets that these touch, but not in mode `best`, where
-    what a container gets lies on the nodes that it is aligned to.
-    """
+    """All CPUs of the affinity's nodes, or with align-by-socket of the sockets that these touch."""
     nodes = [node for node in cpus.in_node if affinity >> node & 1]
     if CpuOption.ALIGN_BY_SOCKET not in rules.cpu_options or not profile_of(rules.mode).aligns_by_socket:
         return frozenset().union(*(cpus.in_node[node] for node in nodes))

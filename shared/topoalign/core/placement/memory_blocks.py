@@ -101,10 +101,7 @@ class MemoryGroupsWouldMix(NoFit):
 def memory_for(
     state: NodeState, demand: ContainerDemand, affinity: TopologyHint, rules: AdmissionRules
 ) -> tuple[MemoryBlock, ...]:
-    """
-    The blocks of a container that was aligned to `affinity`; what it holds already it keeps. Nothing if the memory manager
-    does not look at the container. Raises one of this module's errors.
-    """
+    """The blocks of a container that was aligned to `affinity`. Raises one of this module's errors."""
     held = held_by_pod(state, demand)
     request = demand.memory
     blocks = next((each.memory for each in own_part(held, demand) if each.memory), ())

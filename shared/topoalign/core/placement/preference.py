@@ -4,6 +4,7 @@ Chooses the devices of a container, once its NUMA affinity is known.
 `prefer` is the answer to the kubelet's GetPreferredAllocation and to `admit`'s own question alike.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 
@@ -11,7 +12,7 @@ from topoalign.core.model.decisions import NO_CONTEXT, PlacementContext
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.derived_tables import computed_once
-from topoalign.core.model.topology.device_sets import NO_DEVICES
+from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import connection_score
 from topoalign.core.placement.gpus.device_policy import (
@@ -24,11 +25,17 @@ from topoalign.core.placement.gpus.device_policy import (
     Simple,
     StaticSets,
 )
-from topoalign.core.placement.gpus.nics import NO_NICS, NicLocality, Nics, nic_locality
-from topoalign.core.placement.gpus.seam import Members, gpu_links, gpu_scores
-from topoalign.core.placement.gpus.set_scorer import SetScorer
+from topoalign.core.placement.gpus.seam import (
+    NO_NICS,
+    Members,
+    NicLocality,
+    Nics,
+    SetScorer,
+    gpu_links,
+    gpu_scores,
+    nic_locality,
+)
 from topoalign.core.placement.gpus.topology import ByTopology
-from topoalign.core.placement.parts import prefer_parts
 
 PLACEMENTS: Mapping[str, DevicePolicy] = {
     Placement.TOPOLOGY: ByTopology(),
@@ -54,7 +61,7 @@ def has_possible_set(asked: GpuChoice) -> bool:
     available = asked.available
     required = asked.required
     size = asked.size
-    known = range(len(asked.scores))
+    known = range(len(asked.scorer.scores))
     sound = len({*available}) == len(available) and len({*required}) == len(required)
     return sound and {*required} <= {*available} <= {*known} and max(1, len(required)) <= size <= len(available)
 
@@ -172,3 +179,69 @@ def _nearness(topology: Topology, device: DeviceID, near: Sequence[DeviceID]) ->
         down,  # one that has a link,
         -sum(connection_score(topology, device, other) for other in near),  # then the nearest to all of these devices
     )
+
+
+# Shares, MIG instances and virtual functions are chosen one by one, from the GPU of which the fewest are held
+# (`distributed`) or the most (`packed`), counting those chosen already; of equals from the GPU that this container has
+# the fewest of, then from the nearest to the GPUs that it has, then in the hardware's order. The first two rules are
+# those of NVIDIA's device plugin v0.20.0, which leaves the order of the rest open. A node may offer thousands of
+# shares: those of each GPU are counted, and the first ones taken.
+
+
+def prefer_parts(
+    topology: Topology,
+    resource: ResourceName,
+    available: DeviceSet,
+    must_include: Sequence[DeviceID],
+    size: int,
+    near: Sequence[DeviceID] = (),
+) -> tuple[DeviceID, ...]:
+    """
+    The `size` of them that are best, in the hardware's order; `near` are other devices of the container. () where there is
+    no preference to give: size below 1 or above what is available, or too small for `must_include`, or one of these is not
+    available.
+    """
+    if not max(1, len(must_include)) <= size <= len(available) or not all(map(available.__contains__, must_include)):
+        return ()
+    chosen = available.devices.some(must_include)
+    gpus = _listed_parts(topology)[resource]
+    left = {gpu: available & parts - chosen for gpu, parts in gpus.items()}
+    free = {gpu: len(parts) for gpu, parts in left.items()}
+    held = {gpu: len(parts) - free[gpu] for gpu, parts in gpus.items()}
+    sign = -1 if any(offer.packing == "packed" for offer in topology.offers_of[resource]) else 1
+    taken: Counter[DeviceID] = Counter(map(topology.card_of, chosen))
+    others = [topology.card_of(device) for device in near]
+    links = {gpu: sum(_link_score_between(topology, gpu, other) for other in (*others, *taken)) for gpu in gpus}
+    order = {gpu: index for index, gpu in enumerate(gpus)}
+    more: Counter[DeviceID] = Counter()
+    for _ in range(size - len(chosen)):
+        gpu = min(
+            (gpu for gpu, count in free.items() if count),
+            key=lambda gpu: (sign * held[gpu], taken[gpu], -links[gpu], order[gpu]),
+        )
+        if not taken[gpu]:
+            links = {other: links[other] + _link_score_between(topology, other, gpu) for other in links}
+        free[gpu] -= 1
+        held[gpu] += 1
+        taken[gpu] += 1
+        more[gpu] += 1
+    for gpu, amount in more.items():
+        chosen |= left[gpu].first(amount)
+    return tuple(chosen)
+
+
+@computed_once
+def _listed_parts(topology: Topology) -> Mapping[ResourceName, Mapping[DeviceID, DeviceSet]]:
+    """Resource that the node offers -> GPU -> its parts that are listed, in the hardware's order."""
+    found: dict[ResourceName, dict[DeviceID, DeviceSet]] = {}
+    for resource in topology.offers_of:
+        devices = topology.devices[resource]
+        gpus = found.setdefault(resource, {})
+        for base, parts in devices.by_base.items():
+            gpu = topology.card_of(base)
+            gpus[gpu] = gpus.get(gpu, devices.nothing) | parts
+    return found
+
+
+def _link_score_between(topology: Topology, a: DeviceID, b: DeviceID) -> int:
+    return connection_score(topology, a, b) if a != b else 0

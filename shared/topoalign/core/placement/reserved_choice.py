@@ -31,10 +31,7 @@ def prefer_reserved(
     must_include: Sequence[DeviceID],
     size: int,
 ) -> tuple[DeviceID, ...]:
-    """
-    The devices reserved at monotonic second `now` that fit the question, in the hardware's order; () where none do. A set
-    of which the node has reported a device is given and no longer fits.
-    """
+    """The devices reserved at monotonic second `now` that fit the question, in the hardware's order; () where none do."""
     if not reserved.reservations:  # most often, and thousands of shares may be available
         return ()
     offered = frozenset(available)
@@ -58,36 +55,25 @@ def open_reservations(
     Pod UID, container and all its devices of the resource, where none of them is given yet, the oldest first. What is
     planned is left out while as many devices are reserved for a pod that is about to be bound.
     """
-    parts = [*_open_reservations_and_plans(reserved, now, resource)]
+    parts = [
+        (each.pod_uid, container, devices)
+        for each in reserved.reservations
+        if reserved.until[each.pod_uid] > now
+        for container in each.containers
+        if (devices := frozenset(container.devices.get(resource, ())))
+        and not any(
+            ReservedPart(each.pod_uid, container.container, resource, device) in reserved.reported for device in devices
+        )
+    ]
     planned = {each.pod_uid for each in reserved.reservations if each.planned}
     asked = {len(devices) for uid, _, devices in parts if uid not in planned} if planned else frozenset[int]()
     yield from (part for part in parts if part[0] not in planned or len(part[2]) not in asked)
 
 
-def _open_reservations_and_plans(
-    reserved: NodeReservations, now: float, resource: ResourceName
-) -> Iterator[tuple[str, ReservedContainer, frozenset[DeviceID]]]:
-    """The same with all that is planned."""
-    for each in reserved.reservations:
-        if reserved.until[each.pod_uid] <= now:
-            continue
-        for container in each.containers:
-            devices = frozenset(container.devices.get(resource, ()))
-            given = (
-                ReservedPart(each.pod_uid, container.container, resource, device) in reserved.reported
-                for device in devices
-            )
-            if devices and not any(given):
-                yield each.pod_uid, container, devices
-
-
 def reserved_with(
     reserved: NodeReservations, now: float, resource: ResourceName, devices: Collection[DeviceID]
 ) -> ReservedContainer | None:
-    """
-    The container for which just these devices of the resource are reserved at monotonic second `now`, given or not. None:
-    there is none.
-    """
+    """The container for which just these devices of the resource are reserved at monotonic second `now`, given or not."""
     wanted = frozenset(devices)
     return next(
         (

@@ -56,10 +56,7 @@ def held_among(ownership: Ownership, resource: ResourceName, devices: OfferedDev
 
 
 def is_any_held(topology: Topology, ownership: Ownership, resource: ResourceName, ids: Collection[DeviceID]) -> bool:
-    """
-    Whether any of these ids, all different, is held (`Ownership.is_held`). A share may be hundreds of units: where all are
-    listed, one of each device is asked about.
-    """
+    """Whether any of these ids, all different, is held (`Ownership.is_held`)."""
     if not ownership.holds_anything:
         return False
     devices = topology.devices.get(resource, NO_DEVICES)
@@ -68,6 +65,7 @@ def is_any_held(topology: Topology, ownership: Ownership, resource: ResourceName
         return any(map(ownership.is_held, ids))
     if named & ownership.held(resource):
         return True
+    # a share may be hundreds of units: one of each device is asked about
     return any(ownership.is_held(some.lowest) for alike in devices.alike if (some := named & alike))
 
 
@@ -80,12 +78,9 @@ def overlapping_devices(ownership: Ownership, devices: OfferedDevices, others: C
 
 
 def _with_parts(named: DeviceSet, devices: OfferedDevices, is_taken: Callable[[DeviceID], bool]) -> DeviceSet:
-    """
-    Those of the devices that are taken: the `named` ones and their neighbours. Of the shares of a device that are not named
-    one is asked about, because all of them are taken with the device or none is.
-    """
+    """Those of the devices that are taken: the `named` ones, and their neighbours."""
     found = named.bits
-    for alike in devices.alike:
+    for alike in devices.alike:  # all shares of a device that are not named are taken with the device, or none is
         rest = alike.bits & ~named.bits
         if rest and is_taken(DeviceSet(devices, rest).lowest):
             found |= rest

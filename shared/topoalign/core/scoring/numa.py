@@ -24,7 +24,7 @@ Every node is equal for a pod that is not Guaranteed: 100. Source: scheduler-plu
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache, partial
-from itertools import accumulate, combinations
+from itertools import combinations
 from math import comb
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.resource_quantities import Quantities, effective_requests, pod_wide
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import Policy, Scope
+from topoalign.core.numa_sets.subsets import fewest_with
 from topoalign.core.policy import POLICIES
 from topoalign.core.scoring.zones import Amounts, Zone
 
@@ -166,11 +167,10 @@ Members = tuple[int, ...]
 def _smallest_numa_set(
     needs: Sequence[tuple[ResourceName, int]], left: Sequence[Amounts], apart: Distances
 ) -> tuple[Members, bool] | None:
-    """
-    The nearest of the smallest sets of NUMA nodes that have it together, and whether no other set of as many is nearer.
-    None: all of them have too little, or there are too many sets to compare.
-    """
-    for size in range(_fewest_zones(needs, left), len(left) + 1):
+    """The nearest of the smallest sets that have it together, and whether it alone is so near. None: none is found."""
+    # so many NUMA nodes are needed at least: those that have most of each resource
+    least = (fewest_with((each.get(name, 0) for each in left), amount) or len(left) + 1 for name, amount in needs)
+    for size in range(max((1, *least)), len(left) + 1):
         if comb(len(left), size) > MOST_SETS:
             return None
         sets = _nearest_first(apart, size)
@@ -180,19 +180,8 @@ def _smallest_numa_set(
     return None
 
 
-def _fewest_zones(needs: Iterable[tuple[ResourceName, int]], left: Sequence[Amounts]) -> int:
-    least = 1
-    for name, amount in needs:
-        sums = accumulate(sorted((each.get(name, 0) for each in left), reverse=True))
-        least = max(least, next((size for size, has in enumerate(sums, 1) if has >= amount), len(left) + 1))
-    return least
-
-
 @lru_cache(maxsize=64)  # machines of one model have the same distances
 def _nearest_first(apart: Distances, size: int) -> tuple[tuple[int, Members], ...]:
-    """
-    The sets of so many NUMA nodes, each with the sum of its distances, each node's to itself included; the nearest first,
-    of equals the one of the lowest positions.
-    """
+    """The sets of so many NUMA nodes, each with the sum of its distances; the nearest first, then the lowest."""
     sets = combinations(range(len(apart)), size)
     return tuple(sorted((sum(apart[i][j] for i in members for j in members), members) for members in sets))

@@ -18,36 +18,222 @@ Nodes are compared by one key, element by element, which begins like that of dev
     c: all but one are held; it cuts none                                   first
 
 Element 4 fills GPUs and nodes as well as fragmentation gradient descent does (docs/decisions/0021), and knows no workload.
-Which GPUs a pod would get is in `taken_gpus`; which CPUs and memory are free there is not considered. For MIG instances and
+Which CPUs and memory are free there is not considered. For MIG instances and
 functions nodes differ in the packing only.
 
 Which machine it is, what is free by position, and what is asked for decide the key; so keys are cached by these for
 all machines of one model. A node with too few of a device has none.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from itertools import combinations
+from math import comb
 from typing import NamedTuple
 
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.shares import Share, share_in_slots, share_in_units
+from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.bitmask import node_mask, nodes_of
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.gpus.nics import Nics, count_nics
-from topoalign.core.placement.preference import nic_localities, set_scorer
+from topoalign.core.numa_sets.subsets import fewest_with
+from topoalign.core.placement.gpus.device_policy import GpuChoice
+from topoalign.core.placement.gpus.seam import Members, Nics, SetScorer, count_nics
+from topoalign.core.placement.gpus.topology import SetOrder, by_topology
+from topoalign.core.placement.preference import PLACEMENTS, choose_gpu_set, nic_localities, positions_by_gpu, set_scorer
 from topoalign.core.policy import POLICIES
 from topoalign.core.profile import profile_of
-from topoalign.core.scoring.taken_gpus import (
-    GpuLeft,
-    SharedGpus,
-    WholeGpus,
-    gpu_left,
-    position_by_gpu,
-)
 from topoalign.core.sharing.choosers import link_scorer, shareable_devices
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.share_amounts import ShareLeft
+
+# Which GPUs a pod would get on a node.
+#
+# Whole GPUs are those that the node's device policy prefers. If the node aligns, they are on the lowest of the fewest
+# NUMA nodes that have enough; where topoalign decides itself (mode `best`), on those of the fewest NUMA nodes whose
+# GPUs come first by policy `topology`. A share is on the GPU with the least left that has enough; shares of several
+# GPUs are on those that come first by policy `topology`. Containers take GPUs one after another.
+
+
+MOST_SETS = 1_000
+"""Sets of NUMA nodes that are searched for the lowest; if there are more, the nodes with the most GPUs are taken."""
+MOST_ALIGNED = 64
+"""Sets of NUMA nodes that are compared by their GPUs."""
+
+
+class TakenGpus:
+    """The GPUs of a node that containers take one after another."""
+
+    def __init__(self, scorer: SetScorer, unused: Iterable[int]) -> None:
+        self.scorer = scorer
+        self.order = SetOrder(scorer, unused)
+        self.taken: list[Members] = []
+
+    @property
+    def members(self) -> set[int]:
+        """All that are taken."""
+        return {gpu for members in self.taken for gpu in members}
+
+    @property
+    def seams(self) -> list[float]:
+        """GB/s across the weakest seam of each container with several GPUs."""
+        several = (members for members in self.taken if len(members) > 1)
+        return [self.scorer.seam(members).bandwidth(self.scorer.links.model) for members in several]
+
+    @property
+    def cut(self) -> int:
+        """Scores of the links between the unused GPUs that are taken and those that stay unused."""
+        return self.order.cut(tuple(sorted(self.members)))
+
+
+class WholeGpus(TakenGpus):
+    """Takes whole GPUs from a node, one container after another."""
+
+    def __init__(
+        self, shape: Topology, free: Mapping[ResourceName, Members], placement: str, *, aligned: bool, by_gpus: bool
+    ) -> None:
+        """
+        `free`: resource -> the free GPUs; `placement`: the device policy; `aligned`: whether NUMA nodes count; `by_gpus`:
+        whether equally few NUMA nodes are compared by their GPUs.
+        """
+        super().__init__(set_scorer(shape), {gpu for some in free.values() for gpu in some})
+        self.shape = shape
+        self.policy = PLACEMENTS[placement]
+        self.aligned = aligned
+        self.by_gpus = by_gpus
+        self.free = dict(free)
+        self.numa = 1.0
+        """
+        The NUMA nodes that the GPUs of a container are on, divided by the fewest that so many can be on; of all the most.
+        """
+
+    def take(self, name: ResourceName, size: int) -> bool:
+        """Takes GPUs for a container. False: too few are free."""
+        free = self.free[name]
+        node_of = _gpu_numa_nodes(self.shape).get(name, {})
+        offered = _aligned_free_sets(node_of, free, size, several=self.by_gpus) if self.aligned else [free]
+        questions = (GpuChoice(self.scorer, available, (), size, frozenset(free)) for available in offered)
+        sets = [members for question in questions if (members := choose_gpu_set(self.policy, question))]
+        if not sets:
+            return False
+        order = SetOrder(self.scorer, free)
+        members = sets[0] if len(sets) == 1 else min(sets, key=lambda each: order.rank(each)[:-1])
+        self.taken.append(members)
+        width = len({node_of[place] for place in members if place in node_of})
+        if least := fewest_with(Counter(node_of.values()).values(), len(members)):
+            self.numa = max(self.numa, width / least)
+        self.free[name] = tuple(gpu for gpu in free if gpu not in members)
+        return True
+
+    @property
+    def left(self) -> int:
+        """GPUs that stay free."""
+        return sum(map(len, self.free.values()))
+
+
+class GpuLeft(NamedTuple):
+    """What is left of a GPU that is shared. Memory is in bytes."""
+
+    cores: int
+    memory: int
+    all_cores: int
+    all_memory: int
+    """That are offered. 0: the size is not known, and cores alone count."""
+    slots: int
+    """Containers that it can still take."""
+    unused: bool
+
+    @property
+    def part(self) -> float:
+        """The part of the GPU that is left: of cores or memory, whichever is less."""
+        cores = self.cores / self.all_cores if self.all_cores else 0.0
+        return min(cores, self.memory / self.all_memory) if self.all_memory else cores
+
+    def has(self, asked: Amount, *, whole: bool) -> bool:
+        """Whether it has so much for one more container, which is to have the `whole` GPU."""
+        some = self.slots > 0 and self.cores >= max(1, asked.cores) and self.memory >= asked.memory
+        return some and (self.unused or not whole)
+
+    def less(self, asked: Amount) -> "GpuLeft":
+        """The same after a container has got so much."""
+        return self._replace(
+            cores=self.cores - asked.cores, memory=self.memory - asked.memory, slots=self.slots - 1, unused=False
+        )
+
+
+NOTHING_LEFT = GpuLeft(0, 0, 0, 0, 0, False)
+
+
+def gpu_left(gpu: ShareLeft | None) -> GpuLeft:
+    """What is left of a GPU in units or slots."""
+    if gpu is None or not gpu.usable:
+        return NOTHING_LEFT
+    left = gpu.left
+    offered = gpu.offered
+    places = gpu.slots if gpu.all_slots else left.cores
+    return GpuLeft(left.cores, left.memory, offered.cores, offered.memory, places, gpu.unused)
+
+
+class SharedGpus(TakenGpus):
+    """Takes shares of GPUs that are offered in one way from a node, one container after another."""
+
+    def __init__(self, scorer: SetScorer, gpus: Sequence[GpuLeft]) -> None:
+        super().__init__(scorer, [at for at, gpu in enumerate(gpus) if gpu.unused])
+        self.gpus = list(gpus)
+
+    def take(self, share: Share) -> bool:
+        """Takes a share for a container. False: too few GPUs have enough."""
+        amounts = [share.amount_of(Amount(cores=gpu.all_cores, memory=gpu.all_memory)) for gpu in self.gpus]
+        if share.whole:  # of a GPU of unknown size cores alone count
+            pairs = zip(self.gpus, amounts, strict=True)
+            amounts = [each if gpu.all_memory else Amount(cores=each.cores, memory=0) for gpu, each in pairs]
+        pairs = zip(self.gpus, amounts, strict=True)
+        enough = [at for at, (gpu, amount) in enumerate(pairs) if gpu.has(amount, whole=share.whole)]
+        if len(enough) < share.gpus:
+            return False
+        if share.gpus == 1:  # the GPU with the least left
+            least = min(self.gpus[at][:2] for at in enough)
+            enough = [at for at in enough if self.gpus[at][:2] == least]
+        unused = [at for at, gpu in enumerate(self.gpus) if gpu.unused]
+        members = by_topology(self.scorer, enough, (), share.gpus, unused)
+        for at in members:
+            self.gpus[at] = self.gpus[at].less(amounts[at])
+        self.taken.append(members)
+        return True
+
+    @property
+    def left(self) -> float:
+        """What stays free, in GPUs."""
+        return sum(gpu.part for gpu in self.gpus)
+
+
+@computed_once
+def _gpu_numa_nodes(topology: Topology) -> Mapping[ResourceName, Mapping[int, int]]:
+    """Resource -> position of a GPU -> the NUMA node that it is listed with, where that is known."""
+    places = positions_by_gpu(topology)
+    return {
+        name: {places[gpu]: nodes[0] for gpu, nodes in topology.devices[name].items() if nodes}
+        for name in topology.offers_of
+        if topology.kind_of(name) == "gpu"
+    }
+
+
+def _aligned_free_sets(node_of: Mapping[int, int], free: Members, size: int, *, several: bool) -> list[Sequence[int]]:
+    """The free GPUs of the lowest of the fewest NUMA nodes that have enough; `several`: of each such set of nodes."""
+    counts = Counter(node_of[place] for place in free if place in node_of)
+    least = fewest_with(counts.values(), size)
+    if least is None:
+        return [free]
+    sets = combinations(sorted(counts), least) if comb(len(counts), least) <= MOST_SETS else ()
+    enough = [nodes for nodes in sets if sum(counts[node] for node in nodes) >= size]
+    if not enough:
+        enough = [tuple(node for node, _ in counts.most_common(least))]
+    chosen = sorted(enough, key=node_mask)[: MOST_ALIGNED if several else 1]
+    return [[place for place in free if node_of.get(place) in nodes] for nodes in chosen]
+
 
 MOST_KEPT = 16_384
 """Keys that are cached for machines of one model."""
@@ -106,11 +292,9 @@ class NodeKey(NamedTuple):
 
 
 def device_need(topology: Topology, demand: PodDemand) -> DeviceNeed:
-    """
-    The need of a pod on a kind of machine. GPUs of plain init containers count only where no other container asks for some,
-    because the others take them over.
-    """
+    """The need of a pod on a kind of machine."""
     kinds = {name: topology.kind_of(name) for name in demand.devices}
+    # the other containers take over the GPUs of plain init containers
     lasting = [each for each in demand.containers if each.role != "init"]
     gpus = []
     for name in (name for name, kind in kinds.items() if kind == "gpu"):
@@ -139,7 +323,7 @@ def free_devices(state: NodeState) -> FreeDevices:
     """What is free on a node of each resource that is offered there."""
     topology = state.hardware
     owned = state.ownership
-    positions = position_by_gpu(topology)
+    positions = {**positions_by_gpu(topology), **{nic: place for place, nic in enumerate(topology.nic_by_id)}}
     kinds = {name: topology.kind_of(name) for name in topology.offers_of}
     masks = {
         name: len(owned.free(name)) if kind == "part" else node_mask(map(positions.__getitem__, owned.free(name)))
@@ -154,10 +338,7 @@ def free_devices(state: NodeState) -> FreeDevices:
 
 
 def node_key(topology: Topology, need: DeviceNeed, free: FreeDevices, packing: NodePacking) -> NodeKey | None:
-    """
-    The key of a node of this topology: the one that was announced, whose shape others share. None: a device is short. A few
-    µs if such a node was evaluated before; otherwise 0.1 ms with eight GPUs, and up to 3 ms with sixteen.
-    """
+    """The key of a node of this topology, as announced: others share its shape. None: a device is short."""
     shape = topology.shape
     known = keys_of(shape)
     names = (name for some in (need.gpus, need.nics, need.parts) for name, _ in some)
@@ -181,8 +362,10 @@ def keys_of(topology: Topology) -> dict[Question, NodeKey | None]:
 
 def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: NodePacking) -> NodeKey | None:
     """The elements of the key together; None where a device is short."""
-    short = any(nodes.bit_count() < amount for nodes, amount in _free_and_requested(free, need.nics))
-    if short or any(count < amount for count, amount in _free_and_requested(free, need.parts)):
+    nics = [(free.masks.get(name, 0), amount) for name, amount in need.nics]
+    parts = [(free.masks.get(name, 0), amount) for name, amount in need.parts]
+    spare = [there.bit_count() - amount for there, amount in nics] + [count - amount for count, amount in parts]
+    if any(each < 0 for each in spare):
         return None
     gpus = {name: nodes_of(free.masks.get(name, 0)) for name, _ in need.gpus}
     whole = WholeGpus(shape, gpus, need.placement, aligned=need.aligned, by_gpus=need.by_gpus)
@@ -195,29 +378,19 @@ def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: N
         return None
     shared = [gpus for gpus in (in_slots, in_units) if gpus.taken]
     seams = [*whole.seams, *(seam for gpus in shared for seam in gpus.seams)]
-    left = whole.left + sum(gpus.left for gpus in shared)
-    left += sum(nodes.bit_count() - amount for nodes, amount in _free_and_requested(free, need.nics))
-    left += sum(count - amount for count, amount in _free_and_requested(free, need.parts))
+    left = whole.left + sum(gpus.left for gpus in shared) + sum(spare)
     cut = whole.cut + sum(gpus.cut for gpus in shared)
-    rest = sum(gpus.rest for gpus in shared)
+    local = near = 0
+    for there, amount in nics if whole.taken else ():
+        localities = [*nic_localities(shape).values()]
+        wanted = Nics(amount, [localities[nic] for nic in nodes_of(there)])
+        counts = count_nics(wanted, [*whole.members])
+        local = local + counts[0]
+        near = near + counts[1]
+    rest = sum(gpus.gpus[at].part for gpus in shared for at in gpus.members)  # what stays free of those taken
     return NodeKey(
         seam=-round(min(seams), 1) if seams else 0.0,
-        nics=_count_local_nics(shape, need, free, [gpu for members in whole.taken for gpu in members]),
+        nics=(-local, -near),
         numa=whole.numa,
         packing=(-round(left, 4),) if packing is NodePacking.SPREAD else (cut, round(rest, 4), round(left, 4)),
     )
-
-
-def _free_and_requested(free: FreeDevices, asked: Sequence[tuple[ResourceName, int]]) -> Iterator[tuple[int, int]]:
-    return ((free.masks.get(name, 0), amount) for name, amount in asked)
-
-
-def _count_local_nics(shape: Topology, need: DeviceNeed, free: FreeDevices, gpus: Sequence[int]) -> tuple[int, int]:
-    """How many of the NICs that the pod asks for can be local, and near, to these GPUs; negative."""
-    localities = [*nic_localities(shape).values()]
-    local = near = 0
-    for nics, amount in _free_and_requested(free, need.nics) if gpus else ():
-        counts = count_nics(Nics(amount, [localities[nic] for nic in nodes_of(nics)]), gpus)
-        local = local - counts[0]
-        near = near - counts[1]
-    return local, near

@@ -51,20 +51,14 @@ Containers = tuple[Amount, ...]
 
 
 def unit_containers(topology: Topology, demand: PodDemand) -> Containers:
-    """
-    The app containers with units, which are all that gpu-admission looks at; it does not know that a share is spread over
-    GPUs.
-    """
+    """The app containers with units, which are all that gpu-admission looks at."""
     asked = (units_asked(topology, each.devices) for each in demand.containers if each.role == "app")
     containers = tuple(each for each in asked if each is not None)
     return containers if asks_for_gpu(containers) else ()
 
 
 def admission_node(state: NodeState) -> AdmissionNode | None:
-    """
-    A node with its GPUs in units; None: it has none. Nothing is left of one that somebody has whole, that is not healthy, or
-    that is held in another way.
-    """
+    """A node with its GPUs in units, without those that nobody can get any of; None: it has none."""
     units = state.ownership.units_left
     if not units:
         return None
@@ -106,10 +100,7 @@ class Scoring(StrEnum):
 
 
 def by_place(keys: Sequence[Key]) -> list[int]:
-    """
-    The scores of nodes by their keys: 10 for the lowest, one less for each that follows, and 1 from the tenth on. Equal keys
-    have equal scores; None has 0.
-    """
+    """10 for the lowest key, one less for each that follows, 1 from the tenth on; None has 0."""
     lowest = nsmallest(TEN - 1, {key for key in keys if key is not None})
     scores = {None: 0} | {key: TEN - place for place, key in enumerate(lowest)}
     return [scores.get(key, 1) for key in keys]

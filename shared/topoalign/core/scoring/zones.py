@@ -19,7 +19,7 @@ from topoalign.core.model.ids import CPU, MEMORY, ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_sets import DeviceSet
-from topoalign.core.model.topology.model import NumaNode, Topology
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 
 MILLICORES = 1000
@@ -64,7 +64,13 @@ def zones_of(state: NodeState, rules: AdmissionRules) -> tuple[Zone, ...]:
     return tuple(
         Zone(
             node.id,
-            amounts(node.id, cpus[0], _memory_amounts(node), everything),
+            # memory that is set aside as hugepages included
+            amounts(
+                node.id,
+                cpus[0],
+                node.hugepages if node.memory is None else {MEMORY: node.memory, **node.hugepages},
+                everything,
+            ),
             amounts(node.id, cpus[1], memory[node.id].allocatable, usable),
             amounts(node.id, cpus[2], memory[node.id].free, free),
             costs.get(node.id, {}),
@@ -96,10 +102,6 @@ def _count_near_nodes(some: DeviceSet) -> Near:
 def _by_node(topology: Topology, cpus: Iterable[int]) -> Counter[int]:
     node_of = topology.cpu_topology.node_of
     return Counter(node_of[cpu] for cpu in cpus if cpu in node_of)
-
-
-def _memory_amounts(node: NumaNode) -> Amounts:
-    return dict(node.hugepages) if node.memory is None else {MEMORY: node.memory, **node.hugepages}
 
 
 @computed_once

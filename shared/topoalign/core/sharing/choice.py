@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from topoalign.core.demand.share_annotations import GpuOrder, GpuRules, Weights
 from topoalign.core.demand.shares import Share, enough
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
-from topoalign.core.placement.gpus.set_scorer import SetScorer
+from topoalign.core.placement.gpus.seam import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology, candidate_sets
 from topoalign.core.sharing.share_refusals import (
     OTHER_MODE,
@@ -74,21 +74,21 @@ def positions_with_enough(gpus: Sequence[SharedGpu], request: Share, fields: Sha
     if len(able) < size:
         if request.whole:
             raise NotEnoughShareMemory(fields, request.memory, size, [gpus[at].offered.memory for at in accepted])
-        raise explain_misfit([gpus[at] for at in accepted], request, fields)
+        raise _explain_misfit([gpus[at] for at in accepted], request, fields)
     return able
 
 
 def accepted_gpus(gpus: Sequence[SharedGpu], rules: GpuRules, fields: ShareFields) -> list[int]:
     """The positions of the GPUs that may be chosen. Raises NoGpuAccepted if there are none."""
-    reasons = [explain_unaccepted(gpu, rules) for gpu in gpus]
+    reasons = [_explain_unaccepted(gpu, rules) for gpu in gpus]
     accepted = [at for at, reason in enumerate(reasons) if reason is None]
     if not accepted:
         raise NoGpuAccepted(fields, Counter(reason for reason in reasons if reason is not None))
     return accepted
 
 
-def explain_unaccepted(gpu: SharedGpu, rules: GpuRules) -> str | None:
-    """Why a GPU may not be chosen, whatever is left of it; None if it may."""
+def _explain_unaccepted(gpu: SharedGpu, rules: GpuRules) -> str | None:
+    """Why a GPU may not be chosen, whatever is left of it; None: it may."""
     if not gpu.usable:
         return "not healthy"
     if not rules.types.takes_type(gpu.model):
@@ -98,8 +98,8 @@ def explain_unaccepted(gpu: SharedGpu, rules: GpuRules) -> str | None:
     return None if rules.uuids.takes_uuid(gpu.device) else OTHER_UUID
 
 
-def explain_misfit(gpus: Sequence[SharedGpu], request: Share, fields: ShareFields) -> ShareDoesNotFit:
-    """Why a share does not fit on so many of these GPUs, although they may be chosen."""
+def _explain_misfit(gpus: Sequence[SharedGpu], request: Share, fields: ShareFields) -> ShareDoesNotFit:
+    """Why a share does not fit on so many of these GPUs, which may be chosen."""
     size = request.gpus
     cores = max(1, request.cores)  # memory alone needs one as well
     memory = request.memory
@@ -135,17 +135,16 @@ def choose_gpus(
     gpus: Sequence[SharedGpu], request: Share, scorer: SetScorer, fields: ShareFields = FIELDS
 ) -> tuple[SharedGpu, ...]:
     """
-    Chooses the GPUs that a container gets, in the order of `gpus`. `scorer`: of the same GPUs, by their positions there.
-
-    Raises ShareDoesNotFit where the GPUs do not have it.
+    The GPUs that a container gets, in the order of `gpus`. `scorer`: of the same GPUs, by position. Raises
+    ShareDoesNotFit.
     """
     able = positions_with_enough(gpus, request, fields)
     choice = SetComparison(gpus, able, request, scorer)
-    sets = (choice.best(group, request.gpus) for group in groups_by_numa_node(gpus, able, request, fields))
+    sets = (choice.best(group, request.gpus) for group in _groups_by_numa_node(gpus, able, request, fields))
     return tuple(gpus[at] for at in min(sets, key=choice.rank))
 
 
-def groups_by_numa_node(
+def _groups_by_numa_node(
     gpus: Sequence[SharedGpu], able: list[int], request: Share, fields: ShareFields
 ) -> list[list[int]]:
     """The GPUs among which a set may be: those of each NUMA node, or all. Raises ShareSplit where no group has enough."""
@@ -176,7 +175,7 @@ class SetComparison:
         """GPUs that others can still take whole."""
         self.order = SetOrder(scorer, self.unused)
         by = GpuOrder.BEST_FIT if self.whole else rules.order
-        self.keys = {at: gpu_order_key(gpus[at], asked, by, rules.weights) for at in able}
+        self.keys = {at: _gpu_order_key(gpus[at], asked, by, rules.weights) for at in able}
         self.by_links = self.whole or by is GpuOrder.TOPOLOGY_AWARE or (asked.gpus > 1 and by is GpuOrder.BEST_FIT)
         """Whether links come first, before what the GPUs have left."""
 
@@ -208,8 +207,7 @@ class SetComparison:
         )
 
 
-def gpu_order_key(gpu: SharedGpu, asked: Share, order: GpuOrder, weights: Weights) -> Key:
-    """The key that sorts GPUs, the best first, without regard to links."""
+def _gpu_order_key(gpu: SharedGpu, asked: Share, order: GpuOrder, weights: Weights) -> Key:
     if order in (GpuOrder.BEST_FIT, GpuOrder.TOPOLOGY_AWARE):
         left = gpu.left
         return (
@@ -217,11 +215,11 @@ def gpu_order_key(gpu: SharedGpu, asked: Share, order: GpuOrder, weights: Weight
             left.memory // MEMORY_BLOCK,  # then the least memory,
             gpu.processes,  # then the fewest processes
         )
-    full = gpu_fullness(gpu, asked, weights)
+    full = _gpu_fullness(gpu, asked, weights)
     return (-full if order is GpuOrder.BINPACK else full,)
 
 
-def gpu_fullness(gpu: SharedGpu, asked: Share, weights: Weights) -> float:
+def _gpu_fullness(gpu: SharedGpu, asked: Share, weights: Weights) -> float:
     """
     How full a GPU would be with the share on it: the weighted sum of its parts that are held, rounded to 9 digits.
 

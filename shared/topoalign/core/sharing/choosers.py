@@ -64,8 +64,7 @@ from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.placement.device_choice import DeviceChoice
-from topoalign.core.placement.gpus.seam import gpu_scores
-from topoalign.core.placement.gpus.set_scorer import SetScorer
+from topoalign.core.placement.gpus.seam import SetScorer, gpu_scores
 from topoalign.core.placement.preference import set_scorer
 from topoalign.core.sharing.choice import FIELDS, accepted_gpus, choose_gpus
 from topoalign.core.sharing.gaia.evaluators import choose_gpus_as_gaia
@@ -104,8 +103,8 @@ def choose_gpus_for_units(
     topology: Topology, left: SharesLeft, share: Share, among: Iterable[DeviceID], compat: str
 ) -> tuple[DeviceID, ...]:
     """
-    The GPUs, of these, that a container gets its units of; () where none have enough left. `compat`: as in the rules of the
-    node; gpu-manager has no shares of several GPUs.
+    The GPUs, of these, that a container gets its units of; () where none have enough left. `compat`: as in the node's
+    rules.
     """
     some = frozenset(among)
     try:
@@ -142,10 +141,7 @@ class UnitChooser:
         return found
 
     def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
-        """
-        Raises ShareSplit where init containers left more than `amount` units: a kubelet picks them at random, and these
-        may be of other GPUs than those of one share.
-        """
+        """Raises ShareSplit where a kubelet picks at random `amount` of these units, which are of several GPUs."""
         by_gpu = Counter(map(self._state.hardware.card_of, reusable))
         if len(by_gpu) <= 1:
             return
@@ -160,10 +156,7 @@ class UnitChooser:
         )
 
     def prefer(self, choice: DeviceChoice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
-        """
-        The units that the container gets, of those that may be chosen; () where no GPU has enough. `near`: GPUs of which it
-        has units already, of the other kind. Units that it takes over from an init container count as well.
-        """
+        """The units that the container gets; () where no GPU has enough. `near`: GPUs of which it has the other kind."""
         topology = self._state.hardware
         near = near or taken_over(self._state, self._container)
         gpus = near or tuple(dict.fromkeys(map(topology.card_of, choice.must_include)))
@@ -199,10 +192,7 @@ def gpus_given(topology: Topology, devices: Mapping[ResourceName, Sequence[Devic
 def units_on(
     available: DeviceSet, must_include: Sequence[DeviceID], size: int, gpus: Collection[DeviceID]
 ) -> tuple[DeviceID, ...]:
-    """
-    So many of the available units of these GPUs, with those that must be included, and equally many of each GPU as far
-    as can be. Fewer where they have not enough.
-    """
+    """So many units, first those that must be included, and as equally many of each of these GPUs as can be."""
     devices = available.devices
     must = devices.some(must_include)
     of_gpus = [devices.by_base[gpu] & (available | must) for gpu in gpus if gpu in devices.by_base]
@@ -214,31 +204,6 @@ def units_on(
         found = found | more
         missing = missing - len(own) - len(more)
     return (*must_include, *found)
-
-
-def check_units(
-    state: NodeState, demand: PodDemand, devices: Mapping[ResourceName, Sequence[DeviceID]], share: Share
-) -> None:
-    """
-    Checks the units that a container would get. `devices`: resource -> what it would get.
-
-    Raises ShareSplit where they are not of as many GPUs as its share, and for memory alone of a GPU of which all computing
-    time is held; WholeGpuInUse where another container has all computing time of one of the GPUs, or this one would get all
-    of a GPU that is in use. Init containers of its own pod do not count, since they have ended by then.
-    """
-    amounts = amounts_of(device for ids in devices.values() for device in ids)
-    check_gpus(amounts, gpus=1 if share.whole else share.gpus)
-    own = {each.id for each in held_by_pod(state, demand) if each.role == "init"}
-    live = [each for each in state.allocations.values() if each.id not in own]
-    for each in preventing_allocations(live, amounts):
-        holder = each.id if each.owner is None else f"{each.owner.namespace}/{each.owner.pod}"
-        raise WholeGpuInUse(sorted(each.amounts.keys() & amounts.keys()), holder, SHARE)
-    if not any(each.cores for each in amounts.values()):
-        held = held_of_gpus(each for each in live if not amounts.keys().isdisjoint(each.amounts))
-        if spent := [gpu for gpu in amounts if gpu in held and held[gpu].amount.cores >= CORES]:
-            raise ShareSplit(
-                SHARE, f"all computing time of {quoted(spent)} is held, and memory alone would take some", WAIT
-            )
 
 
 def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, gpus: int | None = 1) -> None:
@@ -339,9 +304,7 @@ def choose_gpus_for_share(
 
 
 class SlotChooser:
-    """
-    Chooses the slots of one container. `affinity`: the NUMA nodes to which the container is aligned; None: to none.
-    """
+    """Chooses the slots of one container. `affinity`: the NUMA nodes to which it is aligned; None: to none."""
 
     def __init__(
         self,
@@ -378,10 +341,7 @@ class SlotChooser:
         """GPU -> what earlier containers of its pod hold of it by the slots that they leave to this one."""
 
     def room(self) -> DeviceSet:
-        """
-        A slot of each GPU that has enough, of those near its affinity if they suffice. Raises ShareDoesNotFit where all are
-        too few.
-        """
+        """A slot of each GPU that has enough, of those near its affinity if they suffice. Raises ShareDoesNotFit."""
         self.check_room()
         found = slots_for(self._state, self._container, self.resource)
         near = found.devices.some(slot for slot in found if self._is_near(base_of(slot)))
@@ -395,10 +355,7 @@ class SlotChooser:
             self._choose(missing, [gpu for gpu in self._left if offers[gpu].resource == self.resource], self._own)
 
     def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
-        """
-        Raises ShareSplit: init containers left more than `amount` slots, of different GPUs, and a kubelet picks them at
-        random.
-        """
+        """Raises ShareSplit: a kubelet picks at random `amount` of these slots, which are of different GPUs."""
         raise ShareSplit(
             self._fields.cards,
             f"it takes over {amount} of the {len(reusable)} slots that init containers left, at random, of different GPUs",
@@ -407,8 +364,9 @@ class SlotChooser:
 
     def prefer(self, choice: DeviceChoice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
         """
-        The slots that the container gets, of those that may be chosen: of GPUs near its affinity if these have enough; ()
-        where too few GPUs have. Raises NoneByHami, and TooMuchWork where HAMi's rules choose.
+        The slots that the container gets, near its affinity if that has enough; () where too few GPUs have.
+
+        Raises NoneByHami, and TooMuchWork where HAMi's rules choose.
         """
         available = choice.available
         must = tuple(dict.fromkeys(map(base_of, choice.must_include)))
@@ -434,10 +392,7 @@ class SlotChooser:
         return self._affinity is None or (node is not None and self._affinity >> node & 1 == 1)
 
     def check_given(self, slots: Collection[DeviceID]) -> None:
-        """
-        Raises ShareDoesNotFit where these slots are not of different GPUs that would do for the container, or HAMi, whose
-        rules are to choose, would find none on the whole node.
-        """
+        """Raises ShareDoesNotFit where the GPUs of these slots would not do, or HAMi's rules find none on the node."""
         if self._share.rules.hami:
             self.check_room()
         if why := self._objection([base_of(slot) for slot in slots]):
@@ -507,10 +462,7 @@ class SlotChooser:
 def several_of_one_gpu(
     topology: Topology, resource: ResourceName, gpus: Sequence[DeviceID], able: Collection[DeviceID]
 ) -> tuple[str, str]:
-    """
-    Why a kubelet gives a container slots of these GPUs, of which some are the same, and what to do about it. `able`: the
-    GPUs with enough left.
-    """
+    """Why a kubelet gives a container several slots of one GPU, and the remedy. `able`: GPUs with enough left."""
     asked = len(gpus)
     nodes = {numa_node_of(topology, gpu) for gpu in gpus}
     near = [gpu for gpu in able if numa_node_of(topology, gpu) in nodes]
@@ -587,10 +539,25 @@ def check_shares(
     container: ContainerDemand,
     devices: Mapping[ResourceName, Sequence[DeviceID]],
 ) -> None:
-    """Raises ShareSplit and WholeGpuInUse where the container cannot have these devices together."""
+    """
+    Raises ShareSplit and WholeGpuInUse where the container cannot have these devices together. Init containers of its
+    own pod do not count, since they have ended by then.
+    """
     share = share_in_units(state.hardware, container.devices, container.cards)
     if share is not None:
-        check_units(state, demand, devices, share)
+        amounts = amounts_of(device for ids in devices.values() for device in ids)
+        check_gpus(amounts, gpus=1 if share.whole else share.gpus)
+        own = {each.id for each in held_by_pod(state, demand) if each.role == "init"}
+        live = [each for each in state.allocations.values() if each.id not in own]
+        for each in preventing_allocations(live, amounts):
+            holder = each.id if each.owner is None else f"{each.owner.namespace}/{each.owner.pod}"
+            raise WholeGpuInUse(sorted(each.amounts.keys() & amounts.keys()), holder, SHARE)
+        if not any(each.cores for each in amounts.values()):  # memory alone; an init container may have had all cores
+            held = held_of_gpus(each for each in live if not amounts.keys().isdisjoint(each.amounts))
+            if spent := [gpu for gpu in amounts if gpu in held and held[gpu].amount.cores >= CORES]:
+                raise ShareSplit(
+                    SHARE, f"all computing time of {quoted(spent)} is held, and memory alone would take some", WAIT
+                )
     chooser = slot_chooser_of(state, container) if offers_in_slots(state.hardware) else None
     if chooser is not None:
         chooser.check_given(devices.get(chooser.resource, ()))

@@ -2,7 +2,7 @@
 Finds what is invalid in a pod on every node: one answer for the webhook, the scheduler's filter and `what-if`.
 
 `check_pod` reads amounts and annotations as every mode does, and looks at what is asked for in units and slots of GPUs.
-A node checks this against its own offers (`check_asked`, `check_slots_asked`). A cluster refuses a pod if every
+A node checks this against its own offers (`check_shares_on`). A cluster refuses a pod if every
 sharing strategy by which some node offers these refuses it. The field is named as in the pod's manifest:
 
     spec.containers[1].resources.limits[tencent.com/vcuda-core]: 150 units of computing time, of which a GPU has 100
@@ -22,7 +22,7 @@ Amounts by names of HAMi that nobody offers are judged by what every GPU in slot
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from topoalign.core.demand import share_annotations as names
 from topoalign.core.demand.field_paths import in_manifest
@@ -64,63 +64,9 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.share_refusals import MemoryAboveGpu, NotEnoughShareGpus, ShareFields
 from topoalign.core.state.share_amounts import sum_amounts
 
-# Which of Koordinator's annotations about devices are invalid together with shares of GPUs.
-#
-# They choose whole GPUs and NICs together, and GPUs by Koordinator's names. Units are chosen without them. Slots of
-# `nvidia.com/gpu` have the name of whole GPUs, so that a pod with such an annotation would wait for whole ones, which a
-# node with slots has none of.
-
-
-def joint_key(demand: PodDemand) -> str | None:
-    """The first of these annotations that the pod has; None: it has none."""
-    return next((key for key in ANNOTATIONS if key in demand.annotations), None)
-
-
-def check_not_joint(demand: PodDemand) -> None:
-    """
-    Raises InvalidShare for an annotation of Koordinator where no container asks for what these are about: whole GPUs and
-    NICs, and GPUs by its own names. `demand`: asks for units.
-    """
-    key = joint_key(demand)
-    if key is None:
-        return
-    if any(each.asked.get(name) for each in demand.containers for name in JOINT_RESOURCES):
-        return  # what that container asks for is decided by them, and their content is checked
-    raise InvalidShare(
-        f"{annotation_path(key)}: {without_effect('units')}",
-        f"leave it out; it is about whole GPUs ({GPU}) and NICs ({NIC}), and no container asks for any",
-    )
-
-
-def check_joint_memory(demand: PodDemand, offered: UnitResources) -> None:
-    """
-    Raises MemoryAboveGpu for a container that asks by Koordinator's name for more bytes of each GPU than the largest one in
-    units has.
-    """
-    largest = offered.most * MEMORY_BLOCK
-    for container in demand.containers:
-        gpu = container.joint.gpu if container.joint is not None else None
-        memory = 0 if gpu is None else gpu.each.get(GPU_BYTES, 0)
-        if memory > largest:
-            raise MemoryAboveGpu(ShareFields(memory=f"{container.path}.resources.limits[{GPU_BYTES}]"), memory, largest)
-
-
-def check_slots_not_joint(demand: PodDemand, offered: SlotResources) -> None:
-    """
-    Raises InvalidShare for such an annotation of a pod with slots, where whole GPUs have their name. `demand`: asks
-    for these slots or for amounts of them.
-    """
-    key = joint_key(demand)
-    if key is not None and offered.resource in JOINT_RESOURCES:
-        raise InvalidShare(
-            f"{annotation_path(key)}: {without_effect('slots')}",
-            f"leave it out, or ask for whole GPUs ({offered.resource}) without amounts, where nodes offer them so",
-        )
-
-
-def without_effect(what: Literal["units", "slots"]) -> str:
-    """The finding for an annotation that chooses devices in another way."""
-    return f"has no effect on {what} of GPUs{', which go where least is left' if what == 'units' else ''}"
+NOT_OF_UNITS = tuple(key for key in names.OF_PODS if key != names.NODE_POLICY)
+"""Annotations that choose GPUs, which have no effect on units."""
+NO_EFFECT_ON_UNITS = "has no effect on units of GPUs, which go where least is left"
 
 
 def check_pod(
@@ -155,14 +101,14 @@ def check_pod(
     units = sorted(offered, key=lambda each: (-each.most, each))
     is_known = offered or slots or otherwise  # by which names shares are asked for
     if is_known:
-        check_ways(demand, units, slots)
-        check_unlisted_amounts(demand, {*otherwise, *(name for each in slots for name in each.slots.resources)})
-    check_one(partial(check_asked, demand, each) for each in units if asks_for(demand, each))
+        _check_ways(demand, units, slots)
+        _check_unlisted_amounts(demand, {*otherwise, *(name for each in slots for name in each.slots.resources)})
+    _check_any(partial(_check_units, demand, each) for each in units if _asks_for_units(demand, each))
     if is_known:
         check_spread(demand, units)
-    by_amounts = sorted(slots, key=lambda each: (not asks_for_slots(demand, each), -each.most, each.resource))
-    check_one(
-        partial(check_slots_asked, demand, each, compat) for each in by_amounts if is_for_slots(demand, each, otherwise)
+    by_amounts = sorted(slots, key=lambda each: (not _asks_for_slots(demand, each), -each.most, each.resource))
+    _check_any(
+        partial(_check_slots, demand, each, compat) for each in by_amounts if _is_for_slots(demand, each, otherwise)
     )
     return demand
 
@@ -196,26 +142,33 @@ def offers_of_machines(machines: Iterable[Topology]) -> Offers:
 
 def check_shares_known(demand: PodDemand, machine: Topology) -> None:
     """
-    Raises InvalidShare for what `check_pod` refuses of amounts that this machine does not offer, and of units and slots in
-    one container; a decision looks at what the machine offers.
+    Raises InvalidShare for what `check_pod` refuses of amounts that this machine does not offer, and for units with
+    slots.
     """
     offers = offers_of_machines((machine,))
-    check_ways(demand, offers.units, offers.slots)
-    check_unlisted_amounts(demand, offers.names.union(each.resource for each in machine.others))
+    _check_ways(demand, offers.units, offers.slots)
+    _check_unlisted_amounts(demand, offers.names.union(each.resource for each in machine.others))
 
 
 def check_shares_on(demand: PodDemand, machine: Topology) -> None:
     """Raises InvalidShare, MemoryAboveGpu and NotEnoughShareGpus for what a node with this hardware takes from no pod."""
     units = unit_resources(machine)
     if units is not None:
-        check_asked(demand, units)
-        check_joint_memory(demand, units)
+        _check_units(demand, units)
+        largest = units.most * MEMORY_BLOCK
+        for container in demand.containers:
+            # bytes of each GPU, by Koordinator's name
+            gpu = container.joint.gpu if container.joint is not None else None
+            memory = 0 if gpu is None else gpu.each.get(GPU_BYTES, 0)
+            if memory > largest:
+                field = f"{container.path}.resources.limits[{GPU_BYTES}]"
+                raise MemoryAboveGpu(ShareFields(memory=field), memory, largest)
     check_spread(demand, () if units is None else (units,))
     for slots in slot_resources(machine):
-        check_slots_asked(demand, slots, demand.rules.compat)
+        _check_slots(demand, slots, demand.rules.compat)
 
 
-def check_one(checks: Iterable[Callable[[], None]]) -> None:
+def _check_any(checks: Iterable[Callable[[], None]]) -> None:
     """Raises what the first of the checks raises if all of them raise NoFit. Without checks nothing is raised."""
     refusal: NoFit | None = None
     for check in checks:
@@ -229,57 +182,65 @@ def check_one(checks: Iterable[Callable[[], None]]) -> None:
         raise refusal
 
 
-def check_asked(demand: PodDemand, offered: UnitResources) -> None:
-    """
-    Raises InvalidShare, MemoryAboveGpu and NotEnoughShareGpus for what is asked for in units that are offered so. `pod`:
-    valid.
-    """
-    if not asks_for(demand, offered):
+def _joint_key(demand: PodDemand) -> str | None:
+    """The first of Koordinator's annotations about devices that the pod has."""
+    return next((key for key in ANNOTATIONS if key in demand.annotations), None)
+
+
+def _check_units(demand: PodDemand, offered: UnitResources) -> None:
+    """Checks what a valid pod asks for in units that are offered so."""
+    if not _asks_for_units(demand, offered):
         return
-    gpus = read_gpu_count(demand.annotations)
+    annotations = demand.annotations
+    gpus = read_gpu_count(annotations)
     for container in demand.containers:
-        check_container(container, offered, gpus)
-    check_no_choice(demand.annotations)
-    check_not_joint(demand)
+        _check_units_of_container(container, offered, gpus)
+    _check_weights(annotations)
+    for key in NOT_OF_UNITS:
+        if key in annotations:
+            raise annotation_error(key, NO_EFFECT_ON_UNITS, "leave it out; nodeSelector and affinity choose the nodes")
+    joint = _joint_key(demand)
+    # Koordinator's annotations decide about whole GPUs and NICs, and GPUs by its own names, if a container asks for some
+    if joint is not None and not any(each.asked.get(name) for each in demand.containers for name in JOINT_RESOURCES):
+        raise annotation_error(
+            joint,
+            NO_EFFECT_ON_UNITS,
+            f"leave it out; it is about whole GPUs ({GPU}) and NICs ({NIC}), and no container asks for any",
+        )
 
 
 def check_spread(demand: PodDemand, offered: Iterable[UnitResources]) -> None:
-    """
-    Raises InvalidShare where a pod asks to spread its units over a number of GPUs, and asks for no units of those that are
-    `offered`, nor for any under their usual names.
-    """
+    """Raises InvalidShare for units to be spread over GPUs, of a pod without units that are `offered` or of usual names."""
     if CARDS not in demand.annotations:
         return
     units = unit_resource_names(offered)
     if all(units.isdisjoint(container.asked) for container in demand.containers):
-        raise InvalidShare(
-            f"{annotation_path(CARDS)}: spreads units of GPUs, and no container asks for any",
+        raise annotation_error(
+            CARDS,
+            "spreads units of GPUs, and no container asks for any",
             f"leave it out, or ask for {' and '.join(USUAL_NAMES)}; the number of whole GPUs or of slots "
             "is already the number of GPUs",
         )
 
 
-def check_ways(demand: PodDemand, units: Iterable[UnitResources], slots: Collection[SlotResources]) -> None:
-    """
-    Raises InvalidShare for a container that asks for units of GPUs and for slots, or an amount of them, whichever nodes
-    offer the one and the other; what nobody offers, under the usual names.
-    """
+def _check_ways(demand: PodDemand, units: Iterable[UnitResources], slots: Collection[SlotResources]) -> None:
+    """Refuses a container that asks for units and for slots, whichever nodes offer them; the usual names count as well."""
     in_units = unit_resource_names(units)
     ways = [USUAL_SLOTS, *sorted(slots, key=lambda each: each.resource)]
     for container in demand.containers:
         limits = {name: amount for name, amount in container.asked.items() if name not in in_units}
-        others = [name for each in ways for name in names_in_slots(limits, each)]
-        check_one_way(container.path, sorted(name for name in in_units if container.asked.get(name)), others)
+        others = [name for each in ways for name in _names_in_slots(limits, each)]
+        _check_one_way(container.path, sorted(name for name in in_units if container.asked.get(name)), others)
 
 
-def asks_for(demand: PodDemand, offered: UnitResources) -> bool:
+def _asks_for_units(demand: PodDemand, offered: UnitResources) -> bool:
     """Whether a container names one of these units, if only with 0."""
     units = dict(offered.units)
     return any(not units.keys().isdisjoint(each.asked) for each in demand.containers)
 
 
-def check_container(container: ContainerDemand, offered: UnitResources, gpus: int | None) -> None:
-    """The same for one container. `gpus`: over how many GPUs its units are spread; None: not given."""
+def _check_units_of_container(container: ContainerDemand, offered: UnitResources, gpus: int | None) -> None:
+    """`gpus`: over how many GPUs its units are spread; None: not given."""
     where = container.path
     limits = container.asked
     units = {name: unit for name, unit in offered.units if name in limits}
@@ -290,7 +251,7 @@ def check_container(container: ContainerDemand, offered: UnitResources, gpus: in
             raise InvalidShare(f"{where}.resources.limits[{name}]: 0 units", "leave it out, or ask for 1 or more")
     others = {name: amount for name, amount in limits.items() if name not in units}
     whole = [name for name in (*offered.others, *map(ResourceName, GPU_RESOURCES)) if others.get(name)]
-    check_one_way(where, units, [*whole, *names_in_slots(others, USUAL_SLOTS)])
+    _check_one_way(where, units, [*whole, *_names_in_slots(others, USUAL_SLOTS)])
     asked = sum_amounts(unit_amount(unit, limits[name]) for name, unit in units.items())
     fields = offered.fields(where)
     check_units_asked(asked, fields)
@@ -303,17 +264,10 @@ def check_container(container: ContainerDemand, offered: UnitResources, gpus: in
         raise MemoryAboveGpu(ShareFields(memory=fields.memory), of_each, offered.most, "{} blocks of memory".format)
 
 
-# What is invalid in a pod with slots of GPUs, and the checks that units and slots share (`pod_checks`).
-
-
-NOT_OF_UNITS = tuple(key for key in names.OF_PODS if key != names.NODE_POLICY)
-"""Annotations that choose GPUs, which have no effect on units."""
-
-
-def check_unlisted_amounts(demand: PodDemand, known: Collection[ResourceName]) -> None:
+def _check_unlisted_amounts(demand: PodDemand, known: Collection[ResourceName]) -> None:
     """
-    Raises InvalidShare for what no node with slots takes, where a pod names amounts as HAMi does, by names that are not
-    `known`. It may come without a number of GPUs: by which name it asks for slots is not known either.
+    Refuses what no node with slots takes, where a pod names amounts as HAMi does, by names that are not `known`. It may come
+    without a number of GPUs: by which name it asks for slots is not known either.
     """
     unlisted = {*USUAL_SLOTS.slots.resources}.difference(known)
     for container in demand.containers:
@@ -321,72 +275,77 @@ def check_unlisted_amounts(demand: PodDemand, known: Collection[ResourceName]) -
         if amounts:
             number = container.asked.get(USUAL_SLOTS.resource, 1)
             check_amounts(container.path, {USUAL_SLOTS.resource: number, **amounts}, USUAL_SLOTS)
-            read_gpu_rules(
-                read_gpu_annotations(demand.annotations), as_hami=True
-            )  # takes all that topoalign's own reading takes
+            # HAMi's reading takes all that topoalign's own reading takes
+            read_gpu_rules(read_gpu_annotations(demand.annotations), as_hami=True)
 
 
-def check_slots_asked(demand: PodDemand, offered: SlotResources, compat: Compat = "") -> None:
-    """Raises InvalidShare for what is asked for of GPUs that are offered in slots so."""
+def _check_slots(demand: PodDemand, offered: SlotResources, compat: Compat) -> None:
+    """Checks what a pod asks for of GPUs that are offered in slots so."""
+    annotations = demand.annotations
     for container in demand.containers:
         units = [name for name in USUAL_NAMES if container.asked.get(name)]
-        check_one_way(container.path, units, names_in_slots(container.asked, offered))
-    if names_amounts(demand, offered):
+        _check_one_way(container.path, units, _names_in_slots(container.asked, offered))
+    if _names_amounts(demand, offered):
         for container in demand.containers:
             check_amounts(container.path, container.asked, offered)
-        read_gpu_rules(read_gpu_annotations(demand.annotations), as_hami=compat == "hami")
-    elif asks_for_slots(demand, offered):
-        check_says_nothing(demand.annotations, offered)
+        read_gpu_rules(read_gpu_annotations(annotations), as_hami=compat == "hami")
+    elif _asks_for_slots(demand, offered):
+        for key, _ in read_gpu_annotations(annotations):
+            raise annotation_error(
+                key,
+                "chooses among GPUs in slots, of which no amount is asked for",
+                f"name one, {offered.slots.cores}: {CORES} for whole GPUs, or leave it out",
+            )
     else:
         return
-    check_weights_meant(demand.annotations)
-    if compat == "hami":
-        check_node_policy(demand.annotations)
-    check_slots_not_joint(demand, offered)
-    check_gpu_count_of_slots(demand.annotations, offered)
-
-
-def check_gpu_count_of_slots(annotations: Mapping[str, str], offered: SlotResources) -> None:
-    """Raises InvalidShare for a number of GPUs of a pod with slots, of which it has as many as it asks for slots."""
+    _check_weights(annotations)
+    policy = annotations.get(names.NODE_POLICY)
+    if (
+        compat == "hami" and policy is not None and policy not in names.ORDERS
+    ):  # HAMi reads each other word as `binpack`
+        raise annotation_error(
+            names.NODE_POLICY,
+            f"{quoted([policy])} is no policy",
+            f"write {' or '.join(names.ORDERS)}, or leave it out",
+        )
+    joint = _joint_key(demand)
+    if joint is not None and offered.resource in JOINT_RESOURCES:
+        # slots of `nvidia.com/gpu` have the name of whole GPUs, for which such a pod would wait
+        raise annotation_error(
+            joint,
+            "has no effect on slots of GPUs",
+            f"leave it out, or ask for whole GPUs ({offered.resource}) without amounts, where nodes offer them so",
+        )
     if CARDS in annotations:
-        raise InvalidShare(
-            f"{annotation_path(CARDS)}: has no effect on slots of GPUs, which the pod asks for",
+        raise annotation_error(
+            CARDS,
+            "has no effect on slots of GPUs, which the pod asks for",
             f"leave it out; the number of {offered.resource} is already the number of GPUs",
         )
 
 
-def check_says_nothing(annotations: Mapping[str, str], offered: SlotResources) -> None:
-    """Raises InvalidShare for annotations that choose among the GPUs, of a pod that asks for slots and for no amount."""
-    for key, _ in read_gpu_annotations(annotations):
-        raise InvalidShare(
-            f"{annotation_path(key)}: chooses among GPUs in slots, of which no amount is asked for",
-            f"name one, {offered.slots.cores}: {CORES} for whole GPUs, or leave it out",
-        )
-
-
-def is_for_slots(demand: PodDemand, offered: SlotResources, otherwise: Collection[ResourceName]) -> bool:
+def _is_for_slots(demand: PodDemand, offered: SlotResources, otherwise: Collection[ResourceName]) -> bool:
     """Whether only nodes with such slots can run the pod. `otherwise`: as of `check_pod`."""
-    return names_amounts(demand, offered) or (asks_for_slots(demand, offered) and offered.resource not in otherwise)
+    return _names_amounts(demand, offered) or (_asks_for_slots(demand, offered) and offered.resource not in otherwise)
 
 
-def asks_for_slots(demand: PodDemand, offered: SlotResources) -> bool:
-    """Whether a container asks for slots of this resource."""
+def _asks_for_slots(demand: PodDemand, offered: SlotResources) -> bool:
     return any(each.asked.get(offered.resource) for each in demand.containers)
 
 
-def names_amounts(demand: PodDemand, offered: SlotResources) -> bool:
+def _names_amounts(demand: PodDemand, offered: SlotResources) -> bool:
     """Whether a container names one of the resources of amounts, if only with 0."""
     return any(not each.asked.keys().isdisjoint(offered.slots.resources) for each in demand.containers)
 
 
-def names_in_slots(limits: Mapping[ResourceName, int], offered: SlotResources) -> list[ResourceName]:
+def _names_in_slots(limits: Mapping[ResourceName, int], offered: SlotResources) -> list[ResourceName]:
     """The names by which a container asks for slots that are offered so, or gives an amount of them, even 0."""
     number = [offered.resource] if limits.get(offered.resource) else []
     return [*number, *(name for name in offered.slots.resources if name in limits)]
 
 
-def check_one_way(where: str, units: Collection[ResourceName], others: Collection[ResourceName]) -> None:
-    """Raises InvalidShare for a container that asks for these units and by the other names for GPUs in another way."""
+def _check_one_way(where: str, units: Collection[ResourceName], others: Collection[ResourceName]) -> None:
+    """Refuses a container that asks for these units and by the other names for GPUs in another way."""
     if units and others:
         raise InvalidShare(
             f"{where}.resources.limits[{next(iter(others))}]: GPUs in two ways, for {' and '.join(units)} are asked for "
@@ -395,31 +354,9 @@ def check_one_way(where: str, units: Collection[ResourceName], others: Collectio
         )
 
 
-def check_no_choice(annotations: Mapping[str, str]) -> None:
-    """Raises InvalidShare for annotations that choose GPUs, of a pod with units, and first for weights that are none."""
-    check_weights_meant(annotations)
-    for key in NOT_OF_UNITS:
-        if key in annotations:
-            raise InvalidShare(
-                f"{annotation_path(key)}: {without_effect('units')}",
-                "leave it out; nodeSelector and affinity choose the nodes",
-            )
-
-
-def check_weights_meant(annotations: Mapping[str, str]) -> None:
-    """Raises InvalidShare for weights that are none."""
+def _check_weights(annotations: Mapping[str, str]) -> None:
     if (weights := annotations.get(names.SCORING_WEIGHTS)) is not None:
         read_weights(weights)
-
-
-def check_node_policy(annotations: Mapping[str, str]) -> None:
-    """Raises InvalidShare for a word by which HAMi ranks no nodes: it reads each other one as `binpack`."""
-    policy = annotations.get(names.NODE_POLICY, names.GpuOrder.BINPACK)
-    if policy not in names.ORDERS:
-        raise InvalidShare(
-            f"{annotation_path(names.NODE_POLICY)}: {quoted([policy])} is no policy",
-            f"write {' or '.join(names.ORDERS)}, or leave it out",
-        )
 
 
 def check_gpus_known(
@@ -427,9 +364,9 @@ def check_gpus_known(
 ) -> None:
     """Raises InvalidShare for a pod with slots that accepts only GPUs that no node has. `otherwise`: as of `check_pod`."""
     wanted = uuid_selection(demand.annotations).wanted
-    if wanted and known.isdisjoint(wanted) and any(is_for_slots(demand, each, otherwise) for each in slots):
-        finding = "no node has such a GPU"
-        remedy = "write uuids of GPUs as `topoalign gpu list` shows them"
+    if wanted and known.isdisjoint(wanted) and any(_is_for_slots(demand, each, otherwise) for each in slots):
         raise annotation_error(
-            names.USE_UUID, f"{quoted(wanted[:3])}: {finding}", f"{remedy}, or wait until the node is there"
+            names.USE_UUID,
+            f"{quoted(wanted[:3])}: no node has such a GPU",
+            "write uuids of GPUs as `topoalign gpu list` shows them, or wait until the node is there",
         )

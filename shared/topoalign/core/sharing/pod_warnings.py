@@ -58,7 +58,8 @@ def warnings_of(
     """
     resources = {*served, GPU, NIC, *SETTINGS}
     found = chain(
-        of_annotations(annotations, limits, resources, ranks_as_hami=ranks_as_hami), of_limits(limits, served)
+        _warn_of_annotations(annotations, limits, resources, ranks_as_hami=ranks_as_hami),
+        _warn_of_limits(limits, served),
     )
     return tuple(clean(text, LONGEST) for text in islice(found, MOST))
 
@@ -68,7 +69,7 @@ def paths_of_limits(pod: PodRequest) -> dict[ResourceName, str]:
     return {name: where for where, container in containers_with_paths(pod) for name in container.limits}
 
 
-def of_annotations(
+def _warn_of_annotations(
     annotations: Mapping[str, str],
     limits: Collection[ResourceName],
     resources: Collection[str],
@@ -84,23 +85,20 @@ def of_annotations(
             yield f"{annotation_path(key)}: has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami"
         elif key == CORE_LIMIT:
             yield f"{annotation_path(key)}: has no effect; a container gets its tencent.com/vcuda-core"
-        elif (meant := meant_key(key)) is not None:
+        elif (meant := _meant_key(key)) is not None:
             where = " in resources.limits of a container" if meant in AMOUNTS else ""
             yield f"{annotation_path(key)}: nobody reads this key; did you mean {meant}{where}?"
 
 
-def meant_key(key: str) -> str | None:
-    """
-    The annotation, or HAMi's amount, that a key was probably meant for. None: it is known, or not of topoalign's
-    domains.
-    """
+def _meant_key(key: str) -> str | None:
+    """The key that this one was probably meant for. None: it is known, or of another domain."""
     if key in READ or key in WRITTEN or key.startswith(OWN_DOMAIN):
         return None
     return nearest_name(key, {*READ, *AMOUNTS}, any_domain=key.partition("/")[0] in DOMAINS)
 
 
-def of_limits(limits: Mapping[ResourceName, str], served: Collection[ResourceName]) -> Iterator[str]:
-    """Of names that no node serves, and that are near one that some node serves. `limits`: name -> path of a container."""
+def _warn_of_limits(limits: Mapping[ResourceName, str], served: Collection[ResourceName]) -> Iterator[str]:
+    """Of names that no node serves, near one that some node serves. `limits`: name -> path of a container."""
     unknown = sorted(name for name in limits if name not in served and name not in SETTINGS and not is_native(name))
     for name in unknown[:MOST_LOOKED_AT]:
         if (meant := nearest_name(name, served)) is not None:

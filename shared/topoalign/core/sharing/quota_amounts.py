@@ -24,6 +24,7 @@ nothing. Of several quotas the lowest limit counts; 0 allows nothing. Source: HA
 Kubernetes' own quotas.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -106,30 +107,22 @@ def gpu_sizes(topology: Topology) -> GpuSizes:
 
 
 def quota_amounts(pod: PodRequest, per_gpu: PerGpu = HAMI, sizes: GpuSizes = UNKNOWN_SIZES) -> dict[ResourceName, int]:
-    """
-    What a pod holds of each extended resource on a node with GPUs of these sizes, as quotas count it, whether any quota is
-    about that or not.
-    """
-    return pod_wide(pod, lambda container: container_amounts(container, per_gpu, sizes))
+    """What a pod holds of each extended resource on a node with GPUs of these sizes, as quotas count it."""
+
+    def amounts(container: ContainerRequest) -> dict[ResourceName, int]:
+        limits = device_limits(container)
+        found = {}
+        for name, amount in limits.items():
+            gpus = [limits[each] for each in per_gpu.get(name, ()) if each in limits]
+            found[name] = amount * (sum(gpus) if gpus else 1)  # without a number of GPUs it is of one
+        for name, amount in _unnamed_amounts(limits, per_gpu, sizes):
+            found[name] = found.get(name, 0) + amount
+        return found
+
+    return pod_wide(pod, amounts)
 
 
-def container_amounts(
-    container: ContainerRequest, per_gpu: PerGpu = HAMI, sizes: GpuSizes = UNKNOWN_SIZES
-) -> dict[ResourceName, int]:
-    """The same of one container. One that does not say of how many GPUs is of one."""
-    limits = device_limits(container)
-
-    def gpus(name: ResourceName) -> int:
-        limited = [limits[each] for each in per_gpu.get(name, ()) if each in limits]
-        return sum(limited) if limited else 1
-
-    found = {name: amount * gpus(name) for name, amount in limits.items()}
-    for name, amount in unnamed_amounts(limits, per_gpu, sizes):
-        found[name] = found.get(name, 0) + amount
-    return found
-
-
-def unnamed_amounts(limits: Quantities, per_gpu: PerGpu, sizes: GpuSizes) -> Iterator[tuple[ResourceName, int]]:
+def _unnamed_amounts(limits: Quantities, per_gpu: PerGpu, sizes: GpuSizes) -> Iterator[tuple[ResourceName, int]]:
     """What a container with these limits holds of amounts that it does not name."""
     for resource, slots, most in sizes.gpus:
         asked = read_hami_request(resource, slots, limits)
@@ -157,11 +150,10 @@ def lowest_limits(quotas: Iterable[Amounts]) -> dict[ResourceName, int]:
 
 def sum_quota_amounts(amounts: Iterable[Amounts]) -> dict[ResourceName, int]:
     """What several pods hold together."""
-    found: dict[ResourceName, int] = {}
+    found = Counter[ResourceName]()
     for each in amounts:
-        for name, amount in each.items():
-            found[name] = found.get(name, 0) + amount
-    return found
+        found.update(each)
+    return dict(found)
 
 
 def check_quota(namespace: str, asked: Amounts, used: Amounts, limits: Amounts, who: str = "this pod") -> None:

@@ -1,5 +1,15 @@
 """
-Answers a kubelet that asks for slots of GPUs with those that are reserved.
+Answers a kubelet that asks for units or slots of GPUs with those that are reserved. The kubelet names no container.
+
+It asks for the two halves of a share in units one after the other. Both halves of a reservation are of one GPU, or of
+the same ones, so the second half is the answer only if the first is on its GPU. Example:
+
+    reserved: for pod a 20 units of computing time and 16 blocks of GPU-0, for pod b 20 and 8 of GPU-1
+    asked for 20 units of computing time: those of GPU-0; then for 8 blocks: none of these, the kubelet came for pod b, and
+    follows what that has been given of GPU-0
+
+A share that is spread over several GPUs is given as it is reserved or not at all: of one GPU a container would have a wrong
+share.
 
 The slots of a reservation are its own, so the slots that a kubelet takes show what its container holds of each GPU. A
 part of a reservation is open as long as the kubelet takes its slots to be free; so a kubelet that has started anew, and asks
@@ -14,7 +24,6 @@ whose pod limits its GPUs must have just its slots then, or none (`may_move`). E
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import reduce
-from operator import attrgetter
 from typing import NamedTuple
 
 from topoalign.core.model.allocations import Allocation, amounts_of
@@ -26,18 +35,6 @@ from topoalign.core.placement.reserved_choice import open_reservations
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import NodeReservations, not_given, reserved_allocations
 from topoalign.core.state.share_amounts import NONE_HELD, larger_amount
-
-# Answers a kubelet that asks for units of GPUs with those that are reserved.
-#
-# It asks for the two halves of a share one after the other, and names no container. Both halves of a reservation are of
-# one GPU, or of the same ones, so the second half is the answer only if the first is on its GPU. Example:
-#
-#     reserved: for pod a 20 units of computing time and 16 blocks of GPU-0, for pod b 20 and 8 of GPU-1
-#     asked for 20 units of computing time: those of GPU-0; then for 8 blocks: none of these, the kubelet came for pod b, and
-#     follows what that has been given of GPU-0
-#
-# A share that is spread over several GPUs is given as it is reserved or not at all: the code that gives it does not
-# know that it is spread, and of one GPU a container would have a wrong share.
 
 
 class OpenHalf(NamedTuple):
@@ -72,10 +69,6 @@ def reserved_units(
     """
     The units reserved at monotonic second `now` that fit the question best; None where none do. `half`: the newest grant, if
     the kubelet may ask for its other half now (`allocator.allocate.units`).
-
-    The container of which `half` is a part comes first, then one that lost what became `half` to a pod of which the kubelet
-    has answered already, then equal parts of the GPUs of `half`, then a container that may have got `half` instead of
-    what was reserved for it, then one of which the other half is given, then what was reserved first.
     """
     if not reserved.reservations:
         return None
@@ -84,40 +77,42 @@ def reserved_units(
     required = frozenset(must_include)
     found: list[tuple[tuple[bool, ...], bool, frozenset[DeviceID]]] = []
     for uid, container, units in open_reservations(reserved, now, resource):
-        if len(units) != size or not required <= units <= offered or not is_reserved_share(container, units):
+        is_share = len(amounts_of(units)) == 1 or has_whole(container) or is_spread(units)
+        if len(units) != size or not required <= units <= offered or not is_share:
             continue
         given = given_half(state, uid, container, resource)
         if given is not None and not are_together(units, given):
             continue
-        is_next = given is not None and half is not None and given.id == half.allocation.id
-        is_on_gpus_of_half = given is None and half is not None and are_together(units, half.allocation)
-        is_left = given is None and is_apart(container, resource, units)
-        if is_left and not is_on_gpus_of_half:
+        newest = half.allocation if half is not None else None
+        is_on_gpus_of_half = given is None and newest is not None and are_together(units, newest)
+        # Whether its other half is of other GPUs: somebody got it, or of equal pods one that the kubelet asked for before.
+        others = [amounts_of(ids).keys() for name, ids in container.devices.items() if name != resource]
+        lost_half = given is None and any(others) and amounts_of(units).keys() not in others
+        if lost_half and not is_on_gpus_of_half:
             continue
-        is_swapped = given is None and half is not None and may_be_other_half(half.allocation, container, units)
-        first = (is_next, is_left, is_on_gpus_of_half and is_spread(units), is_swapped, given is not None)
-        found.append((first, is_swapped, units))
+        # Whether it may have got `half` instead of what was reserved for it: that is as large.
+        other_size = sum(len(ids) for ids in container.devices.values() if amounts_of(ids) and {*ids} != units)
+        is_swapped = (
+            given is None
+            and newest is not None
+            and not are_together(units, newest)
+            and len(newest.device_ids) == other_size
+        )
+        preference = (
+            given is not None
+            and newest is not None
+            and given.id == newest.id,  # the container of which `half` is a part,
+            lost_half,  # then one that lost what became `half` to a pod of which the kubelet has answered already,
+            is_on_gpus_of_half and is_spread(units),  # then equal parts of the GPUs of `half`,
+            is_swapped,  # then one that may have got `half` instead,
+            given is not None,  # then one of which the other half is given; then what was reserved first
+        )
+        found.append((preference, is_swapped, units))
     if not found:
         return None
     _, is_swapped, chosen = max(found, key=lambda each: each[0])
-    return ReservedUnits(
-        tuple(unit for unit in state.hardware.devices.get(resource, {}) if unit in chosen), is_swapped=is_swapped
-    )
-
-
-def may_be_other_half(grant: Allocation, container: ReservedContainer, units: Collection[DeviceID]) -> bool:
-    """Whether a grant, of other GPUs than these units of a container, is as large as what is reserved with them."""
-    others = sum(len(ids) for ids in container.devices.values() if amounts_of(ids) and {*ids} != {*units})
-    return not are_together(units, grant) and len(grant.device_ids) == others
-
-
-def is_apart(container: ReservedContainer, resource: ResourceName, units: Collection[DeviceID]) -> bool:
-    """
-    Whether the other half of what is reserved for a container is of other GPUs than these units of the resource: somebody
-    has got it, or of equal pods one that the kubelet asked for before.
-    """
-    others = [amounts_of(ids).keys() for name, ids in container.devices.items() if name != resource]
-    return any(others) and amounts_of(units).keys() not in others
+    ordered = tuple(unit for unit in state.hardware.devices.get(resource, {}) if unit in chosen)
+    return ReservedUnits(ordered, is_swapped=is_swapped)
 
 
 def given_half(state: NodeState, uid: str, container: ReservedContainer, resource: ResourceName) -> Allocation | None:
@@ -126,11 +121,15 @@ def given_half(state: NodeState, uid: str, container: ReservedContainer, resourc
         if name == resource or not amounts_of(units):
             continue
         for each in reversed(tuple(state.allocations.values())):
-            is_own = each.pod_uid == uid and each.owner is not None and each.owner.container == container.container
             may_be = each.pod_uid in ("", uid) and {*each.devices.get(name, ())} == {*units}
-            if may_be or (is_own and name in each.devices):
+            if may_be or (_belongs_to(each, uid, container) and name in each.devices):
                 return each
     return None
+
+
+def _belongs_to(allocation: Allocation, uid: str, container: ReservedContainer) -> bool:
+    owner = allocation.owner
+    return allocation.pod_uid == uid and owner is not None and owner.container == container.container
 
 
 def has_others(
@@ -138,18 +137,9 @@ def has_others(
 ) -> bool:
     """Whether this container has other units of a resource than these, which are somebody else's then."""
     return any(
-        each.pod_uid == uid
-        and each.owner is not None
-        and each.owner.container == container.container
-        and resource in each.devices
-        and {*each.devices[resource]} != {*units}
+        _belongs_to(each, uid, container) and resource in each.devices and {*each.devices[resource]} != {*units}
         for each in state.allocations.values()
     )
-
-
-def is_reserved_share(container: ReservedContainer, units: Collection[DeviceID]) -> bool:
-    """Whether units that are reserved for a container are of one GPU, or of equal parts of several, or it has whole ones."""
-    return len(amounts_of(units)) == 1 or has_whole(container) or is_spread(units)
 
 
 def is_spread(units: Collection[DeviceID]) -> bool:
@@ -187,17 +177,21 @@ def are_together(units: Collection[DeviceID], other: Allocation) -> bool:
     return amounts_of(units).keys() == other.amounts.keys()
 
 
+def iterate_reserved(reserved: NodeReservations, now: float) -> Iterator[tuple[Reservation, ReservedContainer]]:
+    """The reservations that last at monotonic second `now`, with each of their containers."""
+    for each in reserved.reservations:
+        if reserved.until[each.pod_uid] > now:
+            yield from ((each, container) for container in each.containers)
+
+
 def reservations_of(
     reserved: NodeReservations, now: float, resource: ResourceName, units: Collection[DeviceID]
 ) -> Iterator[tuple[Reservation, ReservedContainer]]:
     """The reservations, and the container of each, of which just these units of the resource are a part, given or not."""
-    wanted = frozenset(units) if reserved.reservations else frozenset[DeviceID]()
-    for each in reserved.reservations:
-        if reserved.until[each.pod_uid] <= now:
-            continue
-        for container in each.containers:
-            if wanted == frozenset(container.devices.get(resource, ())):
-                yield each, container
+    wanted = frozenset(units)
+    for each, container in iterate_reserved(reserved, now):
+        if wanted == frozenset(container.devices.get(resource, ())):
+            yield each, container
 
 
 def is_all_of(devices: Mapping[ResourceName, Collection[DeviceID]], record: Allocation) -> bool:
@@ -206,10 +200,7 @@ def is_all_of(devices: Mapping[ResourceName, Collection[DeviceID]], record: Allo
 
 
 def with_reserved_shares(state: NodeState, reserved: NodeReservations, now: float) -> NodeState:
-    """
-    The state with all that is reserved and not given yet as held: of units of both kinds, and of slots. What an init
-    container leaves to later containers of its pod is held once.
-    """
+    """The state with all units and slots that are reserved and not given yet as held."""
     for reservation in reserved.held(now):
         for allocation in reserved_allocations(reservation):
             if (allocation.amounts or allocation.slots) and (left := not_given(allocation, state)).devices:
@@ -247,23 +238,31 @@ def iterate_open_parts(
     if not reserved.reservations:
         return
     offered = frozenset(question.available)
-    is_held = state.ownership.is_held
-    for each in sorted(reserved.reservations, key=attrgetter("planned")):
-        for container in each.containers if reserved.until[each.pod_uid] > now else ():
-            own = frozenset(container.devices.get(question.resource, ()))
-            slots = instead.get((each.pod_uid, container.container), own) if own else own
-            if len(slots) != question.size or has_got(state, each, container, slots):
-                continue
-            others = slots - left_by_init(each)  # those are held until it takes them over
-            if slots <= offered or not any(map(is_held, others or slots)):
-                may_move = container.may_move or not container.slots  # of a registry that knows no annotations
-                yield OpenPart((each.pod_uid, container.container), slots, most_of(container, own), may_move)
+    for each, container in sorted(iterate_reserved(reserved, now), key=lambda pair: pair[0].planned):
+        own = frozenset(container.devices.get(question.resource, ()))
+        slots = instead.get((each.pod_uid, container.container), own) if own else own
+        if len(slots) != question.size or _has_got(state, each, container, slots):
+            continue
+        # init containers hold theirs until a later container takes them over
+        init = (other for other in each.containers if other.role == "init")
+        others = slots.difference(device for other in init for ids in other.devices.values() for device in ids)
+        if slots <= offered or not any(map(state.ownership.is_held, others or slots)):
+            may_move = container.may_move or not container.slots  # of a registry that knows no annotations
+            yield OpenPart((each.pod_uid, container.container), slots, most_of(container, own), may_move)
 
 
-def left_by_init(reservation: Reservation) -> frozenset[DeviceID]:
-    """What is reserved for the init containers of a pod, which later containers may take over."""
-    init = (each for each in reservation.containers if each.role == "init")
-    return frozenset(device for each in init for ids in each.devices.values() for device in ids)
+def _has_got(
+    state: NodeState, reservation: Reservation, container: ReservedContainer, slots: Collection[DeviceID]
+) -> bool:
+    """Whether the record has this very container with any of the slots: the kubelet may have lost its own record."""
+    names = (reservation.namespace, reservation.pod, container.container)
+    return any(
+        each.owner is not None
+        and (each.owner.namespace, each.owner.pod, each.owner.container) == names
+        and each.pod_uid in ("", reservation.pod_uid)
+        and not each.device_ids.isdisjoint(slots)
+        for each in state.allocations.values()
+    )
 
 
 def unmatched_part(
@@ -274,10 +273,7 @@ def unmatched_part(
     slots: Collection[DeviceID],
     instead: Mapping[PartName, frozenset[DeviceID]] = {},
 ) -> OpenPart | None:
-    """
-    The part that a kubelet asks for when it takes these slots, which are none that it got as an answer. None: there
-    is none, as far as can be determined.
-    """
+    """The part that a kubelet asks for when it takes these slots, which are no answer that it got. None: none is known."""
     parts = [*iterate_open_parts(state, reserved, now, ShareQuestion(resource, slots, (), len(slots)), instead)]
     return None if not parts or any(each.slots == frozenset(slots) for each in parts) else parts[0]
 
@@ -286,10 +282,7 @@ def most_of(container: ReservedContainer, slots: Collection[DeviceID]) -> Amount
     """The most that a container will hold by one of these slots; None: it is not known of all."""
     if not container.slots.keys() >= {*slots}:
         return None
-    most = NONE_HELD
-    for slot in slots:
-        most = larger_amount(most, container.slots[slot])
-    return most
+    return reduce(larger_amount, (container.slots[slot] for slot in slots), NONE_HELD)
 
 
 def answering_part(question: ShareQuestion, parts: Sequence[OpenPart]) -> OpenPart | None:
@@ -307,20 +300,6 @@ def answering_part(question: ShareQuestion, parts: Sequence[OpenPart]) -> OpenPa
     return None
 
 
-def has_got(
-    state: NodeState, reservation: Reservation, container: ReservedContainer, slots: Collection[DeviceID]
-) -> bool:
-    """Whether the record shows this very container with any of the slots: the kubelet may have lost its own record."""
-    names = (reservation.namespace, reservation.pod, container.container)
-    for each in state.allocations.values():
-        owner = each.owner
-        if owner is None or each.device_ids.isdisjoint(slots):
-            continue
-        if (owner.namespace, owner.pod, owner.container) == names and each.pod_uid in ("", reservation.pod_uid):
-            return True
-    return False
-
-
 def amounts_reserved(
     reserved: NodeReservations, now: float, resource: ResourceName, slots: Collection[DeviceID]
 ) -> Mapping[DeviceID, Amount]:
@@ -335,12 +314,15 @@ def pods_reserved_for(
     UIDs of the pods with a container for which, at monotonic second `now`, as much is reserved as these slots hold: a
     kubelet does not report which of them it is. `amounts`: slot -> what is held by it.
     """
-    return tuple(
-        each.pod_uid
-        for each in reserved.reservations
-        if reserved.until[each.pod_uid] > now
-        and any(is_meant(each, container, resource, amounts) for container in each.containers)
-    )
+    found: dict[str, None] = {}
+    for each, container in iterate_reserved(reserved, now):
+        bounds = bounds_for(each, container.container, resource)
+        if bounds is None or len(container.devices[resource]) != len(amounts):
+            continue
+        least, most = bounds
+        if all(is_within(least, held, most) for held in amounts.values()):
+            found[each.pod_uid] = None
+    return tuple(found)
 
 
 def displaced_pod(
@@ -352,26 +334,12 @@ def displaced_pod(
     """
     if amounts_reserved(reserved, now, resource, slots):
         return ""
-    for each in reserved.reservations:
-        for container in each.containers if reserved.until[each.pod_uid] > now else ():
-            own = frozenset(container.devices.get(resource, ()))
-            is_known = len(own) == len(slots) and own <= container.slots.keys()
-            if is_known and any(map(state.ownership.is_held, own)) and not has_got(state, each, container, own):
-                return each.pod_uid
+    for each, container in iterate_reserved(reserved, now):
+        own = frozenset(container.devices.get(resource, ()))
+        is_known = len(own) == len(slots) and own <= container.slots.keys()
+        if is_known and any(map(state.ownership.is_held, own)) and not _has_got(state, each, container, own):
+            return each.pod_uid
     return ""
-
-
-def is_meant(
-    reservation: Reservation,
-    container: ReservedContainer,
-    resource: ResourceName,
-    amounts: Mapping[DeviceID, Amount],
-) -> bool:
-    """Whether a container may hold as much by as many slots."""
-    bounds = bounds_for(reservation, container.container, resource)
-    if bounds is None or len(container.devices[resource]) != len(amounts):
-        return False
-    return all(is_within(bounds[0], amount, bounds[1]) for amount in amounts.values())
 
 
 def bounds_for(
@@ -388,12 +356,8 @@ def bounds_for(
         return None
     before = [amount for each in reservation.containers if each.role == "init" for amount in each.slots.values()]
     known = [each for each in own if each is not None]
-    return reduce(smaller, known), reduce(larger_amount, [*known, *before])
-
-
-def smaller(one: Amount, other: Amount) -> Amount:
-    """As much of each kind as the smaller one has."""
-    return Amount(cores=min(one.cores, other.cores), memory=min(one.memory, other.memory))
+    least = Amount(cores=min(each.cores for each in known), memory=min(each.memory for each in known))
+    return least, reduce(larger_amount, [*known, *before])
 
 
 def is_within(least: Amount, amount: Amount, most: Amount) -> bool:

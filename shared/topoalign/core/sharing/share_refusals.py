@@ -17,17 +17,14 @@ def format_mib(size: int) -> str:
 
 
 class ShareFields(NamedTuple):
-    """The paths of the fields of a request, for error messages."""
+    """The paths of the fields of a request, for error messages; of its lists of models, uuids and modes, too."""
 
     cores: str = "cores"
     memory: str = "memory"
     cards: str = "cards"
     types: str = "types"
-    """Of the lists of models."""
     uuids: str = "uuids"
-    """Of those of uuids."""
     modes: str = ""
-    """Of the one that names modes."""
 
 
 OTHER_TYPE = "of another type"
@@ -257,15 +254,14 @@ def describe_lacking_amount(asked: int, gpus: int, left: Sequence[int], text: Ca
     """The finding for an amount that too few GPUs have left; `text`: an amount, for people."""
     enough = sum(amount >= asked for amount in left)
     has = "" if gpus == 1 else f"{enough} of {len(left)} GPUs have that left, and "
-    return f"{text(asked)} of {each_of(gpus)} asked for; {has}the most that a GPU has left is {text(max(left))}"
+    return f"{text(asked)} of {_each_of(gpus)} asked for; {has}the most that a GPU has left is {text(max(left))}"
 
 
 def describe_scattered_amounts(asked: str, gpus: int, enough: int) -> str:
     """The finding for amounts that the node has left, but not on so many GPUs; `enough`: how many GPUs have them."""
     found = f"only {enough} GPUs have" if enough > 1 else "only one GPU has" if enough else "no GPU has"
-    return f"{asked} of {each_of(gpus)} asked for; the node has that much left in total, but {found} it"
+    return f"{asked} of {_each_of(gpus)} asked for; the node has that much left in total, but {found} it"
 
 
-def each_of(gpus: int) -> str:
-    """So many GPUs, in words."""
+def _each_of(gpus: int) -> str:
     return "one GPU" if gpus == 1 else f"each of {gpus} GPUs"

@@ -1,8 +1,7 @@
 """
-What is known of a GPU that is shared.
+What is known of a GPU that is shared: cores are hundredths of a GPU, memory is in bytes.
 
-Cores are hundredths of a GPU, memory is in bytes. If somebody holds a GPU whole, nothing of it is left, whatever else
-is counted as held. Where more is held than is offered, as after a change of the configuration, nothing is left.
+If somebody holds a GPU whole, or more is held than is offered, nothing of it is left.
 """
 
 from topoalign.core.model.ids import DeviceID
@@ -13,9 +12,7 @@ class SharedGpu(ShareLeft, frozen=True, kw_only=True):
     """One GPU that is offered in shares: what it is, what it has, and what of it is held."""
 
     device: DeviceID
-    """Its uuid."""
     index: int
-    """NVML's index."""
     minor: int
     """The number of /dev/nvidia<minor>. Not always the index."""
     numa_node: int | None = None

@@ -52,32 +52,21 @@ def slot_defaults(
     """
     found = []
     for where, container in containers_with_paths(pod):
-        if any(container.limits.get(name) for name in units):
+        limits = container.limits
+        known = [each for each in offered if not {each.resource, *each.slots.resources}.isdisjoint(limits)]
+        if not known or any(limits.get(name) for name in units):
             continue
-        meant = offer_meant(container.limits, offered)
-        if meant is not None and not may_be_otherwise(container.limits, meant, otherwise):
-            filled = defaults_of(where, container.limits, meant)
-            if filled.limits or filled.environment:
-                found.append(filled)
+        # of several offers with the amounts under one name the one whose slots are asked for, else the first by name
+        offer = min(known, key=lambda each: (each.resource not in limits, each.resource))
+        if offer.resource in otherwise and limits.keys().isdisjoint(offer.slots.resources):
+            continue  # it may be for GPUs that are offered in another way under the same name
+        filled = _defaults_of(where, limits, offer)
+        if filled.limits or filled.environment:
+            found.append(filled)
     return found
 
 
-def offer_meant(limits: Quantities, offered: Iterable[SlotResources]) -> SlotResources | None:
-    """
-    Which of the offers a container is about; None: about none. Of several that have the amounts under one name, the one
-    whose slots are asked for; without a number of GPUs the first by name.
-    """
-    known = [each for each in offered if not {each.resource, *each.slots.resources}.isdisjoint(limits)]
-    return min(known, key=lambda each: (each.resource not in limits, each.resource), default=None)
-
-
-def may_be_otherwise(limits: Quantities, offer: SlotResources, otherwise: Collection[ResourceName]) -> bool:
-    """Whether a container that names no amount may be for GPUs that are offered in another way under the same name."""
-    return offer.resource in otherwise and limits.keys().isdisjoint(offer.slots.resources)
-
-
-def defaults_of(where: str, limits: Quantities, offer: SlotResources) -> FilledIn:
-    """What is added to a container that is about this offer."""
+def _defaults_of(where: str, limits: Quantities, offer: SlotResources) -> FilledIn:
     slots = offer.slots
     added = dict[ResourceName, int]()
     percentage = limits.get(slots.percentage)

@@ -32,13 +32,12 @@ from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import kept_apart, pcie_class
 from topoalign.core.sharing.hami.fit import Surroundings, Unfit
-from topoalign.core.sharing.hami.gpu_links import GpuLink, GpuLinks, link_scores
+from topoalign.core.sharing.hami.gpu_links import link_score
 from topoalign.core.sharing.hami.gpu_scores import choose_gpus_as_hami, score_gpus
-from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, to_hami_usage
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.share_refusals import NoneByHami, ShareFields
 from topoalign.core.sharing.shared_gpus import SharedGpu
-from topoalign.core.state.share_amounts import NONE_HELD
+from topoalign.core.state.share_amounts import MIB, NONE_HELD
 
 
 def choose_as_hami(
@@ -77,41 +76,27 @@ def choose_as_hami(
     found = choose_gpus_as_hami(score_gpus(usage_of_gpus(gpus, left), (asked,), rules.weights), asked, around)
     if isinstance(found, Unfit):
         raise NoneByHami(fields, share.gpus, found.reason)
-    return tuple(DeviceID(each.uuid) for each in found)
+    return tuple(each.uuid for each in found)
 
 
-def usage_of_gpus(gpus: Iterable[SharedGpu], left: SharesLeft) -> tuple[HamiGpuUsage, ...]:
-    """The same in HAMi's amounts; of GPUs whose slots become MIG instances with what these hold."""
+def usage_of_gpus(gpus: Iterable[SharedGpu], left: SharesLeft) -> tuple[SharedGpu, ...]:
+    """The GPUs without a mode, so that HAMi's rules place no instances, and with what the instances of slots hold."""
     found = []
     for gpu in gpus:
         here = left.get(gpu.device)
-        if here is not None and here.profiles:
-            gpu = msgspec.structs.replace(gpu, held=here.held)
-        found.append(to_hami_usage(gpu))
+        held = here.held if here is not None and here.profiles else gpu.held
+        found.append(msgspec.structs.replace(gpu, mode="", held=held))
     return tuple(found)
 
 
 @computed_once
 def scores_of_links(topology: Topology) -> PairScores:
     """What HAMi publishes of the links between the machine's GPUs; MIG instances have none."""
-    return link_scores(
-        [
-            GpuLinks(
-                uuid=gpu.id,
-                index=place,
-                links={
-                    other: links_between(topology, gpu.id, peer.id)
-                    for other, peer in enumerate(topology.gpus)
-                    if other != place
-                },
-            )
-            for place, gpu in enumerate(topology.gpus)
-        ]
-    )
 
+    def score(a: DeviceID, b: DeviceID) -> int:
+        link = topology.link_by_pair.get((a, b))
+        # a fabric manager may keep GPUs with NVLinks apart
+        nvlinks = 0 if link is None or kept_apart(topology, a, b) else link.fabric_links
+        return link_score(pcie_class(topology, a, b)) + (link_score(nvlinks) if nvlinks else 0)
 
-def links_between(topology: Topology, a: DeviceID, b: DeviceID) -> tuple[GpuLink, ...]:
-    """The path over PCIe between two GPUs, and their NVLinks, as far as a fabric manager does not keep them apart."""
-    link = topology.link_by_pair.get((a, b))
-    nvlinks = 0 if link is None or kept_apart(topology, a, b) else link.fabric_links
-    return (pcie_class(topology, a, b), *((nvlinks,) if nvlinks else ()))
+    return {a.id: {b.id: score(a.id, b.id) for b in topology.gpus if b is not a} for a in topology.gpus}

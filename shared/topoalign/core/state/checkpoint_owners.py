@@ -13,12 +13,12 @@ This is for people. Nothing is decided by it: an allocation that was never shown
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from topoalign.core.model.allocations import Allocation, Owner
-from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry
 from topoalign.core.model.reservations import Reservation
 
@@ -43,22 +43,18 @@ def with_checkpoint_owners(
         for resource, devices in entry.devices.items():
             for device in devices:
                 holders[resource, device].add((entry.pod_uid, entry.container))
+
+    def owner_of(allocation: Allocation) -> Owner | None:
+        places = [(name, device) for name, ids in allocation.from_kubelet.items() for device in ids]
+        shared = set.intersection(*(holders.get(place, set()) for place in places)) if places else set()
+        if len(shared) != 1:
+            return None
+        uid, container = shared.pop()
+        if not uid or uid not in pods:
+            return None
+        namespace, pod = pods[uid]
+        return Owner(namespace=namespace, pod=pod, container=container)
+
     return tuple(
-        msgspec.structs.replace(each, owner=owner_by_checkpoint(each, holders, pods)) if each.owner is None else each
-        for each in allocations
+        msgspec.structs.replace(each, owner=owner_of(each)) if each.owner is None else each for each in allocations
     )
-
-
-def owner_by_checkpoint(
-    allocation: Allocation, holders: Mapping[Place, set[Container]], pods: Mapping[str, tuple[Namespace, PodName]]
-) -> Owner | None:
-    """The one container that has all that the kubelet gave an allocation. None: there is none, or several, or no name."""
-    found = [holders.get((name, device), set()) for name, ids in allocation.from_kubelet.items() for device in ids]
-    shared = set.intersection(*found) if found else set()
-    if len(shared) != 1:
-        return None
-    uid, container = shared.pop()
-    if not uid or uid not in pods:
-        return None
-    namespace, pod = pods[uid]
-    return Owner(namespace=namespace, pod=pod, container=container)

@@ -111,7 +111,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def holding(self, allocation: Allocation) -> "NodeState":
         """Returns the state with this allocation as the newest live one; seq stays. Also for a decision still going on."""
-        live = to_persistent_map(self.allocations).put(allocation.id, allocation)
+        live = _to_persistent_map(self.allocations).put(allocation.id, allocation)
         after = msgspec.structs.replace(self, allocations=live, memory=add_allocation_memory(self.memory, allocation))
         if (owned := self.owned) is not None and allocation.id not in self.allocations:
             after.__dict__[TO_FOLLOW] = partial(owned.granted, live, allocation)
@@ -122,7 +122,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if gone not in self.allocations:
             return self
         had = self.allocations[gone]
-        live = to_persistent_map(self.allocations).drop(gone)
+        live = _to_persistent_map(self.allocations).drop(gone)
         after = msgspec.structs.replace(self, allocations=live, memory=given_back(self.memory, had))
         if (owned := self.owned) is not None:
             after.__dict__[TO_FOLLOW] = partial(owned.released, live, had)
@@ -142,11 +142,11 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             reserved_for=() if event.as_reserved or event.pod_uid in had.reserved_for else had.reserved_for,
             denied="" if event.as_reserved else had.denied,
         )
-        live = to_persistent_map(self.allocations).put(bound.id, bound)
+        live = _to_persistent_map(self.allocations).put(bound.id, bound)
         return self.followed(msgspec.structs.replace(self, allocations=live))
 
     def followed(self, after: "NodeState") -> "NodeState":
-        """Returns `after` with what this state has already computed; both hold the same on the same hardware."""
+        """Returns `after`, which holds the same on the same hardware, with what this state has already computed."""
         is_same = (
             after.allocations is self.allocations
             and after.reported_health is self.reported_health
@@ -186,8 +186,8 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def ownership(self) -> Ownership:
         """
-        Answers who holds what, what is left, and what overlaps. It follows a grant or a release when it is first asked for:
-        a container that is given devices does not wait for that.
+        Answers who holds what, what is left, and what overlaps. It follows a grant or release when it is first asked
+        for.
         """
         following = self.__dict__.pop(TO_FOLLOW, None)
         owned = (self.hardware, self.allocations, self.reported_health, self.ended)
@@ -249,8 +249,7 @@ def initial_state(
     return NodeState(node=node, topology=topology, health=judged)
 
 
-def to_persistent_map(allocations: Mapping[AllocationID, Allocation]) -> PersistentMap[AllocationID, Allocation]:
-    """The allocations as a map whose successors share its entries."""
+def _to_persistent_map(allocations: Mapping[AllocationID, Allocation]) -> PersistentMap[AllocationID, Allocation]:
     return allocations if isinstance(allocations, PersistentMap) else PersistentMap(allocations)
 
 

@@ -10,8 +10,8 @@ which two containers have 20 and 30 hundredths of computing time with 8 GiB each
     ways ("units",)   held 20, 8 GiB; 30, 8 GiB   left 50, 64 GiB
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from topoalign.core.model.allocations import Allocation, Owner
@@ -49,15 +49,15 @@ class UsedParts(NamedTuple):
     owner: Owner | None
     """None: not known yet."""
     allocation: AllocationID
-    """The first that it has some of it by."""
+    """The first by which it has some of it."""
     parts: Parts
     """What two of its records name counts once, a slot with the larger amount."""
     alone: Parts
     """
     The parts without those that later containers reuse, as from an init container. A slot counts for the newest
     container. Example: the init container had 60 cores and the app container reuses 30 of them, so the init container
-    alone accounts for the other 30, without a slot. These parts add up to what is not left, with one exception: units
-    that a kubelet gave to a second pod count here for the later pod, and in what is left for both.
+    alone accounts for the other 30, without a slot. These parts add up to what is not left, except for units that a kubelet
+    gave to a second pod: they count here for the later pod, and in what is left for both.
     """
     taken_over: bool = False
     """Whether later containers of its pod have all of it as well, if not as much of a slot; as of an init container."""
@@ -93,45 +93,26 @@ class GpuPartitioning(NamedTuple):
 def partitioning_by_gpu(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
     """Returns GPU -> its partitioning, for all GPUs of a node in the hardware's order."""
     hardware = state.hardware
-    records = [allocation_with_parts(each, hardware) for each in state.allocations.values()]
-    held: dict[DeviceID, dict[object, tuple[Allocation, dict[DeviceID, Part]]]] = {}
-    lost = defaultdict[tuple[DeviceID, object], list[DeviceID]](list)
-    for allocation, holder, _, its in records:
-        for slot, uuid in lost_instances(allocation, hardware).items() if allocation.instances else ():
-            lost[base_of(slot), holder].append(uuid)
-        for device, card, part in its:
-            parts = held.setdefault(card, {}).setdefault(holder, (allocation, {}))[1]
-            parts[device] = larger_part(part, parts[device]) if device in parts else part
-    once = counted_once(records)
     by_gpu: dict[DeviceID, list[tuple[Offer, DeviceID]]] = {}
     for offer in hardware.offered:
         for base in offer.devices:
             by_gpu.setdefault(hardware.card_of(base), []).append((offer, base))
     profiles = {each.uuid: each.profile for gpu in hardware.gpus for each in gpu.mig or ()}
+    held = _used_by_gpu(state, profiles)
     return {
         gpu: GpuPartitioning(
-            ways=ways_of(gpu, by_gpu.get(gpu, ())),
-            offered=offered_of(hardware, by_gpu.get(gpu, ()), profiles),
-            held=tuple(
-                UsedParts(
-                    first.owner,
-                    first.id,
-                    every := count_parts(parts.values(), profiles),
-                    every if (gpu, holder) not in once.shared else once.alone(gpu, holder, parts, profiles),
-                    (gpu, holder) in once.shared and once.is_taken_over(gpu, holder, parts),
-                    tuple(lost.get((gpu, holder), ())),
-                )
-                for holder, (first, parts) in held.get(gpu, {}).items()
-            ),
-            left=remaining_parts(state, gpu, by_gpu.get(gpu, ()), profiles),
+            ways=_ways_of(gpu, by_gpu.get(gpu, ())),
+            offered=_offered_of(hardware, by_gpu.get(gpu, ()), profiles),
+            held=held.get(gpu, ()),
+            left=_remaining_parts(state, gpu, by_gpu.get(gpu, ()), profiles),
             limiter=next((offer.limited_by for offer, _ in by_gpu.get(gpu, ()) if offer.by_amounts), None),
         )
         for gpu in hardware.gpu_by_id
     }
 
 
-class AllocationParts(NamedTuple):
-    """An allocation with what it has of GPUs and NICs, as of `parts_of_allocation`."""
+class _Record(NamedTuple):
+    """An allocation with what it has of GPUs and NICs (`parts_of_allocation`)."""
 
     allocation: Allocation
     holder: object
@@ -140,69 +121,75 @@ class AllocationParts(NamedTuple):
     parts: tuple[tuple[DeviceID, DeviceID, Part], ...]
 
 
-def allocation_with_parts(allocation: Allocation, hardware: Topology) -> AllocationParts:
-    """The allocation with its parts."""
-    owner = allocation.owner
-    parts = tuple(parts_of_allocation(allocation, hardware))
-    pod = allocation.id if owner is None else (owner.namespace, owner.pod)
-    return AllocationParts(allocation, owner or allocation.id, pod, parts)
+class _ContainerParts:
+    """What one container has of a GPU by all of its records."""
+
+    def __init__(self, first: Allocation) -> None:
+        self.first = first
+        self.devices: dict[DeviceID, Part] = {}
+        self.lost: list[DeviceID] = []
+        self.surplus = Parts()
+        """Cores and bytes by slots beyond those of later records. Of a slot with first 60 and then 30 cores 30."""
+        self.is_reused = False
+        """Whether a later record has some of it as well."""
+        self.is_given_again = False
+        """Whether containers of other pods alone have some of it later."""
 
 
-class CountedOnce(NamedTuple):
-    """What is in several records, as where an init container left it to later ones, and whose it is."""
-
-    newest: Mapping[DeviceID, tuple[AllocationParts, Part]]
-    """Device that is in several -> the newest of them, and what that has."""
-    shared: Set[tuple[DeviceID, object]]
-    """GPU and container, for each of which a later record has something as well."""
-    surplus: Mapping[tuple[DeviceID, object], Parts]
-    """Cores and bytes that one has by slots beyond the later ones. Of a slot with first 60 and then 30 cores 30."""
-    not_of_pod: Set[tuple[DeviceID, object]]
-    """Those that have something that containers of other pods alone have later, as of units that are given again."""
-
-    def alone(
-        self, gpu: DeviceID, holder: object, devices: Mapping[DeviceID, Part], names: Mapping[DeviceID, str]
-    ) -> Parts:
-        """What a container has of a GPU without what later ones have, of all that it has there. `names`: of profiles."""
-        newest = ((device, self.newest.get(device)) for device in devices)
-        own = (devices[at] if of is None else of[1] for at, of in newest if of is None or of[0].holder == holder)
-        return sum_parts((count_parts(own, names), self.surplus.get((gpu, holder), Parts())))
-
-    def is_taken_over(self, gpu: DeviceID, holder: object, devices: Iterable[DeviceID]) -> bool:
-        """Whether later containers of its pod have all of these devices as well."""
-        has_some = any(each not in self.newest or self.newest[each][0].holder == holder for each in devices)
-        return not has_some and (gpu, holder) not in self.not_of_pod
-
-
-def counted_once(records: Sequence[AllocationParts]) -> CountedOnce:
-    """Looks at what later records have as well. `records`: the oldest first. Most devices are in one alone."""
-    times = Counter(device for record in records for device, _, _ in record.parts)
-    several = {device for device, found in times.items() if found > 1}
-    newest: dict[DeviceID, tuple[AllocationParts, Part]] = {}
-    largest = dict[DeviceID, Part]()
-    pods = dict[DeviceID, set[object]]()
-    surplus: dict[tuple[DeviceID, object], Parts] = {}
-    shared = set[tuple[DeviceID, object]]()
-    not_of_pod = set[tuple[DeviceID, object]]()
-    for record in reversed(records) if several else ():
+def _used_by_gpu(state: NodeState, profiles: Mapping[DeviceID, str]) -> Mapping[DeviceID, tuple[UsedParts, ...]]:
+    """GPU -> what each container has of it. `profiles`: uuid of an instance -> name of its profile."""
+    hardware = state.hardware
+    records = []
+    held: dict[DeviceID, dict[object, _ContainerParts]] = {}
+    for each in state.allocations.values():
+        owner = each.owner
+        pod = each.id if owner is None else (owner.namespace, owner.pod)
+        record = _Record(each, owner or each.id, pod, tuple(parts_of_allocation(each, hardware)))
+        records.append(record)
         for device, gpu, part in record.parts:
-            if device not in several or newest.setdefault(device, (record, part))[0] is record:
+            mine = held.setdefault(gpu, {}).setdefault(record.holder, _ContainerParts(each))
+            known = mine.devices.get(device)
+            mine.devices[device] = part if known is None else _larger_part(part, known)
+        for slot, uuid in lost_instances(each, hardware).items() if each.instances else ():
+            if (lost := held.get(base_of(slot), {}).get(record.holder)) is not None:
+                lost.lost.append(uuid)
+    # Then what is in several records, the newest first. Most devices are in one alone.
+    times = Counter(device for record in records for device, _, _ in record.parts)
+    newest: dict[DeviceID, tuple[_Record, Part]] = {}
+    largest: dict[DeviceID, Part] = {}
+    pods: dict[DeviceID, set[object]] = {}
+    for record in reversed(records):
+        for device, gpu, part in record.parts:
+            if times[device] < 2 or newest.setdefault(device, (record, part))[0] is record:
                 continue
-            at = (gpu, record.holder)
+            mine = held[gpu][record.holder]
+            mine.is_reused = True
             size = largest.get(device, newest[device][1])
-            shared.add(at)
             if isinstance(part, Amount) and isinstance(size, Amount):
                 more = Parts(cores=max(0, part.cores - size.cores), memory=max(0, part.memory - size.memory))
-                surplus[at] = sum_parts((surplus.get(at, Parts()), more))
-            largest[device] = larger_part(part, size)
-            if record.pod not in (having := pods.setdefault(device, {newest[device][0].pod})):
-                not_of_pod.add(at)
-                having.add(record.pod)
-    return CountedOnce(newest, shared, surplus, not_of_pod)
+                mine.surplus = sum_parts((mine.surplus, more))
+            largest[device] = _larger_part(part, size)
+            if record.pod not in (later := pods.setdefault(device, {newest[device][0].pod})):
+                mine.is_given_again = True
+                later.add(record.pod)
+
+    def used(holder: object, mine: _ContainerParts) -> UsedParts:
+        every = _count_parts(mine.devices.values(), profiles)
+        if not mine.is_reused:
+            return UsedParts(mine.first.owner, mine.first.id, every, every, lost=tuple(mine.lost))
+        latest = ((device, newest.get(device)) for device in mine.devices)
+        own = [
+            mine.devices[at] if last is None else last[1] for at, last in latest if not last or last[0].holder == holder
+        ]
+        alone = sum_parts((_count_parts(own, profiles), mine.surplus))
+        is_taken_over = not own and not mine.is_given_again
+        return UsedParts(mine.first.owner, mine.first.id, every, alone, is_taken_over, tuple(mine.lost))
+
+    return {gpu: tuple(used(holder, mine) for holder, mine in by.items()) for gpu, by in held.items()}
 
 
-def larger_part(part: Part, other: Part) -> Part:
-    """A part of a GPU that two records have: by a slot the larger amount of both, else `part`."""
+def _larger_part(part: Part, other: Part) -> Part:
+    """What two records have by one device: by a slot the larger amount of both, else `part`."""
     return larger_amount(part, other) if isinstance(part, Amount) and isinstance(other, Amount) else part
 
 
@@ -219,8 +206,7 @@ def parts_of_allocation(allocation: Allocation, hardware: Topology) -> Iterable[
                 yield device, holding.device, holding.part
 
 
-def ways_of(gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]]) -> tuple[Way, ...]:
-    """How a GPU is offered, by its offers and what of it each hands out."""
+def _ways_of(gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]]) -> tuple[Way, ...]:
     found: dict[Way, None] = {}
     for offer, base in offers:
         if base != gpu:
@@ -236,8 +222,9 @@ def ways_of(gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]]) -> tuple[Wa
     return tuple(found)
 
 
-def offered_of(hardware: Topology, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]) -> Parts:
-    """All that a GPU is offered in."""
+def _offered_of(
+    hardware: Topology, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]
+) -> Parts:
     found = list[Parts]()
     in_slots = offered_in_slots(hardware)
     for offer, base in offers:
@@ -245,14 +232,14 @@ def offered_of(hardware: Topology, offers: Iterable[tuple[Offer, DeviceID]], pro
             found.append(Parts(slots=offer.replicas, cores=offered.cores, memory=offered.memory))
         else:
             handed_out = offer.handed_out(base)
-            found.append(count_parts((holding_of(unit, hardware.cards).part for unit in handed_out), profiles))
+            found.append(_count_parts((holding_of(unit, hardware.cards).part for unit in handed_out), profiles))
     return sum_parts(found)
 
 
-def remaining_parts(
+def _remaining_parts(
     state: NodeState, gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]
 ) -> Parts:
-    """What of a GPU may be handed out now: nothing of one of which all computing time or all memory is held."""
+    """What of a GPU may be handed out now."""
     ownership = state.ownership
     hardware = state.hardware
     if (units := ownership.units_left.get(gpu)) is not None:
@@ -265,7 +252,7 @@ def remaining_parts(
                 found.append(Parts(slots=slots.slots, cores=slots.left.cores, memory=slots.left.memory))
         elif devices is not None:
             free = ownership.free(offer.resource) & devices
-            found.append(count_parts((holding_of(each, hardware.cards).part for each in free), profiles))
+            found.append(_count_parts((holding_of(each, hardware.cards).part for each in free), profiles))
     return sum_parts(found)
 
 
@@ -284,8 +271,8 @@ def sum_parts(parts: Iterable[Parts]) -> Parts:
     return found
 
 
-def count_parts(parts: Iterable[Part], profiles: Mapping[DeviceID, str]) -> Parts:
-    """So many parts of one GPU, together."""
+def _count_parts(parts: Iterable[Part], profiles: Mapping[DeviceID, str]) -> Parts:
+    """So many parts of one GPU as one. `profiles`: uuid of an instance -> name of its profile."""
     whole = False
     slices = 0
     slots = 0

@@ -1,18 +1,20 @@
 """
-Indexes the live allocations of one node: who holds which holding, and which parts of a device are held.
+Indexes the live allocations of one node: who holds which holding, which of the listed devices are held, and what is held
+under former offers.
 
-It is built once from all allocations and then follows each grant and release, at a cost that depends on what is granted or
-released and not on all that is held (`persistent_map`). Of shares it keeps a table for each device that is shared, because
-thousands of them may be held. It is immutable: the index of a former state stays what it was.
+Each index is built once from all allocations and then follows each grant and release, at a cost that depends on what is
+granted or released and not on all that is held (`persistent_map`). It is immutable: the index of a former state stays what
+it was.
 
-It reads each id by the GPUs of all parts that the hardware shows or showed (`parent_devices`), so it follows only
-allocations that do not change these; for the others it is built again.
+`Holders` keeps a table of shares for each device that is shared, because thousands of them may be held. It reads each id by
+the GPUs of all parts that the hardware shows or showed (`parent_devices`), so it follows only allocations that do not change
+these; for the others it is built again.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import chain
-from typing import TypeVar
 
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.holdings import (
@@ -27,7 +29,7 @@ from topoalign.core.model.holdings import (
     wholes_of,
 )
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.model.topology.device_sets import DeviceSet, OfferedDevices
+from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet, OfferedDevices
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.persistent_map import PersistentMap
 
@@ -86,56 +88,43 @@ class Holders:
 
     def granted(self, allocation: Allocation) -> "Holders":
         """The index with this allocation, of a new id, as the newest one."""
-        unshared = self.unshared
+        after = copy(self)
         shares = dict(self._shares)
-        parts = self._parts
         name = allocation.id
         holdings, numbered = self._read(allocation)
         for holding in holdings:
-            unshared = unshared.put(holding, (*unshared.get(holding, ()), name))
+            after.unshared = after.unshared.put(holding, (*after.unshared.get(holding, ()), name))
         for base, numbers in numbered.items():
             table = dict(shares.get(base, NO_SHARES))
             for number in numbers:
                 table[number] = (*table.get(number, ()), name)
             shares[base] = table
+        after._shares = shares
         for held in (*holdings, *numbered):
             for whole in wholes_of(held):
-                parts = parts.put(whole, parts.get(whole, NO_PARTS).put(held, None))
-        return self._replaced(unshared, shares, parts)
+                after._parts = after._parts.put(whole, after._parts.get(whole, NO_PARTS).put(held, None))
+        return after
 
     def released(self, allocation: Allocation) -> "Holders":
         """The index without this allocation, which is in it."""
-        unshared = self.unshared
+        after = copy(self)
         shares = dict(self._shares)
-        parts = self._parts
         holdings, numbered = self._read(allocation)
         for holding in holdings:
-            others = without_allocation(unshared[holding], allocation.id)
-            unshared = unshared.put(holding, others) if others else unshared.drop(holding)
+            others = tuple(name for name in after.unshared[holding] if name != allocation.id)
+            after.unshared = after.unshared.put(holding, others) if others else after.unshared.drop(holding)
         for base, numbers in numbered.items():
             table = dict(shares.pop(base))
             for number in numbers:
-                others = without_allocation(table.pop(number), allocation.id)
+                others = tuple(name for name in table.pop(number) if name != allocation.id)
                 table.update({number: others} if others else {})
             shares.update({base: table} if table else {})
+        after._shares = shares
         for gone in dict.fromkeys((*holdings, *numbered)):
-            for whole in wholes_of(gone) if gone not in unshared and gone not in shares else ():
-                left = parts[whole].drop(gone)
-                parts = parts.put(whole, left) if left else parts.drop(whole)
-        return self._replaced(unshared, shares, parts)
-
-    def _replaced(
-        self,
-        unshared: PersistentMap[Holding, Names],
-        shares: Mapping[Holding, Mapping[str, Names]],
-        parts: PersistentMap[Holding, PersistentMap[Holding, None]],
-    ) -> "Holders":
-        found = object.__new__(Holders)
-        found._cards = self._cards
-        found.unshared = unshared
-        found._shares = shares
-        found._parts = parts
-        return found
+            for whole in wholes_of(gone) if gone not in after.unshared and gone not in shares else ():
+                left = after._parts[whole].drop(gone)
+                after._parts = after._parts.put(whole, left) if left else after._parts.drop(whole)
+        return after
 
     def _read(self, allocation: Allocation) -> Held:
         """All that an allocation holds, where the hardware shows it."""
@@ -157,11 +146,6 @@ NO_PARTS: PersistentMap[Holding, None] = PersistentMap({})
 NO_SHARES: Mapping[str, Names] = {}
 
 
-def without_allocation(names: Names, gone: AllocationID) -> Names:
-    """The others, in their order."""
-    return tuple(name for name in names if name != gone)
-
-
 def parent_devices(hardware: Topology, allocations: Mapping[AllocationID, Allocation]) -> Mapping[DeviceID, DeviceID]:
     """Instance or virtual function -> its GPU, those that are gone but held included."""
     former: dict[DeviceID, DeviceID] = {}
@@ -178,73 +162,58 @@ def placed_on(gpus: Mapping[DeviceID, DeviceID], holding: Holding) -> Holding:
     return holding if gpu is None or gpu == holding.device else holding_of(holding.id, gpus)
 
 
-# Indexes the held devices among those that a node lists, under the ids under which they are handed out.
-#
-# Like `Holders` it is built once from all allocations, and follows each grant and release at the cost of what is
-# granted or released. A device may be held by several allocations, where the kubelet has given it to a second container.
-
-
-Sets = Mapping[ResourceName, DeviceSet]
-
-
 class HeldDevices:
-    """The listed devices of one node that live allocations hold. A device that two resources list is held of both."""
+    """
+    The listed devices of one node that live allocations hold, under the ids under which they are handed out. A device that
+    two resources list is held of both. Several allocations may hold one, where the kubelet has given it to a second
+    container.
+    """
 
     def __init__(self, listed: Mapping[ResourceName, OfferedDevices], allocations: Iterable[Allocation]) -> None:
-        """`allocations`: the live ones."""
         times = Counter(chain.from_iterable(each.device_ids for each in allocations))
-        self.sets: Sets = {name: devices.some(times) for name, devices in listed.items()}
+        self.sets: Mapping[ResourceName, DeviceSet] = {name: devices.some(times) for name, devices in listed.items()}
         """Resource -> those of its devices that are held."""
         self._times: Mapping[DeviceID, int] = {device: n for device, n in times.items() if n > 1}
         """Device that several allocations hold -> how many."""
 
     def granted(self, allocation: Allocation) -> "HeldDevices":
         """With this allocation, of a new id."""
+        after = copy(self)
         new = self._listed(allocation.device_ids)
         again = {device for name, some in new.items() for device in some & self.sets[name]}
-        times = (
-            {**self._times, **{device: self._times.get(device, 1) + 1 for device in again}} if again else self._times
-        )
-        return self._replaced({**self.sets, **{name: self.sets[name] | some for name, some in new.items()}}, times)
+        if again:
+            after._times = {**self._times, **{device: self._times.get(device, 1) + 1 for device in again}}
+        after.sets = {**self.sets, **{name: self.sets[name] | some for name, some in new.items()}}
+        return after
 
     def released(self, allocation: Allocation) -> "HeldDevices":
         """Without this allocation, which is in it."""
-        ids = allocation.device_ids
-        times = self._times
-        if times and (kept := ids & times.keys()):
-            fewer = {device: n - (device in kept) for device, n in times.items()}
-            ids = ids - kept
-            times = {device: n for device, n in fewer.items() if n > 1}
-        gone = self._listed(ids)
-        return self._replaced({**self.sets, **{name: self.sets[name] - some for name, some in gone.items()}}, times)
+        after = copy(self)
+        kept = allocation.device_ids & self._times.keys()
+        if kept:
+            fewer = {device: n - (device in kept) for device, n in self._times.items()}
+            after._times = {device: n for device, n in fewer.items() if n > 1}
+        gone = self._listed(allocation.device_ids - kept)
+        after.sets = {**self.sets, **{name: self.sets[name] - some for name, some in gone.items()}}
+        return after
 
-    def _listed(self, ids: Iterable[DeviceID]) -> Sets:
+    def _listed(self, ids: Iterable[DeviceID]) -> Mapping[ResourceName, DeviceSet]:
         """Of each resource those of its devices that are named; only resources that have one."""
         found = ((name, held.devices.some(ids)) for name, held in self.sets.items())
         return {name: some for name, some in found if some.bits}
 
-    def _replaced(self, sets: Sets, times: Mapping[DeviceID, int]) -> "HeldDevices":
-        found = object.__new__(HeldDevices)
-        found.sets = sets
-        found._times = times
-        return found
-
-
-# Indexes what allocations hold that is not offered now as it was given: after a change of the offers, or of the hardware.
-#
-# A slot with an amount is no time slice, although both have the same id: of a GPU of which a container has 100 cores by
-# `GPU-0::0` nobody gets the slice `GPU-0::1`. The other way round a time slice counts as a slot of an equal part.
-#
-# Like `Holders` it is built once from all allocations, and follows each grant and release.
-
 
 Place = tuple[ResourceName, DeviceID]
-T = TypeVar("T")
-NOTHING: Mapping[DeviceID, object] = {}
 
 
 class FormerOffers:
-    """What the allocations of one node hold under former offers."""
+    """
+    What the allocations of one node hold that is not offered now as it was given: after a change of the offers, or of the
+    hardware.
+
+    A slot with an amount is no time slice, although both have the same id: of a GPU of which a container has 100 cores by
+    `GPU-0::0` nobody gets the slice `GPU-0::1`. The other way round a time slice counts as a slot of an equal part.
+    """
 
     def __init__(
         self,
@@ -273,27 +242,20 @@ class FormerOffers:
         former, unlisted = self._read(allocation)
         if not former and not unlisted:
             return self
-        return self._replaced(
-            {**self.holdings, allocation.id: former} if former else self.holdings,
-            {**self.unlisted, allocation.id: unlisted} if unlisted else self.unlisted,
-        )
+        after = copy(self)
+        after.holdings = {**self.holdings, allocation.id: former} if former else self.holdings
+        after.unlisted = {**self.unlisted, allocation.id: unlisted} if unlisted else self.unlisted
+        return after
 
     def released(self, allocation: Allocation) -> "FormerOffers":
         """The same without this allocation; this object if that holds nothing of the kind."""
-        name = allocation.id
-        if name not in self.holdings and name not in self.unlisted:
+        gone = allocation.id
+        if gone not in self.holdings and gone not in self.unlisted:
             return self
-        return self._replaced(without_name(self.holdings, name), without_name(self.unlisted, name))
-
-    def _replaced(
-        self, holdings: Mapping[AllocationID, Sequence[Holding]], unlisted: Mapping[AllocationID, Sequence[Place]]
-    ) -> "FormerOffers":
-        found = object.__new__(FormerOffers)
-        found._hardware = self._hardware
-        found._cards = self._cards
-        found.holdings = holdings
-        found.unlisted = unlisted
-        return found
+        after = copy(self)
+        after.holdings = {name: kept for name, kept in self.holdings.items() if name != gone}
+        after.unlisted = {name: kept for name, kept in self.unlisted.items() if name != gone}
+        return after
 
     def _read(self, allocation: Allocation) -> tuple[Sequence[Holding], Sequence[Place]]:
         """What an allocation adds to `holdings` and to `unlisted`."""
@@ -320,13 +282,8 @@ class FormerOffers:
         if self._cards:
             former = [placed_on(self._cards, each) for each in former]
         for resource, held in (allocation.from_kubelet if co_allocated else allocation.devices).items():
-            listed = devices.get(resource, NOTHING)
+            listed = devices.get(resource, NO_DEVICES)
             for device in held:
                 if device not in listed:
                     unlisted.append((resource, device))
         return former, unlisted
-
-
-def without_name(held: Mapping[AllocationID, Sequence[T]], gone: AllocationID) -> Mapping[AllocationID, Sequence[T]]:
-    """The same without this allocation."""
-    return {name: kept for name, kept in held.items() if name != gone}

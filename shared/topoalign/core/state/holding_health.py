@@ -46,8 +46,8 @@ class HandedOut:
         spent: Mapping[ResourceName, DeviceSet] = {},
     ) -> None:
         """
-        `blocked`: bases that wait for an allocation of a former offer, as `Ownership.blocked`. `spent`: the units
-        and slots that nobody has of GPUs of which nothing is left (`Ownership.spent_gpus`).
+        `blocked`: bases that wait for an allocation of a former offer (`Ownership.blocked`). `spent`: the units and
+        slots that nobody has of GPUs of which nothing is left (`Ownership.spent_gpus`).
         """
         self._topology = topology
         self._reported = reported_health
@@ -75,10 +75,7 @@ class HandedOut:
         return known
 
     def listed_health_of(self, device: DeviceID) -> DeviceHealth:
-        """
-        As it is listed to a kubelet: units and slots that nobody has of a GPU of which nothing is left are not to be
-        had.
-        """
+        """As it is listed to a kubelet: free units and slots of a GPU of which nothing is left are not to be had."""
         if any(device in shares for shares in self._spent.values()):
             return SPENT
         return self.health_of(device)

@@ -163,10 +163,7 @@ def in_order_of_binds(
 
 
 def with_reserved(state: NodeState, facts: NodeState, reservations: Sequence[Reservation]) -> NodeState:
-    """
-    Returns this state of a node with what is reserved on it as held. `facts`: the node as it reports itself: parts that pods
-    have already are left out.
-    """
+    """Returns this state with what is reserved on the node as held, without the parts that `facts` already report."""
     message = ReservationsChanged(node=state.node, epoch=0, seq=0, writer="", reservations=tuple(reservations))
     for each in NodeReservations().apply(message, 0, 0.0).observe(facts).held(0.0):
         state = holding_reserved(state, each)
@@ -174,10 +171,7 @@ def with_reserved(state: NodeState, facts: NodeState, reservations: Sequence[Res
 
 
 def holding_reserved(state: NodeState, reservation: Reservation) -> NodeState:
-    """
-    Returns this state of a node with what is reserved for a pod as held. Devices, virtual functions and CPUs that somebody
-    has are not held a second time.
-    """
+    """Returns this state with what is reserved for a pod as held, without what somebody has in this state."""
     for reserved in reserved_allocations(reservation):
         left = not_given(reserved, state)
         if left.devices or left.cpus or left.memory:

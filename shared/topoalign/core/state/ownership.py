@@ -10,9 +10,10 @@ keeps back the whole GPU.
     overlap with the first: GPU-0, GPU-0::1; with the second: GPU-1; with the third: GPU-2, MIG-0::0; with none: GPU-1::0
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import chain
+from operator import methodcaller
 
 from topoalign.core.model.events import Allocation, DeviceHealth
 from topoalign.core.model.holdings import (
@@ -40,6 +41,9 @@ from topoalign.core.state.share_amounts import (
     units_left,
 )
 
+INDEXES = ("_index", "_former", "_held")
+"""What follows each grant and release, once somebody has asked for it."""
+
 
 class Ownership:
     """Answers who holds what of one node at one moment. Each answer is computed when it is first asked for."""
@@ -51,10 +55,7 @@ class Ownership:
         reported_health: Mapping[DeviceID, DeviceHealth],
         ended: frozenset[AllocationID] = frozenset(),
     ) -> None:
-        """
-        `allocations`: the live ones, oldest first. `reported_health`: health as discovery published it. `ended`: those
-        of the live ones whose containers have ended, as `NodeState.ended`.
-        """
+        """`allocations`: the live ones, oldest first. `ended`: those of them whose containers have ended."""
         self._hardware = hardware
         self._allocations = allocations
         self._reported = reported_health
@@ -63,15 +64,11 @@ class Ownership:
 
     def granted(self, allocations: Mapping[AllocationID, Allocation], new: Allocation) -> "Ownership":
         """Who holds what after `new`, whose id no allocation had, became the newest of these `allocations`."""
-        index, former, held = self._known
-        known = index and index.granted(new), former and former.granted(new), held and held.granted(new)
-        return self._successor(allocations, self._reported, self._ended, new, *known)
+        return self._successor(allocations, self._reported, self._ended, new, methodcaller("granted", new))
 
     def released(self, allocations: Mapping[AllocationID, Allocation], gone: Allocation) -> "Ownership":
         """Who holds what after `gone` has ended, which leaves these `allocations`."""
-        index, former, held = self._known
-        known = index and index.released(gone), former and former.released(gone), held and held.released(gone)
-        return self._successor(allocations, self._reported, self._ended, gone, *known)
+        return self._successor(allocations, self._reported, self._ended, gone, methodcaller("released", gone))
 
     def unchanged(
         self,
@@ -80,7 +77,7 @@ class Ownership:
         ended: frozenset[AllocationID],
     ) -> "Ownership":
         """Who holds what where these `allocations` hold what they held before, under this health, and these have ended."""
-        return self._successor(allocations, reported_health, ended, None, *self._known)
+        return self._successor(allocations, reported_health, ended, None, lambda index: index)
 
     def listed_as(self, before: "Ownership") -> "Ownership":
         """The same to a kubelet that has not received changes of devices since `before`, on this hardware."""
@@ -94,41 +91,30 @@ class Ownership:
         reported_health: Mapping[DeviceID, DeviceHealth],
         ended: frozenset[AllocationID],
         changed: Allocation | None,
-        index: Holders | None,
-        former: FormerOffers | None,
-        held: HeldDevices | None,
+        follow: Callable[[object], object],
     ) -> "Ownership":
         """
-        Starts from what is known already (None: not known); with nothing if what `changed` names parts that the hardware
-        does not show now: such a record affects where they belong, and so how others are read.
+        Starts from what somebody has asked for already, each index as it follows the change. It starts with nothing if what
+        `changed` names parts that the hardware does not show now: such a record affects how others are read.
         """
         after = type(self)(self._hardware, allocations, reported_health, ended)
         if changed is not None and not changed.cards.keys() <= self._hardware.cards.keys():
             return after
-        known: dict[str, object] = {"_cards": self._cards} if "_cards" in self.__dict__ else {}
+        known = {name: follow(index) for name in INDEXES if (index := self.__dict__.get(name)) is not None}
+        if "_cards" in self.__dict__:
+            known["_cards"] = self._cards
         if "co_allocated" in self.__dict__ and (changed is None or not changed.co_allocated):
             known["co_allocated"] = self.co_allocated
-        if index is not None:
-            known["_index"] = index
-        if held is not None:
-            known["_held"] = held
-        if former is not None:
-            known["_former"] = former
-            still = former is self._former and reported_health is self._reported and "handed_out" in self.__dict__
-            if still and (not is_by_amounts(self._hardware) or self._is_spent_as(after.spent_gpus, changed)):
+        is_same = "_former" in known and known["_former"] is self._former and reported_health is self._reported
+        if is_same and "handed_out" in self.__dict__:
+            spent = after.spent_gpus if is_by_amounts(self._hardware) else frozenset[DeviceID]()
+            # the shares that are not to be had stay the same as well
+            if not is_by_amounts(self._hardware) or (
+                spent == self.spent_gpus and (changed is None or spent.isdisjoint(changed.shared_bases))
+            ):
                 known |= {"handed_out": self.handed_out, "blocked": self.blocked}
         after.__dict__.update(known)
         return after
-
-    def _is_spent_as(self, spent_gpus: frozenset[DeviceID], changed: Allocation | None) -> bool:
-        """Whether the shares that are not to be had stay the same: of these GPUs, where this allocation has come or gone."""
-        return spent_gpus == self.spent_gpus and (changed is None or spent_gpus.isdisjoint(changed.shared_bases))
-
-    @property
-    def _known(self) -> tuple[Holders | None, FormerOffers | None, HeldDevices | None]:
-        """What somebody has asked for."""
-        known = self.__dict__
-        return known.get("_index"), known.get("_former"), known.get("_held")
 
     @cached_property
     def holders(self) -> Mapping[DeviceID, AllocationID]:
@@ -140,10 +126,7 @@ class Ownership:
         return holding_of(device, self._cards)
 
     def overlapping(self, holdings: Iterable[Holding]) -> list[AllocationID]:
-        """
-        Ids of the live allocations that hold one of these, a whole of which one is a part, or a part of one: after a
-        change of what is offered, `GPU-x::1` overlaps `GPU-x`. Sorted.
-        """
+        """Ids of the live allocations that hold one of these, a part of one, or a whole of which one is a part. Sorted."""
         found: set[AllocationID] = set()
         for holding in filter(self._index.overlaps, holdings):
             found.update(names[-1] for way in excluding_holdings(holding) if (names := self._index.of(way)))
@@ -163,17 +146,6 @@ class Ownership:
     def set_of(self, devices: Iterable[DeviceID]) -> HoldingSet:
         """The holdings that these ids stand for, as a set that can be asked what overlaps it."""
         return HoldingSet(map(self.holding, devices))
-
-    def left(self, gpu: DeviceID) -> tuple[Holding, ...]:
-        """What is offered of a GPU or NIC and overlaps nothing held, healthy or not, in the order of the offers."""
-        offered = (
-            self.holding(device)
-            for offer in self._hardware.offered
-            for base in offer.devices
-            if self._hardware.card_of(base) == gpu
-            for device in offer.handed_out(base)
-        )
-        return tuple(holding for holding in offered if not self.overlapping([holding]))
 
     def cards_of(self, devices: Iterable[DeviceID]) -> dict[DeviceID, DeviceID]:
         """Part -> its GPU, for those of the devices that are parts; without the numbers of shares."""
@@ -253,10 +225,7 @@ class Ownership:
 
     @cached_property
     def spent_gpus(self) -> frozenset[DeviceID]:
-        """
-        The GPUs in units or slots of which nothing is left (`spent_unit_gpus`, `spent_slots`). Containers
-        that have ended have nothing of them any more: the kubelet counts it as free.
-        """
+        """The GPUs in units or slots of which nothing is left, when containers that have ended do not count."""
         live = self._allocations.values()
         running = [each for name, each in self._allocations.items() if name not in self._ended] if self._ended else live
         return spent_unit_gpus(self._hardware, running) | spent_slots(self._hardware, live, running)
@@ -285,12 +254,12 @@ class Ownership:
 
     @cached_property
     def units_left(self) -> Mapping[DeviceID, ShareLeft]:
-        """GPU -> what is left of it, for those that are offered in units (`units_left`)."""
+        """GPU -> what is left of it, for those that are offered in units."""
         return units_left(self._hardware, self._allocations.values(), self.handed_out)
 
     @cached_property
     def slots_left(self) -> Mapping[DeviceID, ShareLeft]:
-        """GPU -> what is left of it, for those that are offered in slots (`slots_left`)."""
+        """GPU -> what is left of it, for those that are offered in slots."""
         return slots_left(self._hardware, self._allocations.values(), self.handed_out)
 
     @cached_property

@@ -1,17 +1,28 @@
 """
-Computes how much of each GPU is left (`ShareLeft`), where GPUs are offered in units or in slots. Cores are hundredths of a
-GPU's computing time, memory is in bytes.
+Computes how much of each GPU is left (`ShareLeft`), where GPUs are offered in units or in slots.
 
-In slots, a MIG instance counts as a GPU of its memory. Slots bound how many containers are on a GPU; what each of them
-holds of it is an amount of cores and of memory, which is in
-the record of its grant. Of a slot of which the record has no amount it is an equal part of what is offered. Example: a GPU
-of 80 GiB in ten slots
+Cores are hundredths of a GPU's computing time, memory is in bytes. Of a GPU of which all cores or all memory is held nothing
+is left: a share needs both. Two allocations may name one unit or slot: an init container that has ended, and the container
+that took it over. It is held once, a slot with the larger amount of both.
+
+Units name their amount by themselves. Example: one container holds `GPU-0::c0` to `GPU-0::c99` and 40 blocks, two others
+each 50 units of computing time of GPU-1 and 10 blocks. Nothing is left of either, although 280 and 300 blocks were not
+given out.
+
+Slots bound how many containers are on a GPU; what each of them holds of it is an amount in the record of its grant, and
+without one an equal part of what is offered. A MIG instance in slots counts as a GPU of its memory. Example: a GPU of 80 GiB
+in ten slots
 
     held: slot 0 with 30 cores and 20 GiB, slot 1 without an amount: 10 cores and 8 GiB
     left: 8 slots, 60 cores and 52 GiB
 
-Two allocations may name one slot: an init container that has ended, and the container that took it over. It is held once,
-with the larger amount of both.
+Slots may become MIG instances. Then what is held by a slot is one of the GPU's profiles: its memory and its hundredths
+of the multiprocessors. Taken are the places of all instances that the GPU has, whoever created them, and those of slots
+whose instance is not there yet, because it is reserved or has just been created: each in turn where an instance of its
+size would be put (`mig.find_place`). So two decisions that follow one another never count on the same place. Example: an
+A100 of 40 GiB with an instance 3g.20gb at slice 4; a slot of 5 GiB is reserved
+
+    taken: 4:4 and 3:1; free for 2g.10gb: 0
 """
 
 from collections import defaultdict
@@ -24,7 +35,7 @@ import msgspec
 
 from topoalign.core.model.allocations import Allocation, Owner, amounts_of
 from topoalign.core.model.holdings import Amount, base_of
-from topoalign.core.model.ids import AllocationID, DeviceID, Namespace, PodName
+from topoalign.core.model.ids import DeviceID, Namespace, PodName
 from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
@@ -41,7 +52,6 @@ class ShareLeft(msgspec.Struct, frozen=True, kw_only=True):
     """What is offered of one GPU in shares, by units or in slots, and what of it is held."""
 
     offered: Amount
-    """What there is to hold of it, scaled."""
     held: Amount = NONE_HELD
     """It may be more than is offered: after a change of the configuration, or where a kubelet has insisted."""
     sharers: int = 0
@@ -83,7 +93,7 @@ class ShareLeft(msgspec.Struct, frozen=True, kw_only=True):
             return NONE_HELD
         if self.profiles:
             free = (each for each in self.profiles if self.instance_for(each.memory) is not None)
-            largest = max(free, key=lambda each: (each.memory, each.slices), default=None)
+            largest = max(free, key=_size_of_profile, default=None)
             return NONE_HELD if largest is None else amount_of_profile(largest)
         return Amount(
             cores=max(0, self.offered.cores - self.held.cores),
@@ -91,67 +101,44 @@ class ShareLeft(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-# How much of each GPU is left, where GPUs are offered in units.
-#
-# Of a GPU of which all computing time or all memory is held nothing is left: a share needs both. Example: one container
-# holds `GPU-0::c0` to `GPU-0::c99` and 40 blocks, two others each 50 units of computing time of GPU-1 and 10 blocks.
-# Nothing is left of either, although 280 and 300 blocks were not given out.
-#
-# Two allocations may name one unit: an init container that has ended, and the container that took it over, which holds
-# it.
-
-
 class HeldOfGpu(msgspec.Struct, frozen=True):
     """What is held of one GPU in units."""
 
-    amount: Amount = NONE_HELD
-    sharers: int = 0
+    amount: Amount
+    sharers: int
     """Allocations. Granted to a kubelet, computing time is one and memory another."""
-    settled: bool = True
+    settled: bool
     """
     Whether a checkpoint of the kubelet has the containers of all of them: it is written when a container has all that it
     asks for. Before, the kubelet may be about to ask for the other half.
     """
 
 
-NOTHING = HeldOfGpu()
-
-
 def held_of_gpus(allocations: Iterable[Allocation]) -> Mapping[DeviceID, HeldOfGpu]:
     """GPU -> what these allocations hold of it in units, for the GPUs of which any is held so. Oldest first."""
     live = [*allocations]
+    pods = {_pod_of(each) for each in live if each.role == "init" and each.amounts} - {None}
     found = dict[DeviceID, HeldOfGpu]()
-    left = left_by_init_containers(live)
-    for allocation in live:
-        for gpu, amount in left.get(allocation.id, allocation.amounts).items():
-            former = found.get(gpu, NOTHING)
-            found[gpu] = HeldOfGpu(
-                sum_amounts((former.amount, amount)),
-                former.sharers + 1,
-                former.settled and bool(allocation.pod_uid),
-            )
+    taken_over = defaultdict[object, set[DeviceID]](set)
+    amounts = [each.amounts for each in live]
+    for number, each in enumerate(reversed(live) if pods else (), start=1):
+        # an init container has what no later container of its pod has taken over
+        if (pod := _pod_of(each)) in pods:
+            if each.role == "init":
+                amounts[-number] = amounts_of(each.device_ids - taken_over[pod])
+            taken_over[pod] |= each.device_ids
+    for allocation, of_gpus in zip(live, amounts, strict=True):
+        for gpu, amount in of_gpus.items():
+            is_settled = bool(allocation.pod_uid)
+            if (former := found.get(gpu)) is None:
+                found[gpu] = HeldOfGpu(amount, 1, is_settled)
+            else:
+                total = sum_amounts((former.amount, amount))
+                found[gpu] = HeldOfGpu(total, former.sharers + 1, former.settled and is_settled)
     return found
 
 
-def left_by_init_containers(allocations: Sequence[Allocation]) -> Mapping[AllocationID, Mapping[DeviceID, Amount]]:
-    """
-    Init container's allocation -> what it holds of GPUs in units that no later container of its pod has taken over.
-    `allocations`: oldest first.
-    """
-    found: dict[AllocationID, Mapping[DeviceID, Amount]] = {}
-    pods = {pod_names(each) for each in allocations if each.role == "init" and each.amounts} - {None}
-    taken = defaultdict[object, set[DeviceID]](set)
-    for each in reversed(allocations) if pods else ():
-        if (pod := pod_names(each)) not in pods:
-            continue
-        if each.role == "init":
-            found[each.id] = amounts_of(each.device_ids - taken[pod])
-        taken[pod] |= each.device_ids
-    return found
-
-
-def pod_names(allocation: Allocation) -> tuple[Namespace, PodName] | None:
-    """Namespace and name of the pod that has an allocation; None: it is not known."""
+def _pod_of(allocation: Allocation) -> tuple[Namespace, PodName] | None:
     owner = allocation.owner
     return None if owner is None else (owner.namespace, owner.pod)
 
@@ -170,20 +157,17 @@ def container_holder(owner: Owner, pod_uid: str) -> Holder:
     return Holder(pod_uid or f"{owner.namespace}/{owner.pod}", owner.container)
 
 
-def units_by_holder(allocations: Iterable[Allocation]) -> Mapping[Holder, Set[DeviceID]]:
-    """
-    Container -> the devices that it has by these allocations, of which it may have several: the kubelet asks for one kind
-    after the other, and a later container may have taken some over. One that was displaced has what it had.
-    """
+def _units_by_holder(allocations: Iterable[Allocation]) -> Mapping[Holder, Set[DeviceID]]:
+    """Container -> its devices in all of these allocations: the kubelet asks for one kind after the other."""
     found = defaultdict[Holder, set[DeviceID]](set)
     for each in allocations:
-        for holder, devices in holders_in(each):
+        for holder, devices in _holders_in(each):
             found[holder].update(devices)
     return found
 
 
-def holders_in(allocation: Allocation) -> Iterator[tuple[Holder, Iterable[DeviceID]]]:
-    """The containers that have something of an allocation, its own and those that it displaced, and what each has."""
+def _holders_in(allocation: Allocation) -> Iterator[tuple[Holder, Iterable[DeviceID]]]:
+    """The container that has an allocation, and those that it displaced, each with its devices."""
     owner = allocation.owner
     yield (
         Holder("", allocation.id) if owner is None else container_holder(owner, allocation.pod_uid),
@@ -194,20 +178,20 @@ def holders_in(allocation: Allocation) -> Iterator[tuple[Holder, Iterable[Device
 
 
 def exclusive_conflicts(asked: Mapping[DeviceID, Amount], held: Mapping[DeviceID, Amount]) -> list[DeviceID]:
-    """The GPUs of which one has all computing time, and the other has something as well. Sorted."""
+    """The GPUs of which one container has all computing time and the other has something. Sorted."""
     return sorted(gpu for gpu in asked.keys() & held.keys() if CORES in (asked[gpu].cores, held[gpu].cores))
 
 
 def preventing_allocations(allocations: Iterable[Allocation], asked: Mapping[DeviceID, Amount]) -> list[Allocation]:
     """
-    The allocations that prevent anybody else from getting these amounts of GPUs: of a GPU of which one container has all
-    computing time, nobody else has anything. `asked` itself may be such a claim.
+    The allocations of a container that has all computing time of one of these GPUs, or, if `asked` has, any units of
+    it.
     """
     near = [each for each in allocations if not asked.keys().isdisjoint(each.amounts)]
     barred = {
-        holder for holder, units in units_by_holder(near).items() if exclusive_conflicts(asked, amounts_of(units))
+        holder for holder, units in _units_by_holder(near).items() if exclusive_conflicts(asked, amounts_of(units))
     }
-    return [each for each in near if any(holder in barred for holder, _ in holders_in(each))]
+    return [each for each in near if any(holder in barred for holder, _ in _holders_in(each))]
 
 
 @computed_once
@@ -227,8 +211,8 @@ def offered_in_units(topology: Topology) -> Mapping[DeviceID, Amount]:
 
 def spent_unit_gpus(topology: Topology, allocations: Iterable[Allocation]) -> frozenset[DeviceID]:
     """
-    The GPUs of which all computing time or all memory is held, by containers that a checkpoint of the kubelet has. It shapes
-    what is listed and preferred, and is no reason to refuse what a kubelet asks for.
+    The GPUs of which all computing time or all memory is held, by containers that a checkpoint of the kubelet has. It
+    affects what is listed and preferred, and is no reason to refuse what a kubelet asks for.
     """
     offered = offered_in_units(topology)
     if not offered:
@@ -243,33 +227,19 @@ def spent_unit_gpus(topology: Topology, allocations: Iterable[Allocation]) -> fr
 def units_left(
     topology: Topology, allocations: Iterable[Allocation], handed_out: HandedOut
 ) -> Mapping[DeviceID, ShareLeft]:
-    """
-    GPU -> what is left of it, in the hardware's order, for those that are offered in units. Nothing is left of one that is
-    not healthy, or that somebody holds in another way.
-    """
+    """GPU in units -> what is left of it, in the hardware's order."""
     units = offered_in_units(topology)
-    if not units:
-        return {}
-    held = held_of_gpus(allocations)
+    held = held_of_gpus(allocations) if units else {}
     found = {}
     for gpu, offered in units.items():
-        taken = held.get(gpu, NOTHING)
-        usable = handed_out.health_of(gpu).usable
+        taken = held.get(gpu)
         found[gpu] = ShareLeft(
-            offered=offered, held=taken.amount if usable else offered, sharers=taken.sharers, usable=usable
+            offered=offered,
+            held=NONE_HELD if taken is None else taken.amount,
+            sharers=0 if taken is None else taken.sharers,
+            usable=handed_out.health_of(gpu).usable,
         )
     return found
-
-
-# Computes what containers hold of GPUs whose slots become MIG instances, and which placements of these GPUs are taken.
-#
-# What is held by a slot is one of the GPU's profiles: its memory and its hundredths of the multiprocessors. Taken are
-# the places of all instances that the GPU has, whoever created them, and those of slots whose instance is not there yet,
-# because it is reserved or has just been created: each in turn where an instance of its size would be put
-# (`mig.find_place`). So two decisions that follow one another never count on the same place.
-#
-#     A100 of 40 GiB with an instance 3g.20gb at slice 4; a slot of 5 GiB is reserved
-#     taken: 4:4 and 3:1; free for 2g.10gb: 0
 
 
 @computed_once
@@ -287,51 +257,13 @@ def amount_of_profile(profile: MigProfile) -> Amount:
     return Amount(cores=profile.cores, memory=profile.memory)
 
 
-def largest_of(gpu: Gpu) -> Amount:
-    """What there is to hold of a GPU: its largest profile."""
-    found = max(gpu.mig_profiles, key=lambda each: (each.memory, each.slices), default=None)
-    return NONE_HELD if found is None else amount_of_profile(found)
-
-
-def smallest_of(gpu: Gpu) -> Amount:
-    """What a slot holds of which it is not known how much: the smallest profile."""
-    found = min(gpu.mig_profiles, key=lambda each: (each.memory, each.slices), default=None)
-    return NONE_HELD if found is None else amount_of_profile(found)
-
-
-def taken_mig_placements(
-    gpu: Gpu, slots: Iterable[tuple[DeviceID, Amount, DeviceID | None]]
-) -> frozenset[MigPlacement] | None:
-    """
-    The places of a GPU that are taken. `slots`: those that are held, each with what is held by it and the uuid of its
-    instance, None: it has none yet. None: it is not known where all instances are, and nothing is to be had.
-    """
-    found = set[MigPlacement]()
-    there = set[DeviceID]()
-    for instance in gpu.mig or ():
-        if instance.placement is None:
-            return None
-        found.add(instance.placement)
-        there.add(instance.uuid)
-    for _, amount, uuid in sorted(slots, key=lambda each: (-each[1].memory, each[0])):
-        if uuid is None or uuid not in there:
-            place = find_place(gpu.mig_profiles, found, amount.memory)
-            if place is None:
-                return None  # more is held than there is room for: nothing is to be had until that is known better
-            found.add(place[1])
-    return frozenset(found)
-
-
 def instances_of(allocations: Iterable[Allocation]) -> Mapping[DeviceID, DeviceID]:
     """Slot -> uuid of the instance that was made for it, of all these allocations."""
     return {slot: uuid for each in allocations if each.instances for slot, uuid in each.instances.items()}
 
 
 def lost_instances(allocation: Allocation, topology: Topology) -> Mapping[DeviceID, DeviceID]:
-    """
-    Slot -> uuid of its instance, for those instances of an allocation that its GPUs do not have any more, as after a reboot
-    or a reset: its container cannot use them, nor start again, and has to be created again.
-    """
+    """Slot -> uuid of its instance, for those that its GPU does not have any more, as after a reboot or a reset."""
     gpus = topology.gpu_by_id
     return {
         slot: uuid
@@ -344,33 +276,37 @@ def lost_instances(allocation: Allocation, topology: Topology) -> Mapping[Device
 def offered_in_slots(topology: Topology) -> Mapping[DeviceID, Amount]:
     """
     GPU in slots -> what there is to hold of it: its cores and its memory in whole MiB, each times its scaling and rounded
-    down. 81559 MiB scaled by 1.5 are 122338.
+    down. 81559 MiB scaled by 1.5 are 122338. Where slots become instances, the largest profile.
     """
     found = {}
     instances = {each.uuid: each.memory for gpu in topology.gpus for each in gpu.mig or ()}
+    by_instances = gpus_by_instances(topology)
     for gpu, offer in offers_in_slots(topology).items():
         assert offer.slots is not None, "an offer in slots"
-        if gpu in gpus_by_instances(topology):
-            found[gpu] = largest_of(gpus_by_instances(topology)[gpu])
+        if gpu in by_instances:
+            largest = max(by_instances[gpu].mig_profiles, key=_size_of_profile, default=None)
+            found[gpu] = NONE_HELD if largest is None else amount_of_profile(largest)
             continue
+        # scalings count as they are written: 1.1 times 10 is 11
         memory = (instances[gpu] if gpu in instances else topology.gpu_by_id[gpu].memory or 0) // MIB
         found[gpu] = Amount(
-            cores=scale_down(CORES, offer.slots.core_scaling),
-            memory=scale_down(memory, offer.slots.memory_scaling) * MIB,
+            cores=int(CORES * Fraction(repr(offer.slots.core_scaling))),
+            memory=int(memory * Fraction(repr(offer.slots.memory_scaling))) * MIB,
         )
     return found
 
 
-def scale_down(amount: int, scaling: float) -> int:
-    """A multiple, rounded down, with the scaling as it is written: 1.1 times 10 is 11."""
-    return int(amount * Fraction(repr(scaling)))
-
-
 def equal_part(topology: Topology, gpu: DeviceID) -> Amount:
-    """What a slot of a GPU in slots holds of it where nothing else is known; the smallest instance, where it becomes one."""
-    if gpu in gpus_by_instances(topology):
-        return smallest_of(gpus_by_instances(topology)[gpu])
+    """What a slot of a GPU in slots holds of it where nothing else is known; the smallest profile, where it becomes one."""
+    by_instances = gpus_by_instances(topology)
+    if gpu in by_instances:
+        smallest = min(by_instances[gpu].mig_profiles, key=_size_of_profile, default=None)
+        return NONE_HELD if smallest is None else amount_of_profile(smallest)
     return divide_amount(offered_in_slots(topology)[gpu], offers_in_slots(topology)[gpu].replicas)
+
+
+def _size_of_profile(profile: MigProfile) -> tuple[int, int]:
+    return (profile.memory, profile.slices)
 
 
 def divide_amount(offered: Amount, parts: int) -> Amount:
@@ -385,15 +321,10 @@ def held_by_slot(topology: Topology, allocations: Iterable[Allocation]) -> Mappi
     for allocation in allocations:
         for gpu in allocation.shared_bases & offers.keys() if allocation.shared_bases else ():
             of_gpu = found.setdefault(gpu, {})
-            for slot in slots_on_gpu(allocation.device_ids, gpu):
+            for slot in (each for each in allocation.device_ids if each != gpu and base_of(each) == gpu):
                 amount = allocation.slots.get(slot) or equal_part(topology, gpu)
                 of_gpu[slot] = larger_amount(of_gpu.get(slot, NONE_HELD), amount)
     return found
-
-
-def slots_on_gpu(devices: Iterable[DeviceID], gpu: DeviceID) -> list[DeviceID]:
-    """Those of the devices that are shares of this GPU."""
-    return [device for device in devices if device != gpu and base_of(device) == gpu]
 
 
 def larger_amount(one: Amount, other: Amount) -> Amount:
@@ -424,7 +355,6 @@ def spent_slots(
     """
     if not offers_in_slots(topology):
         return frozenset()
-    live = tuple(allocations)
     offered = offered_in_slots(topology)
     by_instances = gpus_by_instances(topology)
     spent = {
@@ -433,6 +363,7 @@ def spent_slots(
         if gpu not in by_instances and is_spent(offered[gpu], sum_amounts(slots.values()))
     }
     if by_instances:
+        live = tuple(allocations)
         held = held_by_slot(topology, live)
         made = instances_of(live)
         for gpu, each in by_instances.items():
@@ -442,17 +373,45 @@ def spent_slots(
     return frozenset(spent)
 
 
+def find_instances(
+    profiles: Sequence[MigProfile], taken: Iterable[MigPlacement], memories: Iterable[int]
+) -> tuple[tuple[MigProfile, MigPlacement], ...] | None:
+    """The instances for shares of so many bytes of one GPU, one placed after another; None where one has no place."""
+    placed = list(taken)
+    found = []
+    for memory in memories:
+        instance = find_place(profiles, placed, memory)
+        if instance is None:
+            return None
+        found.append(instance)
+        placed.append(instance[1])
+    return tuple(found)
+
+
 def taken_by(
     gpu: Gpu, held: Mapping[DeviceID, Amount], made: Mapping[DeviceID, DeviceID]
 ) -> frozenset[MigPlacement] | None:
-    """The places of a GPU that are taken: `held` by slots, `made`: slot -> its instance. None: that is not known."""
-    return taken_mig_placements(gpu, [(slot, amount, made.get(slot)) for slot, amount in held.items()])
+    """
+    The places of a GPU that are taken. `held`: slot -> what is held by it; `made`: slot -> uuid of its instance. None: it is
+    not known where all instances are, or more is held than there is room for, so that nothing is to be had.
+    """
+    found = set[MigPlacement]()
+    existing = set[DeviceID]()
+    for instance in gpu.mig or ():
+        if instance.placement is None:
+            return None
+        found.add(instance.placement)
+        existing.add(instance.uuid)
+    largest_first = sorted(held.items(), key=lambda each: (-each[1].memory, each[0]))
+    memories = (amount.memory for slot, amount in largest_first if made.get(slot) not in existing)
+    placed = find_instances(gpu.mig_profiles, found, memories)
+    return None if placed is None else frozenset(found.union(place for _, place in placed))
 
 
 def slots_left(
     topology: Topology, allocations: Iterable[Allocation], handed_out: HandedOut
 ) -> Mapping[DeviceID, ShareLeft]:
-    """GPU -> what is left of it, in the hardware's order, for those that are offered in slots."""
+    """GPU in slots -> what is left of it, in the hardware's order."""
     if not offers_in_slots(topology):
         return {}
     live = tuple(allocations)

@@ -1,10 +1,9 @@
 """
 Reads the common format of the checkpoints of the CPU and the memory manager.
 
-Each is JSON with a checksum over the text of its struct. The struct has changed with releases, and an alpha feature,
-pod-level resources, has added a field to it; every text that a kubelet up to v1.36.3 wrote is tried. A checksum of 0 is
-an old file without one, and is accepted as by the kubelet. Later releases put the content into the field `data`, with a
-checksum of its own, and that takes precedence over all other fields.
+Each is JSON with a checksum over the text of its struct. The struct has changed with releases; every text that a kubelet up
+to v1.36.3 wrote is tried. A checksum of 0 is an old file without one, and is accepted as by the kubelet. Later releases put
+the content into the field `data`, with a checksum of its own, and that takes precedence over all other fields.
 """
 
 import time
@@ -42,10 +41,9 @@ def load_settled(
     load: Callable[[], T], wait: Callable[[float], None] = time.sleep, between: Callable[[T], bool] = lambda _: False
 ) -> T:
     """
-    Calls `load` until its result is consistent. The CPU and the memory manager write their files twice for each change: the
-    shares of the containers and the remaining amounts, in either order. A file that is read between the two writes is
-    inconsistent. So if `load` fails, or its result is `between` two writes, the file is read again, `READS` times in all.
-    Raises StateFault as the last call of `load`.
+    Calls `load` until its result is consistent, at most `READS` times. The CPU and the memory manager write their files
+    twice for each change: the shares of the containers and the remaining amounts, in either order. So if `load` fails,
+    or its result is `between` two writes, the file is read again. Raises StateFault as the last call of `load`.
     """
     for _ in range(READS - 1):
         try:
@@ -74,8 +72,8 @@ def read_checkpoint_file(path: Path) -> bytes | None:
 
 def decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
     """
-    A decoder, to be made where a module is imported: msgspec builds what it knows of a type when it first meets it, and two
-    threads that both do at once end the process (msgspec 0.22.0). The kubelet's files are read in several threads.
+    A decoder, to be made where a module is imported: two threads in which msgspec 0.22.0 first meets a type at the same time
+    end the process, and the kubelet's files are read in several threads.
     """
     return msgspec.json.Decoder(kind)
 
@@ -127,11 +125,9 @@ def fnv1a(text: str) -> int:
 
 def spew_value(value: object) -> str:
     """
-    Prints a Go value as go-spew prints it for hashing: None is nil, and a struct of ours defines its form by `__str__`.
-
-    The checksum in a kubelet's checkpoint is not computed from the file: it is 32-bit FNV-1a over this text of the data.
-    Map keys are sorted, a type precedes each field, and no type precedes elements (kubelet v1.36.3,
-    checkpointmanager/checksum).
+    Prints a Go value as go-spew prints it for hashing: None is nil, and a struct of ours defines its form by `__str__`. The
+    checksum in a kubelet's checkpoint is 32-bit FNV-1a over this text of the data. Map keys are sorted, a type precedes each
+    field, and no type precedes elements (kubelet v1.36.3, checkpointmanager/checksum).
     """
     match value:
         case None:

@@ -22,16 +22,9 @@ from topoalign.core.model.errors import InvalidField, clean
 from topoalign.kubelet.files import documents
 from topoalign.kubelet.files.documents import Document, InvalidDocument
 
-# Finds the documents inside a file that wraps them.
-#
-# A configuration reaches a node in a wrapper: a ConfigMap whose values are files, a List, the values of a Helm chart,
-# several YAML documents in one file, a MachineConfig with encoded files. This module gives every mapping of fields that
-# a file contains, with the path of the field that holds it. A value that is text of several lines, JSON, base64 or a
-# data URL is opened, and its mappings have the path of the text.
-#
-# The path is written as in an error: `items[0].data.kubelet`; of a file with several documents it begins with
-# `documents[1]`. `metadata` is left out: kubectl keeps a copy of the whole object there.
-
+# Every mapping of fields in a file is found, with the path of the field that holds it. A value that is text of several
+# lines, JSON, base64 or a data URL is opened, and its mappings have the path of the text. `metadata` is left out:
+# kubectl keeps a copy of the whole object there.
 
 DEEPEST_TEXT = 3
 """Levels of nested texts that are opened: a chart's values in an object, and a file in those values."""
@@ -56,8 +49,12 @@ class FieldMapping(NamedTuple):
 
 
 def field_of(path: Path) -> str:
-    """The path as an error writes it. A key that is no plain word stands in brackets: `data[config.yaml]`."""
-    return clean("".join(key if key[:1] == "[" else f".{key}" for key in map(_key, path)).removeprefix("."), 300)
+    """
+    The path as an error writes it: `items[0].data.kubelet`; of a file with several documents it begins with
+    `documents[1]`. A key that is no plain word stands in brackets: `data[config.yaml]`.
+    """
+    keys = [key if key[:1] == "[" or re.fullmatch(r"[\w-]+", key) else f"[{key}]" for key in path]
+    return clean("".join(key if key[:1] == "[" else f".{key}" for key in keys).removeprefix("."), 300)
 
 
 def nested_error(field: str, error: InvalidField, advice: str = "") -> InvalidField:
@@ -65,10 +62,6 @@ def nested_error(field: str, error: InvalidField, advice: str = "") -> InvalidFi
     if not field:
         return error
     return InvalidField(f"{field}.{error.field}", error.finding.removeprefix(f"{error.field}: "), error.remedy + advice)
-
-
-def _key(key: str) -> str:
-    return key if key[:1] == "[" or re.fullmatch(r"[\w-]+", key) else f"[{key}]"
 
 
 def mappings_in(raw: bytes, source: str) -> list[FieldMapping]:
@@ -92,17 +85,14 @@ def _inside(path: Path, content: object, texts: int) -> Iterator[FieldMapping]:
             yield from _inside((*path, f"[{place}]"), value, texts)
     elif isinstance(content, str) and texts:
         opened = open_text(content)
-        if opened is not None:
-            yield from _inside_text(path, opened, texts - 1)
-
-
-def _inside_text(path: Path, raw: bytes, texts: int) -> Iterator[FieldMapping]:
-    try:
-        contents = [content for content in documents.documents_of(raw, field_of(path)) if content is not None]
-    except InvalidDocument:
-        return  # a script, a certificate, a template: no document, which the whole file may contain
-    for place, content in enumerate(contents):
-        yield from _inside((*path, f"[{place}]") if len(contents) > 1 else path, content, texts)
+        if opened is None:
+            return
+        try:
+            contents = [each for each in documents.documents_of(opened, field_of(path)) if each is not None]
+        except InvalidDocument:
+            return  # a script, a certificate, a template: no document, which the whole file may contain
+        for place, each in enumerate(contents):
+            yield from _inside((*path, f"[{place}]") if len(contents) > 1 else path, each, texts - 1)
 
 
 def open_text(text: str) -> bytes | None:
@@ -208,7 +198,11 @@ def _found(part: FieldMapping) -> FoundConfiguration | None:
 def _nothing(parts: Sequence[FieldMapping]) -> InvalidField:
     """The error for a file without a configuration, with the field that looks like one if there is one."""
     for part in parts:
-        if flag := _flag(part):
+        # a key of this mapping, or a text in it or in its lists, may begin with a flag of the kubelet
+        texts = [*part.content, *part.content.values()]
+        texts += [item for value in part.content.values() if isinstance(value, list) for item in value]
+        words = [text.lstrip("-") for text in texts if isinstance(text, str)]
+        if flag := next((flag for flag in KNOWN_FLAGS for word in words if word.startswith(flag)), None):
             finding = f"has {flag}, a flag of the kubelet, and no object of the kind {KIND}"
             return InvalidField(
                 part.field or "document", finding, f"give a file with the whole configuration: {MERGED}"
@@ -222,11 +216,3 @@ def _nothing(parts: Sequence[FieldMapping]) -> InvalidField:
             return InvalidField(part.field or "document", finding, remedy)
     remedy = f"give the file that the kubelet is given with --config; {MERGED}"
     return documents.other_kind(parts[0].content if parts else {}, KIND, API_VERSION, remedy)
-
-
-def _flag(part: FieldMapping) -> str | None:
-    """A flag of the kubelet that a key of this mapping, or a text in it or in its lists, begins with."""
-    texts = [*part.content, *part.content.values()]
-    texts += [item for value in part.content.values() if isinstance(value, list) for item in value]
-    words = [text.lstrip("-") for text in texts if isinstance(text, str)]
-    return next((flag for flag in KNOWN_FLAGS for word in words if word.startswith(flag)), None)

@@ -3,8 +3,7 @@ Reads the kubelet's file with the CPUs of each container: `cpu_manager_state`.
 
 It has the shared pool and the exclusive CPUs of containers. With the static policy, the two together are the machine's
 CPUs (except reserved ones under strict-cpu-reservation). If they are not, the kubelet refuses the file when it starts,
-and so does this reader: a CPU that is missing from the file would be given to a pod that the kubelet would not give it
-to.
+and so does this reader.
 
 Source: kubelet v1.36.3, cm/cpumanager/state and the static policy's check of its state.
 """

@@ -73,7 +73,7 @@ def decode_device_checkpoint(content: bytes) -> CheckpointData:
 
 
 def damaged_device_checkpoint(finding: str) -> StateFault:
-    """The error for a checkpoint that cannot be used, with the finding."""
+    """The error for a checkpoint that cannot be used."""
     return StateFault(f"{NAME} cannot be trusted: {finding}", "drain the node, delete the file and restart the kubelet")
 
 

@@ -60,7 +60,7 @@ def read_bounded(path: Path) -> bytes:
 
 def parse_document(raw: bytes, source: str, *, nulls: bool = False) -> Document:
     """
-    The document that these bytes are; `source` is what to call them. `nulls`: fields that are null stay; else they are left
+    The document that these bytes are; `source` names them in errors. `nulls`: fields that are null stay; else they are left
     out. Raises InvalidDocument.
     """
     (found,) = documents_of(raw, source, 1, nulls=nulls) or [None]
@@ -71,10 +71,7 @@ def parse_document(raw: bytes, source: str, *, nulls: bool = False) -> Document:
 
 
 def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS, *, nulls: bool = False) -> list[object]:
-    """
-    The documents that these bytes are, at most `most`, empty ones too; else as `parse_document`. Raises
-    InvalidDocument.
-    """
+    """The documents that these bytes are, at most `most`, empty ones too; otherwise as `parse_document`."""
     if len(raw) > MOST_BYTES:
         raise InvalidDocument(source, f"it is larger than {MOST_BYTES >> 10} KiB", "give the document alone")
     try:
@@ -96,8 +93,7 @@ def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS, *, nulls: 
 
 def without_nulls(content: object, levels: int = DEEPEST) -> object:
     """
-    The content without fields that are null: for Kubernetes they are missing. Raises ValueError for more nested levels, so
-    that code that walks through a document need not handle them.
+    The content without fields that are null: for Kubernetes they are missing. Raises ValueError for more nested levels.
     """
     if isinstance(content, dict | list) and not levels:
         raise ValueError(f"more than {DEEPEST} levels deep")
@@ -117,12 +113,14 @@ def from_json(text: str, most: int) -> list[object]:
 
 
 def from_yaml(text: str, most: int) -> list[object]:
+    """The documents of this text. Raises InvalidYaml, ValueError, OverflowError, RecursionError."""
     from topoalign.kubelet.files import yaml_text  # only where a file is read: PyYAML takes its time to load
 
     return yaml_text.load(text, DEEPEST, most)
 
 
 def refuse_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """The JSON object of these pairs. Raises ValueError for a duplicate key."""
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
         times = Counter(key for key, _ in pairs)
@@ -168,7 +166,7 @@ def convert_document(content: object, kind: Any, remedy: str) -> Any:
 
 def with_key(field: str, finding: str, content: object) -> str:
     """
-    The path of a wrong value. For a mapping of any keys, msgspec's path is `limits[...]`: the key is the first with a value
+    The path of a wrong value. For a mapping of any keys msgspec writes `limits[...]`: the key is the first with a value
     of the type that msgspec has found.
     """
     found = GOT.search(finding)

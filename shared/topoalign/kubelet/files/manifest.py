@@ -113,7 +113,13 @@ def request_from_document(document: documents.Document) -> PodRequest:
 
 def read_manifest(document: documents.Document) -> PodManifest:
     """The manifest of a pod. Raises InvalidField for another kind of object, and with the path of a value that is wrong."""
-    expect_pod(document)
+    kind = document.get("kind") or KIND  # missing fields count as right
+    version = document.get("apiVersion") or API_VERSION
+    if (kind, version) != (KIND, API_VERSION):
+        text = quoted([str(document["kind"])]) if document.get("kind") else "an object of no kind"
+        of = quoted([str(document["apiVersion"])]) if document.get("apiVersion") else "no apiVersion"
+        remedy = "give a Pod: of a Deployment or Job, `spec.template` with `apiVersion: v1` and `kind: Pod` added"
+        raise InvalidField("kind", f"{text} of {of} is no {KIND} of {API_VERSION}", remedy)
     try:
         pod: PodManifest = documents.convert_document(document, PodManifest, REMEDY)
     except InvalidField as error:
@@ -127,8 +133,8 @@ def read_manifest(document: documents.Document) -> PodManifest:
 def check_resource_keys(document: documents.Document) -> None:
     """
     Raises InvalidField for a misspelt `resources` of a container, for an unknown field in it, and for a name there that is
-    no resource. An API server refuses them (v1.36.3, strict field validation and IsStandardContainerResourceName). A pod
-    without them would seem to ask for nothing. `document`: a pod by `read_manifest`.
+    no resource: such a pod would seem to ask for nothing. An API server refuses them (v1.36.3, strict field validation and
+    IsStandardContainerResourceName). `document`: a pod by `read_manifest`.
     """
     from difflib import get_close_matches
 
@@ -196,17 +202,6 @@ def pod_level_resources_of(resources: ManifestResources) -> PodLevelResources:
     return PodLevelResources(**found)
 
 
-def expect_pod(document: documents.Document) -> None:
-    """Raises InvalidField for an object that is not a v1 Pod; missing fields count as right."""
-    kind = document.get("kind") or KIND
-    version = document.get("apiVersion") or API_VERSION
-    if (kind, version) != (KIND, API_VERSION):
-        text = quoted([str(document["kind"])]) if document.get("kind") else "an object of no kind"
-        of = quoted([str(document["apiVersion"])]) if document.get("apiVersion") else "no apiVersion"
-        remedy = "give a Pod: of a Deployment or Job, `spec.template` with `apiVersion: v1` and `kind: Pod` added"
-        raise InvalidField("kind", f"{text} of {of} is no {KIND} of {API_VERSION}", remedy)
-
-
 def requests_of(group: str, containers: list[ManifestContainer]) -> tuple[ContainerRequest, ...]:
     """The requests of the containers in `spec.<group>`. Raises InvalidField with the path of an amount."""
     return tuple(
@@ -249,18 +244,14 @@ def amount(field: str, value: str | float, unit: Literal["cpu", "bytes", "device
     return found
 
 
-# Reads the limits of a ResourceQuota's manifest that Kubernetes itself does not count: `limits.<resource>`.
-
-
 LIMITS = "limits."
 """The prefix of the keys of `spec.hard` for limits."""
 
 
 def read_quota_limits(hard: Mapping[str, str | int | float]) -> dict[ResourceName, int]:
     """
-    Extended resource -> its limit in `spec.hard`. An invalid amount is no limit; an API server accepts none.
-
-    `limits.nvidia.com/gpumem: 2k` is a limit of 2000; `limits.cpu` and `requests.nvidia.com/gpu` are Kubernetes' own.
+    Extended resource -> its limit in the `spec.hard` of a ResourceQuota, which Kubernetes itself does not count. An invalid
+    amount is no limit. `limits.nvidia.com/gpumem: 2k` is a limit of 2000; `limits.cpu` is Kubernetes' own.
     """
     return {
         ResourceName(name.removeprefix(LIMITS)): amount

@@ -2,14 +2,14 @@
 Reads the kubelet's file with the memory of each container: `memory_manager_state`.
 
 It has a table per NUMA node, with the amount given away of each resource and the group of nodes with which the node was
-last used, and the blocks of each container. The two must agree, and the tables must fit the machine and its
-configuration; if they do not, the kubelet refuses the file when it starts.
+last used, and the blocks of each container. If the two do not agree, or the tables do not fit the machine and its
+configuration, the kubelet refuses the file when it starts.
 
 Source: kubelet v1.36.3, cm/memorymanager/state and the static policy's check of its state.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -119,11 +119,10 @@ class MemoryManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
         Resource -> bytes that the NUMA nodes have given away and no container has.
 
         So it is between the two writes of a change, and for good once the kubelet has released a group of NUMA nodes of
-        which one was used alone as well: a block goes back to the lowest node of its group first, also where the other
-        container's memory is, whose own release then finds less to give back than it has. With 1 of node 0 held alone, and
-        4 of node 1 held by the group 0-1, releasing the group takes the 1 of node 0 and leaves 1 of node 1; releasing the
-        other finds nothing on node 0, and the 1 of node 1 is lost. Source: kubelet v1.36.3, RemoveContainer of the static
-        policy.
+        which one was used alone as well, because a block goes back to the lowest node of its group first. With 1 of node 0
+        held alone, and 4 of node 1 held by the group 0-1, releasing the group takes the 1 of node 0 and leaves 1 of node 1;
+        releasing the other finds nothing on node 0, and the 1 of node 1 is lost. Source: kubelet v1.36.3, RemoveContainer of
+        the static policy.
         """
         given, held = sum_memory(self)
         return {name: given[name] - held[name] for name in sorted(given) if given[name] > held[name]}
@@ -137,37 +136,28 @@ class MemoryManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
         node 1 given away, a block of 8 bytes of both leaves 0 and 2. Source: kubelet v1.36.3, RemoveContainer of the
         static policy.
         """
-        released = Released(self.nodes)
+        nodes = dict(self.nodes)
         for (uid, _), blocks in sorted(self.blocks.items()):
             for block in blocks if uid in pods else ():
-                released.give_back(block)
+                give_back(block, nodes)
         kept = {uid: containers for uid, containers in (self.entries or {}).items() if uid not in pods}
-        return msgspec.structs.replace(self, machine_state=released.nodes, entries=kept)
+        return msgspec.structs.replace(self, machine_state=nodes, entries=kept)
 
 
-class Released:
-    """The tables of the NUMA nodes while blocks are released."""
-
-    def __init__(self, nodes: Mapping[int, NumaNodeState]) -> None:
-        self.nodes = dict(nodes)
-
-    def give_back(self, block: MemoryCheckpointBlock) -> None:
-        """Gives a block back as the memory manager does: from the lowest node of its group on, as far as each has some."""
-        rest = block.size
-        for number in block.numa_affinity:
-            node = self.nodes[number]
-            assignments = max(0, node.number_of_assignments - 1)
-            tables = node.memory_map
-            if (table := tables.get(block.type)) is not None:
-                back = min(rest, table.reserved)
-                rest -= back
-                table = msgspec.structs.replace(table, reserved=table.reserved - back, free=table.free + back)
-                tables = {**tables, block.type: table}
-            self.nodes[number] = NumaNodeState(
-                number_of_assignments=assignments,
-                memory_map=tables,
-                cells=node.cells if assignments else [number],
-            )
+def give_back(block: MemoryCheckpointBlock, nodes: dict[int, NumaNodeState]) -> None:
+    """Changes `nodes` as the memory manager does when it releases a block (`MemoryManagerState.without`)."""
+    rest = block.size
+    for number in block.numa_affinity:
+        node = nodes[number]
+        assignments = max(0, node.number_of_assignments - 1)
+        tables = node.memory_map
+        if (table := tables.get(block.type)) is not None:
+            back = min(rest, table.reserved)
+            rest -= back
+            table = msgspec.structs.replace(table, reserved=table.reserved - back, free=table.free + back)
+            tables = {**tables, block.type: table}
+        cells = node.cells if assignments else [number]
+        nodes[number] = NumaNodeState(number_of_assignments=assignments, memory_map=tables, cells=cells)
 
 
 DECODER = checkpoint.decoder(MemoryManagerState)
@@ -185,13 +175,25 @@ def decode_memory_checkpoint(content: bytes) -> MemoryManagerState:
     if state.checksum:
         checkpoint.expect_checksum(NAME, state.checksum, spew_memory_state(state))
     for node, each in state.nodes.items():
-        check_node(state, node, each)
+        for name, table in each.memory_map.items():
+            adds_up = table.reserved + table.free == table.allocatable
+            if not adds_up or table.allocatable + table.system_reserved > table.total:
+                raise damaged_file(NAME, f"{clean(name)} of NUMA node {node} does not add up")
+        group = each.cells or [node]
+        if node not in group or group != sorted(set(group)) or not state.nodes.keys() >= set(group):
+            raise damaged_file(NAME, f"NUMA node {node} cannot be in the group {format_cpuset(group[:64])}")
+        if len(group) > 1 and not each.number_of_assignments:
+            raise damaged_file(NAME, f"NUMA node {node} is in a group, and nothing is assigned to it")
     for (uid, container), blocks in state.blocks.items():
         for block in blocks:
             group = block.numa_affinity
             if not group or group != sorted(set(group)) or not state.nodes.keys() >= set(group):
                 raise damaged_file(NAME, f"memory of container {quoted([container])} of pod {quoted([uid])} is nowhere")
-    check_sums(state)
+    given, held = sum_memory(state)
+    for name in sorted(held):
+        if given[name] < held[name]:  # less than the nodes have given away occurs (`MemoryManagerState.lost`)
+            finding = f"containers hold {held[name]} bytes of {clean(name)}, the NUMA nodes gave {given[name]}"
+            raise damaged_file(NAME, finding)
     return state
 
 
@@ -208,18 +210,6 @@ def spew_memory_state(state: MemoryManagerState) -> Iterator[str]:
         )
 
 
-def check_node(state: MemoryManagerState, node: int, each: NumaNodeState) -> None:
-    """Raises StateFault if the tables of a NUMA node do not add up, or its group is impossible."""
-    for name, table in each.memory_map.items():
-        if table.reserved + table.free != table.allocatable or table.allocatable + table.system_reserved > table.total:
-            raise damaged_file(NAME, f"{clean(name)} of NUMA node {node} does not add up")
-    group = each.cells or [node]
-    if node not in group or group != sorted(set(group)) or not state.nodes.keys() >= set(group):
-        raise damaged_file(NAME, f"NUMA node {node} cannot be in the group {format_cpuset(group[:64])}")
-    if len(group) > 1 and not each.number_of_assignments:
-        raise damaged_file(NAME, f"NUMA node {node} is in a group, and nothing is assigned to it")
-
-
 def sum_memory(state: MemoryManagerState) -> tuple[Counter[ResourceName], Counter[ResourceName]]:
     """Resource -> bytes that the NUMA nodes have allocated, and resource -> bytes that containers have."""
     given: Counter[ResourceName] = Counter()
@@ -230,16 +220,6 @@ def sum_memory(state: MemoryManagerState) -> tuple[Counter[ResourceName], Counte
         for block in blocks:
             held[block.type] += block.size
     return given, held
-
-
-def check_sums(state: MemoryManagerState) -> None:
-    """Raises StateFault if containers have more than the nodes have allocated. Less occurs (`MemoryManagerState.lost`)."""
-    given, held = sum_memory(state)
-    if wrong := [name for name in held if given[name] < held[name]]:
-        name = min(wrong)
-        raise damaged_file(
-            NAME, f"containers hold {held[name]} bytes of {clean(name)}, the NUMA nodes gave {given[name]}"
-        )
 
 
 def check_memory_state(state: MemoryManagerState, topology: Topology, rules: AdmissionRules) -> None:

@@ -238,6 +238,7 @@ def held_devices(root: Path, topology: Topology, pods: ListedPods) -> ManagerHol
 def merge_devices(
     containers: Iterable[Mapping[ResourceName, Iterable[DeviceID]]],
 ) -> dict[ResourceName, frozenset[DeviceID]]:
+    """Resource -> the devices of all these containers."""
     found: dict[ResourceName, frozenset[DeviceID]] = {}
     for devices in containers:
         for resource, ids in devices.items():
@@ -270,6 +271,7 @@ def listed_health(
 
 
 def absent(path: Path, what: str) -> str:
+    """The finding for a missing file."""
     return f"there is no {path}: the kubelet is taken to have given away no {what}"
 
 

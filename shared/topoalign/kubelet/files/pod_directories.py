@@ -103,6 +103,7 @@ def is_torn_down(volumes: Path) -> bool | None:
 
 
 def is_empty(directory: str) -> bool:
+    """Whether a directory is empty or gone."""
     try:
         with os.scandir(directory) as entries:
             return next(entries, None) is None
@@ -111,6 +112,7 @@ def is_empty(directory: str) -> bool:
 
 
 def unreadable(root: Path, why: str) -> StateFault:
+    """The error for directories that cannot be read."""
     return StateFault(
         f"{root / NAME} cannot be read: {clean(why, 200)}",
         "mount the kubelet's root directory whole, and run as a user who may read it, usually root",

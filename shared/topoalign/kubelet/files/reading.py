@@ -1,4 +1,4 @@
-"""Opens files that a kubelet or an operator has written."""
+"""Opens files that a kubelet or an operator has written, and distinguishes their versions."""
 
 import errno
 import os
@@ -23,3 +23,12 @@ def open_regular_file(path: Path) -> BinaryIO:
         os.close(descriptor)
         raise
     return os.fdopen(descriptor, "rb")
+
+
+def file_version(path: Path) -> tuple[int, ...]:
+    """Inode, time of change in ns and size in bytes, which differ after every write; () where there is no such file."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # ValueError: a name with a null character
+        return ()
+    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -24,19 +24,15 @@ class Once(Loader):  # type: ignore[valid-type, misc]  # chosen when PyYAML is i
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """The mapping of a node. Raises ConstructorError for a duplicate key."""
         mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
-        if len(mapping) != len(node.value):
-            raise self.refuse_duplicate(node)
-        return mapping
-
-    def refuse_duplicate(self, node: yaml.MappingNode) -> yaml.MarkedYAMLError:
-        """An error at the first key that stood before."""
+        if len(mapping) == len(node.value):
+            return mapping
         before: set[Hashable] = set()
         for key_node, _ in node.value:
             key: Hashable = self.construct_object(key_node, deep=True)
             if key in before:
-                return unwanted(f"a key stands twice: {quoted([str(key)])}", key_node)
+                raise unwanted(f"a key stands twice: {quoted([str(key)])}", key_node)
             before.add(key)
-        return unwanted("a key stands twice", node)
+        raise unwanted("a key stands twice", node)
 
     def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool]) -> str:
         """

@@ -3,7 +3,7 @@ Bounds the requests that are arriving, and the bytes that they hold until they a
 
 A request may end long after it began, or never, and its bytes are kept in the meantime. So each request has a limit,
 and all together have one. At the common limit the request that began first ends: a kubelet sends its requests in one
-go, so the oldest incomplete request is least likely to be the kubelet's. Bytes are counted before they are decoded.
+go, so the oldest incomplete request is least likely to be the kubelet's.
 """
 
 from asyncio import get_running_loop
@@ -23,8 +23,7 @@ Bytes of a request that names devices.
 The largest that a kubelet sends is GetPreferredAllocation: it lists all devices that are free, and those that the container
 has already. NVIDIA's plugin takes up to 2,500 shares of a GPU, and a machine has up to 16 GPUs: 40,000 devices. A share is
 named by a UUID and its number, `GPU-5c1b3f2a-8e4d-4b7a-9f60-0d2c7e9a1b00::2499`: 46 bytes, and 2 of protobuf. So it is
-2 * 40,000 * 48 = 3,840,000 bytes. Allocate and PreStartContainer name each device once: 1,920,000 bytes. (With whole GPUs it
-is less than a kilobyte.) A node lists at most `MOST_HANDED_OUT` devices (50,000), which is 2,400,000 bytes in one list.
+2 * 40,000 * 48 = 3,840,000 bytes.
 """
 
 MOST_NAMES = 2 * MOST_HANDED_OUT

@@ -79,6 +79,7 @@ def has_type(value: object, hint: Any) -> bool:
 
 @cache
 def hints_of(kind: type[Message]) -> tuple[tuple[str, Any], ...]:
+    """The fields of a generated message and their types."""
     return tuple(get_type_hints(kind).items())
 
 
@@ -161,20 +162,25 @@ class Decoding:
         data = self._data
         message = kind()
         lists = {number << 3 | 2: getattr(message, name).append for number, name in enumerate(NAMES[kind], 1)}
-        while at < end:
-            add = lists.get(data[at])
-            if add is not None and at + 1 < end and 0 < (length := data[at + 1]) < 0x80:  # a short name, as most are
-                start = at + 2
-                at = start + length
-                if at > end:
-                    raise malformed_message(kind, "it ends early")
-                add(decode_text(kind, data[start:at]))
-            else:
-                found = field_at(data, at, end, kind)
-                at = found.end
-                self._other(message, found, lists)
-            if self._count(kind):
-                yield
+        try:
+            while at < end:
+                add = lists.get(data[at])
+                if (
+                    add is not None and at + 1 < end and 0 < (length := data[at + 1]) < 0x80
+                ):  # a short name, as most are
+                    start = at + 2
+                    at = start + length
+                    if at > end:
+                        raise malformed_message(kind, "it ends early")
+                    add(data[start:at].decode())
+                else:
+                    found = field_at(data, at, end, kind)
+                    at = found.end
+                    self._other(message, found, lists)
+                if self._count(kind):
+                    yield
+        except UnicodeDecodeError as error:
+            raise malformed_message(kind, "a text that is not UTF-8") from error
         return message
 
     def _other(self, message: Message, found: WireField, lists: dict[int, Callable[[str], None]]) -> None:
@@ -185,7 +191,7 @@ class Decoding:
                 raise malformed_message(kind, "a field has another type")
             if found.content == found.end:
                 raise malformed_message(kind, "a device without a name")
-            add(decode_text(kind, self._data[found.content : found.end]))
+            add(self._data[found.content : found.end].decode())
         elif isinstance(message, v1beta1.ContainerPreferredAllocationRequest) and found.number == ALLOCATION_SIZE:
             if found.wire != 0:
                 raise malformed_message(kind, "a field has another type")

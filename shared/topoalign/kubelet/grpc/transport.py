@@ -4,9 +4,9 @@ Serves gRPC on a unix socket that stays safe with untrusted peers.
 grpclib implements the protocol; this module adds the protection. A peer of another user is closed before a byte is
 read. At the limit of connections, the one that has been silent longest is closed. A request that grows past its limit
 ends with RESOURCE_EXHAUSTED while it is still arriving, one that cannot be decoded with INVALID_ARGUMENT, and one for
-an unknown method with UNIMPLEMENTED. A large request is decoded in turns. Errors become gRPC statuses in one place,
-`answer_call`. A client that answers no pings is disconnected. A stream's generator is closed when its client disconnects,
-and a stop lets calls end that have begun.
+an unknown method with UNIMPLEMENTED. A large request is decoded in turns. A stop lets calls end that have begun.
+
+docs/decisions/0027-grpclib-and-its-limits.md compares this with grpclib alone.
 """
 
 import os
@@ -90,7 +90,7 @@ class Servicer(ServiceBase):
         return {path: handler._replace(func=self.guarded(handler)) for path, handler in generated.items()}
 
     def guarded(self, handler: Handler) -> Method:
-        """Wraps a handler: counts running calls, and turns errors into gRPC statuses."""
+        """The method of a handler, counted, and with errors as gRPC statuses."""
 
         async def call(stream: Any) -> None:
             CALL.set(stream._stream)
@@ -106,7 +106,7 @@ class Servicer(ServiceBase):
         return call
 
     def favours(self, connection: GrpcConnection) -> bool:
-        """Whether this connection is not closed to make room for another."""
+        """Whether this connection is closed last to make room for another."""
         return False
 
     async def drained(self) -> None:
@@ -145,17 +145,18 @@ async def no_such_method(stream: Any) -> None:
     raise GRPCError(Status.UNIMPLEMENTED, "there is no such method here")
 
 
+NO_SUCH_METHOD = Handler(no_such_method, Cardinality.UNARY_UNARY, Message, Message)
+
+
 class Methods(dict[str, Handler]):
     """
     The methods of a server by path, and an answer for any other. grpclib's own for these has no content type, which clients
     take for a failure of the transport.
     """
 
-    OTHER = Handler(no_such_method, Cardinality.UNARY_UNARY, Message, Message)
-
     def get(self, path: str, default: Any = None) -> Handler:
         """The handler of a path, never None."""
-        return super().get(path, self.OTHER)
+        return super().get(path, NO_SUCH_METHOD)
 
 
 class Load:
@@ -175,7 +176,7 @@ class GrpcServer(grpclib.server.Server):
     """The directory that is locked while the socket is made. None: its own."""
 
     def __init__(self, servicer: Servicer, path: Path, field: str, load: Load | None = None) -> None:
-        """`field` names the setting that the path came from, for errors. `load`: shared with others; None: its own."""
+        """`field`: the setting that the path came from, for errors. `load`: shared with others; None: its own."""
         super().__init__([servicer], codec=ServerCodec(), config=KEEPALIVE)
         self._mapping = self._methods = Methods(self._mapping)
         events.listen(self, events.RecvMessage, self.received)
@@ -191,8 +192,7 @@ class GrpcServer(grpclib.server.Server):
         self.arriving = load.arriving
         self.chunk = memoryview(bytearray(CHUNK))
         """The buffer that all connections read into; its content is copied at once."""
-        self._complaints = Complaints(path.name)
-        self.complain = self._complaints.report
+        self.complaints = Complaints(path.name)
 
     async def listen(self) -> None:
         """Binds and serves. Raises what `sockets.listen_on_path` raises."""
@@ -225,15 +225,15 @@ class GrpcServer(grpclib.server.Server):
                 connection.close("stopping")
             with anyio.move_on_after(within, shield=True):
                 await self.wait_closed()
-        self._complaints.end()
+        self.complaints.end()
 
     def admits(self, connection: GrpcConnection) -> bool:
-        """Whether a peer is served. If so, its connection is registered; else the reason is logged, once per cause."""
+        """Registers a connection if its peer is served. Returns whether it is."""
         connection.peer = who = unix_sockets.peer(connection.transport.get_extra_info("socket"))
         if self.draining:
             return False
         if not self.is_welcome(who):
-            self.complain("connection refused", f"peer runs as uid {who.uid}", pid=who.pid)
+            self.complaints.report("connection refused", f"peer runs as uid {who.uid}", pid=who.pid)
             return False
         if len(self.connections) >= MOST_CONNECTIONS:
             self.make_room()
@@ -246,14 +246,14 @@ class GrpcServer(grpclib.server.Server):
 
     def make_room(self, most: int = MOST_CONNECTIONS) -> None:
         """
-        Closes a connection, as there are more than `most`: not one that is needed, of the process that has most of them, the
-        one that was silent longest.
+        Closes a connection, as there are more than `most`: of the process that has most of them, the one that was silent
+        longest. One that the servicer favours is closed last.
         """
         held = Counter(each.peer.pid for each in self.connections)
         longest = min(
             self.connections, key=lambda each: (self.servicer.favours(each), -held[each.peer.pid], each.spoke)
         )
-        self.complain("connection closed", f"more than {most} connections", pid=longest.peer.pid)
+        self.complaints.report("connection closed", f"more than {most} connections", pid=longest.peer.pid)
         longest.hang_up("others need its place")
 
     def largest(self, headers: Iterable[Sequence[str | bytes]]) -> int:
@@ -291,10 +291,8 @@ log = structlog.get_logger()
 
 class Complaints:
     """
-    Logs errors of the peers of one socket, once per cause.
-
-    A flood is one event, not a hundred thousand. So the first error of a kind is logged at once, the following ones are
-    counted, and one line a minute reports their number, as long as there are any.
+    Logs errors of the peers of one socket: the first of a kind at once, the following ones as a count, once a minute. So a
+    flood is one event, not a hundred thousand.
     """
 
     def __init__(self, socket: str) -> None:

@@ -2,10 +2,9 @@
 Decides the order in which connections are served.
 
 One loop serves all connections of all resources, and bytes can arrive faster than they can be processed. So the work is
-cut into steps of about a millisecond, one step runs in each round of the loop, and connections take turns: the one with
-the fewest turns comes first. A connection that was quiet has `CREDIT` turns ahead of busy ones, which is more than one
-call of the kubelet needs. So a flood on other connections delays each call of the kubelet by a step or two, not by the
-whole flood. A call that comes alone is not delayed: where nobody waits, the step runs at once and is that of the round.
+cut into steps of about a millisecond, one step runs in each round of the loop, and the connection with the fewest turns
+comes first. A connection that was quiet has `CREDIT` turns ahead of busy ones, so a flood on other connections delays each
+call of the kubelet by a step or two. Where nobody waits, the step runs at once and is that of the round.
 
 The rule is start-time fair queueing (Goyal, Vin, Cheng 1996) with steps of equal cost.
 """

@@ -3,8 +3,7 @@ Creates and removes unix sockets in a directory that this process shares with ot
 
 The kubelet removes files of its directory when it starts, other plugins use it, and an earlier process of
 topoalign may have left its socket behind. So a path is checked before it is changed: only a socket that no process
-serves is removed, never a link or a file, and never one that another process has created since. A socket has its mode from
-its creation, and is accessible for its owner alone unless it is for others; the kernel reports process and uid of a peer.
+serves is removed, never a link or a file, and never one that another process has created since.
 """
 
 import fcntl
@@ -80,8 +79,11 @@ def listen_on_path(path: Path, field: str, mode: int = 0o600, guard: Path | None
             clear(path)
             listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
             try:
-                with made_with(mode):
+                before = os.umask(0o777 & ~mode)  # the socket has its mode from its creation
+                try:
                     listening.bind(os.fspath(path))
+                finally:
+                    os.umask(before)
                 listening.listen(BACKLOG)
             except OSError:
                 listening.close()
@@ -105,12 +107,9 @@ def check_path_length(path: Path, field: str) -> None:
 
 
 def remove_socket(path: Path, mine: Identity | None) -> None:
-    """
-    Removes the socket if it is still the one that this process created. If that fails (a disk became read-only), it stays,
-    and the next process finds it stale: the stop must continue all the same.
-    """
+    """Removes the socket if it is still the one that this process created."""
     if mine is not None and identity(path) == mine:
-        with suppress(OSError):
+        with suppress(OSError):  # a disk became read-only: the stop must continue, and the next process finds it stale
             path.unlink(missing_ok=True)
 
 
@@ -146,8 +145,8 @@ def server_of(path: Path) -> Peer | None:
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
     """
-    Locks the directory, so that no other process of ours checks the same path between our check and our bind. The lock is
-    on the directory itself, so that no file is left behind; it is held for microseconds and never waited for.
+    Locks the directory itself, so that no other process of ours checks the same path between our check and our bind. It is
+    held for microseconds and never waited for.
     """
     held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -160,13 +159,3 @@ def directory_lock(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.close(held)
-
-
-@contextmanager
-def made_with(mode: int) -> Iterator[None]:
-    """Sockets that are created in this context have this mode. It cannot be set at another moment."""
-    before = os.umask(0o777 & ~mode)
-    try:
-        yield
-    finally:
-        os.umask(before)

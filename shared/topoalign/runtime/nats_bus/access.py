@@ -118,11 +118,7 @@ def split_addresses(url: str) -> list[str]:
 
 
 def hide_credentials(url: str) -> str:
-    """
-    An address, or several, fit to be shown: without user and password.
-
-    What stands where a port belongs and is none may be a password whose host was forgotten, or that holds a comma.
-    """
+    """An address, or several, without user and password. What is no port there may be a part of a password."""
     parts = []
     for part in url.split(","):
         scheme, separator, rest = part.strip().rpartition("://")

@@ -15,7 +15,6 @@ import anyio
 import nats.errors
 import structlog
 from anyio.abc import TaskStatus
-from nats.aio.msg import Msg
 
 from topoalign.core import wire
 from topoalign.core.model.errors import (
@@ -32,7 +31,7 @@ from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.nats_bus.access import Access, hide_credentials, split_addresses
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.follower import NatsFollower
-from topoalign.runtime.nats_bus.nats_connection import NatsConnection, open_connection
+from topoalign.runtime.nats_bus.nats_connection import CONNECT_SECONDS, NatsConnection, open_connection
 from topoalign.runtime.nats_bus.nats_library import contain_cancellation
 from topoalign.runtime.nats_bus.publication import publish_atomic, publish_many, publish_one
 from topoalign.runtime.nats_bus.selftest import SelfTest
@@ -151,7 +150,7 @@ class NatsBus:
                 async with background() as tasks:
                     for endpoint in endpoints:
                         await tasks.start(answer_requests, connection, endpoint)
-                    with connection.translated(service):
+                    with connection.waiting(service, CONNECT_SECONDS):
                         await connection.client.flush()
                     if not started:
                         started = True
@@ -174,11 +173,7 @@ class NatsBus:
         return self._connection
 
     async def keep_connected(self, strict: bool) -> None:
-        """
-        Runs as long as the bus. `strict` raises BusRefused for as long as there was no connection yet.
-
-        Later a refusal is treated like a loss, since a server may be set up again at any time: logged once, and tried again.
-        """
+        """Runs as long as the bus. `strict` raises BusRefused for as long as there was no connection yet."""
         failures = 0
         logged: set[str] = set()
         """Findings since the last connection. If a name has several addresses, their findings alternate."""
@@ -246,26 +241,19 @@ async def answer_requests(connection: NatsConnection, endpoint: Endpoint, *, tas
     Requests are answered in this task, because the library cancels its own tasks in a way that task groups inside an
     endpoint would take for their own end.
     """
-    send, receive = anyio.create_memory_object_stream[Msg](0)
-
-    async def take(request: Msg) -> None:
-        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # nobody answers any more
-            await send.send(request)
-
-    with send, receive:
-        subscription = await connection.subscribe(endpoint.subject, take, QUEUE)
-        try:
-            task_status.started()
-            async for request in receive:
-                if OF_A_STORE.isdisjoint(request.headers or {}):
-                    reply = await reply_to(endpoint, request.data)
-                    with (
-                        suppress(nats.errors.Error, OSError, ValueError),
-                        contain_cancellation(),
-                    ):  # no answer is wanted any more
-                        await request.respond(reply)
-        finally:
-            await connection.unsubscribe(subscription)
+    subscription = await connection.subscribe(endpoint.subject, QUEUE)
+    try:
+        task_status.started()
+        async for request in subscription.messages:
+            if OF_A_STORE.isdisjoint(request.headers or {}):
+                reply = await reply_to(endpoint, request.data)
+                with (
+                    suppress(nats.errors.Error, OSError, ValueError),
+                    contain_cancellation(),
+                ):  # else no answer is wanted
+                    await request.respond(reply)
+    finally:
+        await connection.unsubscribe(subscription)
 
 
 @asynccontextmanager
@@ -303,10 +291,8 @@ NAME = "topoalign-stores"
 
 async def apply_stores(url: str, access: Access = Access(), replicas: int | None = None) -> list[str]:  # noqa: B008  # frozen
     """
-    The administrative step: creates missing stores at a server and changes those that differ. Returns a line for each
-    change.
-
-    Raises the errors of `event_stores.create_or_change_stores` and `open_connection`.
+    The administrative step: creates missing stores and changes those that differ. Returns a line for each change. Raises as
+    `event_stores.create_or_change_stores` and `open_connection`.
     """
     connection = await open_connection(split_addresses(url), NAME, access)
     try:

@@ -115,7 +115,7 @@ class FollowerReading:
             if self._is_behind:
                 await self.end_news()
             if self._beyond[0] and self._requested == self._batch:
-                await self.read_ahead()
+                await self.request(*self._beyond)
             while self._arrived:
                 received = self.take(self._arrived.popleft())
                 if received is not None:
@@ -154,11 +154,6 @@ class FollowerReading:
         self._reading = True
         self._before = 0
 
-    async def read_ahead(self) -> None:
-        """Requests the messages after the batch that has arrived."""
-        waiting, last = self._beyond
-        await self.request(waiting, last)
-
     async def request(self, waiting: int, after: int) -> None:
         """Requests the next batch: the messages after this position, of which so many wait."""
         self._requested += 1
@@ -188,10 +183,7 @@ class FollowerReading:
         return delivered.received_at(there)
 
     def end_batch(self, end: Delivered) -> None:
-        """
-        Handles the end of a batch. Raises BusUnavailable for one whose last message is missing, and BusUnavailable or
-        BusRefused for a request that the server does not answer.
-        """
+        """Handles the end of a batch. Raises BusUnavailable where a message is missing, BusRefused where nobody reads."""
         status, description = end.status
         if status == NO_RESPONDERS:
             raise nobody_reads(self._stream)
@@ -226,10 +218,7 @@ class FollowerReading:
         self._newest = max(self._newest, newest)
 
     def take_news(self) -> Received | None:
-        """
-        The next message, if the oldest news that was not read yet is that; else drops all news. Raises BusUnavailable for a
-        stream that went back.
-        """
+        """The next message if the oldest news is that; else drops all news. Raises BusUnavailable."""
         while self._news:
             there, delivered = self._news.popleft()
             self._news_bytes -= len(delivered.body)
@@ -335,10 +324,7 @@ class NatsFollower:
         await anyio.sleep(backoff_seconds(self._failures, FIRST_PAUSE, longest))
 
     async def begin(self, connection: NatsConnection) -> FollowerReading:
-        """
-        Checks the stream and begins to read it. A stream that went back is read from its beginning.
-        Raises BusUnavailable, BusRefused.
-        """
+        """Begins to read the stream, from its start if it went back. Raises BusUnavailable, BusRefused."""
         if self._position and await self.has_gone_back(connection):
             log.warning("stream went back", stream=self._stream, had=self._position)
             self._position = 0
@@ -353,8 +339,8 @@ class NatsFollower:
 
     async def has_gone_back(self, connection: NatsConnection) -> bool:
         """
-        Whether the stream was lost, or restored from a backup, since the message at the position was read: it has another
-        message there, or none and nothing newer.
+        Whether the stream was lost or restored since the message at the position was read: it has another message there, or
+        none and nothing newer.
         """
         there = await find_message(connection, self._stream, {"seq": self._position})
         if there is not None:

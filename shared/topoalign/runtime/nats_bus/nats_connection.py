@@ -14,14 +14,13 @@ import asyncio
 import random
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from secrets import token_hex
 
 import anyio
 import nats.errors
 import structlog
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable, NobodyAnswers, clean
@@ -136,17 +135,14 @@ class NatsConnection:
         headers: Mapping[str, str] | None = None,
         accept: Accept = anything,
     ) -> Delivered:
-        """
-        The first answer that `accept` takes. Raises NobodyAnswers, BusUnavailable for an unknown outcome, BusRefused without
-        permission or for its size.
-        """
+        """The answer to a question. Raises NobodyAnswers, BusUnavailable for an unknown outcome, BusRefused."""
         if not self.fits(body, headers):
             raise BusRefused(
                 f"a message of {len(body)} bytes on {clean(subject, 200)} is more than the server's "
                 f"max_payload of {self.client.max_payload}",
                 "raise `max_payload` of nats-server to its default of 1 MiB, or publish less",
             )
-        with self.waiting(subject, seconds), self.translated(subject):
+        with self.waiting(subject, seconds):
             answer = await (await self.ask(subject, body, headers, accept))
             if answer.status[0] == NO_RESPONDERS:
                 raise nats.errors.NoRespondersError
@@ -200,25 +196,19 @@ class NatsConnection:
 
     async def send(self, subject: str, body: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
         """Sends without waiting for anything. Raises BusUnavailable if the connection is known to be gone."""
-        with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
+        with self.waiting(subject, CONNECT_SECONDS):
             await self.client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
 
-    async def subscribe(
-        self, subject: str, callback: Callable[[Msg], Awaitable[None]], queue: str = ""
-    ) -> Subscription:
-        """
-        Subscribes to a subject; of the subscribers of one queue one gets each message. Raises BusUnavailable, and BusRefused
-        without the permission.
-        """
-        with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
-            return await self.client.subscribe(subject, queue=queue, cb=callback)
+    async def subscribe(self, subject: str, queue: str = "") -> Subscription:
+        """Subscribes; one subscriber of a queue gets each message. Raises BusUnavailable, BusRefused."""
+        with self.waiting(subject, CONNECT_SECONDS):
+            return await self.client.subscribe(subject, queue=queue)
 
     async def take(self, subject: str, take: Callable[[Delivered], None]) -> Subscription:
         """Subscribe to a subject; `take` is called with each message as it comes. Raises as `subscribe` does."""
-        with self.waiting(subject, CONNECT_SECONDS), self.translated(subject):
-            subscription = await self.client.subscribe(subject)
-            self.client.deliver(subscription, take)
-            return subscription
+        subscription = await self.subscribe(subject)
+        self.client.deliver(subscription, take)
+        return subscription
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Ends a subscription, if the server can still be reached. Never raises and never takes longer than a second."""
@@ -232,30 +222,28 @@ class NatsConnection:
                 await subscription.unsubscribe()
 
     @contextmanager
-    def translated(self, subject: str) -> Iterator[None]:
-        """Turn errors of the library into NobodyAnswers, BusRefused or BusUnavailable, with the subject."""
-        try:
-            with contain_cancellation():
-                yield
-        except nats.errors.NoRespondersError as error:
-            raise NobodyAnswers(f"nobody answers on {clean(subject, 200)}") from error
-        except nats.errors.BadSubjectError as error:
-            raise BusRefused(f"{clean(subject, 200)!r} is not a subject", "see the subjects of topoalign") from error
-        except (nats.errors.Error, OSError) as error:
-            raise BusUnavailable(f"{clean(subject, 200)}: {clean(str(error), 200)}") from error
-
-    @contextmanager
     def waiting(self, subject: str, seconds: float) -> Iterator[None]:
-        """Cancels the block after this time, at the loss of the connection, or if its subject turns out to be forbidden."""
+        """
+        Cancels the block after this time, at the loss of the connection, or if its subject turns out to be forbidden. Raises
+        BusUnavailable or BusRefused then, and NobodyAnswers, BusRefused or BusUnavailable for an error of the library.
+        """
         if self.lost.is_set():
             raise BusUnavailable(f"the connection to {self.url} is lost: {self.reason}")
-        with anyio.move_on_after(seconds) as scope:
-            wait = Wait(subject, scope)
-            self._waits.add(wait)
-            try:
-                yield
-            finally:
-                self._waits.discard(wait)
+        name = clean(subject, 200)
+        try:
+            with anyio.move_on_after(seconds) as scope, contain_cancellation():
+                wait = Wait(subject, scope)
+                self._waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self._waits.discard(wait)
+        except nats.errors.NoRespondersError as error:
+            raise NobodyAnswers(f"nobody answers on {name}") from error
+        except nats.errors.BadSubjectError as error:
+            raise BusRefused(f"{name!r} is not a subject", "see the subjects of topoalign") from error
+        except (nats.errors.Error, OSError) as error:
+            raise BusUnavailable(f"{name}: {clean(str(error), 200)}") from error
         if scope.cancelled_caught or wait.violation:
             raise self.verdict(wait, seconds)
 
@@ -328,11 +316,8 @@ class NatsConnection:
 
 async def open_connection(urls: Sequence[str], name: str, access: Access, inbox: str = "") -> NatsConnection:
     """
-    Connects to one of the servers, in any order, and checks its version. `inbox`: prefix of the subjects on which answers
-    come; default: `_INBOX_<name>`.
-
-    Raises InvalidField for unusable credential files, BusRefused for wrong credentials or an old server, BusUnavailable
-    if none can be reached.
+    Connects to one of the servers, in any order, and checks its version. `inbox`: prefix of the reply subjects. Raises
+    InvalidField for unusable credential files, BusRefused for wrong ones or an old server, BusUnavailable.
     """
     options = access.options()
     tls = access.tls(urls)

@@ -36,11 +36,8 @@ class CancelledInside(nats.errors.Error):
 @contextmanager
 def contain_cancellation() -> Iterator[None]:
     """
-    Encloses each call that waits for the library. Raises CancelledInside for a cancellation of another task; a cancellation
-    of this task, by a cancel scope or by `Task.cancel`, passes.
-
-    asyncio counts the requested cancellations of a task (`Task.cancelling`). The count distinguishes the two, also if both
-    come at once.
+    Encloses each call that waits for the library. Raises CancelledInside for a cancellation of another task; one of this
+    task passes: asyncio counts those that were requested (`Task.cancelling`).
     """
     task = asyncio.current_task()
     assert task is not None, "the library is only called from tasks"
@@ -55,11 +52,8 @@ def contain_cancellation() -> Iterator[None]:
 
 class TolerantClient(Client):
     """
-    The library's client, which a subject that is not UTF-8 does not stop.
-
-    NATS stores such a subject; the library's read loop ends on it (nats-py 2.16.0), on every new connection again. With
-    the invalid bytes replaced, the message is one more that cannot be decoded, and its receiver puts it on the dead-letter
-    stream.
+    The library's client, which a subject that is not UTF-8 does not stop: its read loop would end on it, on every connection
+    again. With the bytes replaced, the receiver puts the message on the dead-letter stream.
     """
 
     def __init__(self) -> None:
@@ -107,10 +101,7 @@ def parked(servers: list[Server], info: dict[str, object]) -> tuple[None, float]
 
 
 def abandon(client: Client) -> None:
-    """
-    Ends what `Client.close` leaves: its tasks, if it failed before it cancelled them because the last data could not be
-    written; and the socket of a TLS handshake that failed.
-    """
+    """Ends what `Client.close` leaves if it failed: its tasks, and the socket of a failed TLS handshake."""
     own = [client._reading_task, client._ping_interval_task, client._flusher_task, client._reconnection_task]
     for task in [*own, *(subscription._wait_for_msgs_task for subscription in client._subs.values())]:
         if task is not None:

@@ -126,23 +126,16 @@ async def publish_pipelined(
     connection: NatsConnection, messages: Sequence[Message], seconds: float
 ) -> Sequence[Acknowledgement | None]:
     """
-    Publishes many messages on one connection before the first is acknowledged. Returns the acknowledgement of each that
-    came within so many seconds, including the time to send.
-
-    They are written in their order, and a store takes the messages of one connection in that order. The first message that
-    is too large for the server, and those after it, are not sent. Raises nothing: a message without an acknowledgement may
-    be stored or not.
+    Publishes many messages in their order before the first is acknowledged. Returns the acknowledgement of each that came
+    within so many seconds. The first message that is too large for the server, and those after it, are not sent. Raises
+    nothing: a message without an acknowledgement may be stored or not.
     """
     answers: list[asyncio.Future[Delivered]] = []
     sent = [*takewhile(lambda message: connection.fits(message.body, message.headers), messages)]
     if sent:
         subject = sent[0].subject
         try:
-            with (
-                suppress(BusUnavailable, BusRefused),
-                connection.waiting(subject, seconds),
-                connection.translated(subject),
-            ):
+            with suppress(BusUnavailable, BusRefused), connection.waiting(subject, seconds):
                 for message in sent:
                     answers.append(await connection.ask(message.subject, message.body, message.headers))
                 await asyncio.wait(answers)

@@ -37,8 +37,8 @@ class SelfTest:
 
     async def run(self, connection: NatsConnection) -> None:
         """
-        Raises BusRefused that names the first subject on which we may not publish, or if no store takes any, and
-        BusUnavailable. If no store takes a subject although stores take others, that is logged.
+        Raises BusRefused for the first subject on which we may not publish, or if no store takes any, and BusUnavailable. If
+        stores take some subjects and not others, that is logged.
         """
         if not self._publishes:
             await find_message(connection, Stream.NODES, {"seq": 1})

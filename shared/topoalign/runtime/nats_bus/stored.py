@@ -24,11 +24,7 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def find_message(connection: NatsConnection, stream: Stream, wanted: dict[str, object]) -> Delivered | None:
-    """
-    The message that is wanted: `{"seq": 17}`, or `{"last_by_subj": "a.>"}`; None: there is none.
-
-    Raises BusUnavailable, and BusRefused where it may not be read or no store is there.
-    """
+    """The wanted message: `{"seq": 17}`, `{"last_by_subj": "a.>"}`; None: none. Raises BusUnavailable, BusRefused."""
     try:
         answer = await connection.request(source_of(stream), msgspec.json.encode(wanted), READ_SECONDS)
     except NobodyAnswers as error:
@@ -72,10 +68,8 @@ async def purge(connection: NatsConnection, stream: Stream, subject: str) -> Non
 
 async def compare(connection: NatsConnection, stream: Stream, position: int, message: Message) -> None:
     """
-    Raises IdTaken unless the stream has this message at this position, where it reported that the id was used before.
-
-    A message that is gone or that we may not read counts as another one: a message may be stored twice, but must not be
-    lost.
+    Raises IdTaken unless the stream has this message at this position, where the id was used before. A message that is gone
+    or cannot be read counts as another one: better stored twice than lost.
     """
     name = message.headers["Nats-Msg-Id"]
     try:

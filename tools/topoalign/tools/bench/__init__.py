@@ -9,6 +9,7 @@ import click
 
 from topoalign.cli import output
 from topoalign.cli.exit_codes import unknown_name_error
+from topoalign.tools.progress import show_progress
 
 Cases = Callable[[], Iterator[dict[str, object]]]
 
@@ -32,7 +33,7 @@ def bench(names: tuple[str, ...], as_json: bool) -> None:
             raise unknown_name_error("benchmark", name, known)
     for name in names or known:
         cases: Cases = import_module(f"{__name__}.{known[name]}").cases
-        rows = list(output.progress(cases(), name))
+        rows = list(show_progress(cases(), name))
         if as_json:
             output.print_json_line({"name": name, "cases": rows})
         else:

@@ -22,7 +22,7 @@ from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.machines import load_machine
-from topoalign.tools.bench.measuring import measure_calls, summarize_times
+from topoalign.tools.measuring import measure_calls, summarize_times
 
 NODE = NodeName("bench")
 SHARES = 20

@@ -24,7 +24,7 @@ from topoalign.core.policy import POLICIES
 from topoalign.core.policy.topology_policy import MergeQuestion
 from topoalign.machines import load_machine
 from topoalign.tools.bench.admit import empty_node, pod_of
-from topoalign.tools.bench.measuring import measure_calls
+from topoalign.tools.measuring import measure_calls
 
 RESTRICTED = POLICIES[Policy.RESTRICTED]
 LISTED = ((8, 5, 200), (12, 5, 100))

@@ -17,13 +17,12 @@ from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.gpus.device_policy import GpuChoice
-from topoalign.core.placement.gpus.seam import Links, Scores, gpu_scores
-from topoalign.core.placement.gpus.set_scorer import SetScorer
+from topoalign.core.placement.gpus.seam import Links, Scores, SetScorer, gpu_scores
 from topoalign.core.placement.gpus.topology import ByTopology
 from topoalign.core.placement.partition import best_split
 from topoalign.core.placement.preference import prefer, set_scorer
 from topoalign.machines import load_machine
-from topoalign.tools.bench.measuring import measure_calls
+from topoalign.tools.measuring import measure_calls
 
 SIZES = range(1, 9)
 CALLS = {"8": 300, "16-dgx2": 50, "16-random": 15, "72-clique": 50, "nvl72-trays": 25, "warm": 300}

@@ -32,7 +32,7 @@ from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.machines import load_machine
 from topoalign.tools.bench.admit import pod_of
-from topoalign.tools.bench.measuring import measure_calls
+from topoalign.tools.measuring import measure_calls
 
 NODES = 500
 GANG = 512

@@ -18,6 +18,7 @@ from topoalign.cli import output
 from topoalign.cli.exit_codes import FAILURE, unknown_name_error
 from topoalign.core.model.errors import clean
 from topoalign.tools.conformance.suite import CaseResult, RatedResult, Suite
+from topoalign.tools.progress import show_progress
 
 
 @click.command()
@@ -78,7 +79,7 @@ def run(cases: Iterable[CaseResult], label: str, as_json: bool) -> tuple[int, in
     """Counts the cases that passed and failed, prints those that failed, and sums up ratios."""
     passed = failed = 0
     ratios: dict[str, list[float]] = defaultdict(list)
-    for case in output.progress(cases, label):
+    for case in show_progress(cases, label):
         if isinstance(case, RatedResult):
             ratios[case.group].append(case.ratio)
         if case.passed:

@@ -10,8 +10,8 @@ from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
-from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, to_hami_usage
 from topoalign.core.sharing.shared_gpus import SharedGpu
+from topoalign.core.state.share_amounts import MIB
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 
@@ -82,9 +82,9 @@ class Card(msgspec.Struct, frozen=True):
     score: float = 0.0
 
     @property
-    def read(self) -> HamiGpuUsage:
+    def read(self) -> SharedGpu:
         """The card as the product makes it of what it knows of a card."""
-        card = SharedGpu(
+        return SharedGpu(
             device=DeviceID(self.uuid),
             index=self.index,
             minor=self.index,
@@ -95,8 +95,9 @@ class Card(msgspec.Struct, frozen=True):
             held=Amount(cores=self.used_cores, memory=self.used_mem * MIB),
             all_slots=self.slots,
             sharers=self.used_slots,
+            mode=self.mode,
+            profiles=tuple(each.read for each in self.mig_profiles),
         )
-        return to_hami_usage(card, self.mode, tuple(each.read for each in self.mig_profiles))
 
 
 class Request(msgspec.Struct, frozen=True):

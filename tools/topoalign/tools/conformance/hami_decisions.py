@@ -12,9 +12,8 @@ from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.mig import MigPlacement, free_mig_placement
 from topoalign.core.scoring.scorers import hami_order, node_policy
 from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
-from topoalign.core.sharing.hami.gpu_links import GpuLink, GpuLinks, link_scores
+from topoalign.core.sharing.hami.gpu_links import GpuLink, link_score
 from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, hami_gpu_score, hami_gpus_score, order_of_trial, sort_key
-from topoalign.core.sharing.hami.place import NodeGpus, Placed, PodShares, place_pod_as_hami
 from topoalign.core.sharing.quota_amounts import OverQuota, check_quota, lowest_limits, sum_quota_amounts
 from topoalign.kubelet.files.manifest import read_quota_limits
 from topoalign.tools.conformance.gpuallocator import PCIE
@@ -23,6 +22,7 @@ from topoalign.tools.conformance.hami_decision_cases import (
     Allocation,
     Answer,
     FitInput,
+    Gpu,
     LinkExpected,
     LinkInput,
     MigExpected,
@@ -40,6 +40,7 @@ from topoalign.tools.conformance.hami_decision_cases import (
     ScoreInput,
     UuidScores,
 )
+from topoalign.tools.conformance.hami_place import NodeGpus, Placed, PodShares, place_pod_as_hami
 from topoalign.tools.conformance.suite import Suite
 
 PCIE_PREFIX = "P2PLink"
@@ -88,15 +89,14 @@ def answer(found: Shares | Unfit, expect: Answer) -> Answer:
 
 def gpu_pair_score(case: LinkInput, _: LinkExpected) -> LinkExpected:
     """The scores of the links between all cards."""
-    gpus = [
-        GpuLinks(
-            uuid=gpu.uuid,
-            index=gpu.index,
-            links={index: tuple(map(link_of, links)) for index, links in gpu.links.items()},
-        )
-        for gpu in case.gpus
-    ]
-    return LinkExpected([UuidScores(uuid, dict(score)) for uuid, score in link_scores(gpus).items()])
+
+    def score(one: Gpu, other: Gpu) -> int:
+        there = one.links.get(other.index, [])
+        back = other.links.get(one.index, [])
+        # a pair of which one card shows more links, as with a broken NVLink, is worth nothing
+        return sum(link_score(link_of(each)) for each in there) if len(there) == len(back) else 0
+
+    return LinkExpected([UuidScores(a.uuid, {b.uuid: score(a, b) for b in case.gpus if b is not a}) for a in case.gpus])
 
 
 def link_of(link: Mapping[str, int | str]) -> GpuLink:

@@ -5,7 +5,7 @@ from datetime import datetime
 import msgspec
 
 from topoalign.core.demand.share_annotations import type_selection, uuid_selection
-from topoalign.core.sharing.hami.node_annotations import PodGpu, check_handshake, decode_pod, encode_pod
+from topoalign.core.sharing.hami.node_annotations import REQUESTING, PodGpu, decode_pod, encode_pod, is_plugin_alive
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, decode_old_register
 from topoalign.tools.conformance.hami_cases import Case, Request, suite
 from topoalign.tools.conformance.hami_quantities import Amounts, Defaults, read_request
@@ -165,8 +165,9 @@ def node_annotation_decode_legacy(case: TextInput, _: OldExpected) -> OldExpecte
 
 def handshake(case: HandshakeInput, _: HandshakeExpected) -> HandshakeExpected:
     """Whether a node is healthy, and its cards are to be read anew."""
-    found = check_handshake(case.handshake, case.allocatable, datetime.fromisoformat(case.now))
-    return HandshakeExpected(found.healthy, found.refresh)
+    healthy = is_plugin_alive(case.handshake, case.allocatable, datetime.fromisoformat(case.now))
+    # HAMi reads the cards anew, and writes a new request, where no request is open
+    return HandshakeExpected(healthy, case.handshake is None or REQUESTING not in case.handshake)
 
 
 SUITES: dict[str, Suite] = {

@@ -12,11 +12,11 @@ from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.device_scores import DeviceScorer, score_node
 from topoalign.core.deviceshare.joint_allocation import allocate_all_types
 from topoalign.core.deviceshare.koordinator_names import DeviceType
-from topoalign.core.deviceshare.numa_hints import numa_hints
 from topoalign.core.model.errors import TopoalignError
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.koordinator_answers import Answer, outcome, refused
 from topoalign.tools.conformance.koordinator_cases import Inventories, NodeCase, Part, Pod, parts, without_nulls
+from topoalign.tools.conformance.koordinator_numa_hints import numa_hints
 from topoalign.tools.conformance.koordinator_rules import small_rules
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 

@@ -3,17 +3,18 @@
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from topoalign.cli import options, output
+from topoalign.cli import link, options, output
 from topoalign.core.model.errors import clean
 from topoalign.core.state.gpu_partitioning import partitioning_by_gpu
 from topoalign.core.state.holding_health import UNKNOWN
-
-if TYPE_CHECKING:
-    from topoalign.tools.draw.diagram import Diagram
+from topoalign.machines import load_machine
+from topoalign.tools.draw.diagram import Diagram, diagram_of
+from topoalign.tools.draw.layout import scene_of
+from topoalign.tools.draw.svg import png, svg
+from topoalign.tools.draw.text import coloured, render_text
 
 FORMATS = {".svg": "svg", ".png": "png", ".txt": "ascii", "": "ascii"}
 """The formats by the suffix of a file's name."""
@@ -62,21 +63,16 @@ def draw(
         raise click.UsageError(
             f"a terminal cannot show {form}: give --out FILE, or redirect the output to a file or a program"
         )
-    diagram = of_machine(machine) if machine is not None else of_node(node, nats)
+    if machine is not None:
+        described = load_machine(machine)
+        diagram = diagram_of(described.name, described.topology)
+    else:
+        diagram = of_node(node, nats)
     if form == "ascii":
         print_drawing(diagram, out, ascii_only)
         return
-    from topoalign.tools.draw.layout import scene_of  # only for pictures
-
     scene = scene_of(diagram)
-    if form == "svg":
-        from topoalign.tools.draw.svg import svg
-
-        picture = svg(scene).encode()
-    else:
-        from topoalign.tools.draw.svg import png  # brings in Pillow
-
-        picture = png(scene)
+    picture = svg(scene).encode() if form == "svg" else png(scene)
     if out is None:
         click.echo(picture, nl=False)
     else:
@@ -94,21 +90,9 @@ def drawing_format(out: Path | None) -> str:
     return FORMATS[suffix]
 
 
-def of_machine(source: str) -> "Diagram":
-    """The diagram of a described machine. Raises what `load_machine` raises."""
-    from topoalign.machines import load_machine  # the readers are not needed for a running node
-    from topoalign.tools.draw.diagram import diagram_of
-
-    machine = load_machine(source)
-    return diagram_of(machine.name, machine.topology)
-
-
-def of_node(node: str | None, nats: str | None) -> "Diagram":
+def of_node(node: str | None, nats: str | None) -> Diagram:
     """The diagram of a running node, else of this machine. Devices of unknown health get no mark."""
-    from topoalign.cli import link  # brings in what talks to the network
-    from topoalign.tools.draw.diagram import diagram_of
-
-    status = link.discovered_or_read_topology(node, nats)
+    status = link.read_node_or_machine(node, nats)
     devices = (*status.topology.gpu_by_id, *status.topology.nic_by_id)
     known = {device: status.health_of(device) for device in devices}
     health = {device: found for device, found in known.items() if found is not UNKNOWN}
@@ -117,10 +101,8 @@ def of_node(node: str | None, nats: str | None) -> "Diagram":
     return diagram_of(status.node, status.topology, status.allocations, health, parts)
 
 
-def print_drawing(diagram: "Diagram", out: Path | None, ascii_only: bool) -> None:
+def print_drawing(diagram: Diagram, out: Path | None, ascii_only: bool) -> None:
     """Prints the drawing in characters, or writes it to a file."""
-    from topoalign.tools.draw.text import coloured, render_text
-
     if out is not None:
         out.write_text(render_text(diagram, WIDTH, ascii_only) + "\n", "utf-8")
         note_written_file(out)

@@ -1,6 +1,6 @@
 """Makes the content of a drawing for one GPU or NIC: its lines, its holders and the findings about it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from topoalign.cli import formatting
@@ -52,7 +52,7 @@ class DrawnDevice:
     cordoned: bool
     degraded: str = ""
     """The finding about a degraded GPU (`topology.degraded`); empty for others."""
-    story: str = ""
+    tooltip: str = ""
     """All facts of the device, as the tooltip."""
 
     @property
@@ -116,9 +116,9 @@ def device_of(
     legend: Sequence[str],
     holders: Sequence[str],
     health: DeviceHealth | None,
-    division: GpuPartitioning | None = None,
+    partitioning: GpuPartitioning | None = None,
 ) -> DrawnDevice:
-    """Makes the drawing of this GPU or NIC. `holders`: positions in the legend; `division`: of a partitioned GPU."""
+    """Makes the drawing of this GPU or NIC. `holders`: positions in the legend; `partitioning`: of a partitioned GPU."""
     listed = topology.listed_nodes(one.numa_affinity)
     device = DrawnDevice(
         id=one.id,
@@ -127,36 +127,70 @@ def device_of(
         bridge=one.bridge,
         home=listed[0] if listed else None,
         memory_node=one.memory_node if isinstance(one, Gpu) else None,
-        lines=(*describe_gpu(one, topology), *divided_lines(division)) if isinstance(one, Gpu) else (clean(one.id),),
+        lines=(*describe_gpu(one, topology), *divided_lines(partitioning))
+        if isinstance(one, Gpu)
+        else (clean(one.id),),
         holders=tuple(map(legend.index, holders)),
-        divided=divided_lines(division),
+        divided=divided_lines(partitioning),
         parts=tuple(
             (legend.index(holder_name(each.owner, each.allocation)), short_parts(each.alone) or "nothing")
-            for each in (() if division is None else division.held)
+            for each in (() if partitioning is None else partitioning.held)
         ),
         broken=health is not None and health.state is not HealthState.HEALTHY,
         cordoned=health is not None and health.cordoned,
         degraded=degraded_gpus(topology).get(one.id, ""),
     )
-    facts = gpu_facts(one) if isinstance(one, Gpu) else nic_facts(one)
-    facts |= health_facts(health) | {"degraded:": device.degraded, "held by": ", ".join(holders)}
-    if division is not None:
-        held = "; ".join(map(holder_text, division.held))
-        facts |= {"divided:": format_strategy(division), "held by": held, "left:": format_remaining(division)}
-    story = [f"{device.name} {clean(one.id, 130)}", f"PCI {clean(one.pci or 'unknown')}"]
+    return replace(device, tooltip="\n".join(list_facts(one, topology, device, holders, health, partitioning)))
+
+
+def list_facts(
+    one: Gpu | Nic,
+    topology: Topology,
+    device: DrawnDevice,
+    holders: Sequence[str],
+    health: DeviceHealth | None,
+    partitioning: GpuPartitioning | None,
+) -> Iterator[str]:
+    """The lines of the tooltip of a GPU or NIC."""
     nodes = format_cpuset(one.numa_affinity) if topology.nodes_known else ""
-    story.append(f"NUMA {nodes or 'unknown'}")
-    story += [f"{what} {text}".strip() for what, text in facts.items() if text]
-    return replace(device, story="\n".join(story))
+    yield f"{device.name} {clean(one.id, 130)}"
+    yield f"PCI {clean(one.pci or 'unknown')}"
+    yield f"NUMA {nodes or 'unknown'}"
+    if isinstance(one, Gpu):
+        facts = {
+            "": clean(one.name),
+            "memory": binary(one.memory) if one.memory is not None else "",
+            "its memory is NUMA": "" if one.memory_node is None else str(one.memory_node),
+            "MIG": ", ".join(clean(instance.profile) for instance in one.mig or ()),
+        }
+    else:
+        facts = {
+            "network devices": clean(", ".join(one.netdevs)),
+            "virtual functions": str(len(one.virtual_functions) or ""),
+            "ports": ", ".join(clean(f"{port.number} {port.link_layer} {port.state}") for port in one.ports),
+        }
+    if health is not None:
+        words = clean(f"{health.state.value} {health.reason}".strip(), 200)
+        facts["health"] = words + (", cordoned" if health.cordoned else "")
+    facts |= {"degraded:": device.degraded, "held by": ", ".join(holders)}
+    if partitioning is not None:
+        facts |= {
+            "divided:": format_strategy(partitioning),
+            "held by": "; ".join(map(holder_text, partitioning.held)),
+            "left:": format_remaining(partitioning),
+        }
+    for label, text in facts.items():
+        if text:
+            yield f"{label} {text}".strip()
 
 
-def divided_lines(division: GpuPartitioning | None) -> tuple[str, ...]:
+def divided_lines(partitioning: GpuPartitioning | None) -> tuple[str, ...]:
     """Two lines of a partitioned GPU: how it is shared, and its remaining amounts: `slots, 8 left:` and `60% 28 GiB`."""
-    if division is None:
+    if partitioning is None:
         return ()
-    left = division.left
-    offered = division.offered
-    way = SHORT_WAYS.get(format_strategy(division), format_strategy(division))
+    left = partitioning.left
+    offered = partitioning.offered
+    way = SHORT_WAYS.get(format_strategy(partitioning), format_strategy(partitioning))
     if offered.slices and offered.instances:
         way = "parts"
     if offered.slices or offered.instances:
@@ -188,30 +222,3 @@ def describe_gpu(gpu: Gpu, topology: Topology) -> tuple[str, ...]:
         f"MIG: {len(gpu.mig or ())}": gpu.mig is not None,
     }
     return tuple(line for line, known in lines.items() if known)
-
-
-def gpu_facts(gpu: Gpu) -> dict[str, str]:
-    """Label -> text for a GPU's tooltip; an empty text is left out later."""
-    return {
-        "": clean(gpu.name),
-        "memory": binary(gpu.memory) if gpu.memory is not None else "",
-        "its memory is NUMA": "" if gpu.memory_node is None else str(gpu.memory_node),
-        "MIG": ", ".join(clean(instance.profile) for instance in gpu.mig or ()),
-    }
-
-
-def nic_facts(nic: Nic) -> dict[str, str]:
-    """Label -> text for a NIC's tooltip; an empty text is left out later."""
-    return {
-        "network devices": clean(", ".join(nic.netdevs)),
-        "virtual functions": str(len(nic.virtual_functions) or ""),
-        "ports": ", ".join(clean(f"{port.number} {port.link_layer} {port.state}") for port in nic.ports),
-    }
-
-
-def health_facts(health: DeviceHealth | None) -> dict[str, str]:
-    """The tooltip's line about health; none if the health is not known."""
-    if health is None:
-        return {}
-    words = clean(f"{health.state.value} {health.reason}".strip(), 200)
-    return {"health": words + (", cordoned" if health.cordoned else "")}

@@ -41,7 +41,7 @@ def device_items(device: DrawnDevice, x: float, y: float, height: float) -> tupl
         stroke=scene.UNHEALTHY if device.broken else INK,
         stroke_width=2.0 if device.broken else 1.4 if device.gpu else 1.0,
         radius=5.0 if device.gpu else 9.0,
-        story=device.story,
+        tooltip=device.tooltip,
     )
     items = [*shares(box, fills)]
     items += hatching(box) if device.broken else ()

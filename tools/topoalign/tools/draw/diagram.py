@@ -1,5 +1,6 @@
 """The content of a drawing of a machine, in the order of drawing, without positions."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -75,10 +76,7 @@ def diagram_of(
     health: Mapping[DeviceID, DeviceHealth] | None = None,
     divided: Mapping[DeviceID, GpuPartitioning] = {},
 ) -> Diagram:
-    """
-    A machine as it stands. `health`: what is known of its devices; one that is not in it is drawn as healthy. `divided`: the
-    GPUs that are not given as a whole.
-    """
+    """A machine now. `health`: a device that is not in it is drawn as healthy. `divided`: the GPUs that are partitioned."""
     allocations = tuple(allocations)
     names, holders = list_holders(topology, allocations)
     homes: dict[int | None, list[DrawnDevice]] = {}
@@ -94,7 +92,7 @@ def diagram_of(
         nvlinks=nvlinks_of(topology),
         holders=tuple(holders),
         seams=seams_of(topology, allocations),
-        notes=(*paths(groups), *notes(topology, bare)),
+        notes=(*list_path_meanings(groups), *notes(topology, bare)),
     )
 
 
@@ -137,14 +135,12 @@ def socket_title(sockets: tuple[int, ...]) -> str:
 
 def models(topology: Topology) -> list[str]:
     """`8 x NVIDIA A100-SXM4-40GB`, in one line."""
-    counts: dict[str, int] = {}
-    for gpu in topology.gpus:
-        counts[clean(gpu.name)] = counts.get(clean(gpu.name), 0) + 1
-    known = [f"{count} x {name}" for name, count in counts.items() if name]
+    counts = Counter(name for gpu in topology.gpus if (name := clean(gpu.name)))
+    known = [f"{count} x {name}" for name, count in counts.items()]
     return [clean(", ".join(known), 200)] if known else []
 
 
-def paths(groups: Iterable[Group]) -> list[str]:
+def list_path_meanings(groups: Iterable[Group]) -> list[str]:
     """Explains the groups that stand for unknown bridges, the nearest first."""
     found = set().union(*(paths_in(place.children) for group in groups for place in group.places))
     return [MEANINGS[path] for path in reversed(PATHS) if path in found]
@@ -161,9 +157,7 @@ def notes(topology: Topology, bare: list[int]) -> tuple[str, ...]:
     ]
     names = {gpu.id: f"GPU{gpu.index}" for gpu in topology.gpus}
     sentences += [f"{names[gpu]} is degraded: {finding}" for gpu, finding in degraded_gpus(topology).items()]
-    others: dict[str, int] = {}
-    for other in topology.others:
-        others[clean(other.resource)] = others.get(clean(other.resource), 0) + 1
+    others = Counter(clean(other.resource) for other in topology.others)
     if others:
         listed = ", ".join(f"{count} of {resource}" for resource, count in sorted(others.items()))
         sentences.append(clean(f"Listed by other device plugins: {listed}", 200))

@@ -200,7 +200,7 @@ class DiagramLayout:
         widths = list(map(self.sizes.place_width, group.places))
         spare = (width - 2 * PAD - sum(widths) - GAP * (len(widths) - 1)) / len(widths)
         self.add(
-            Box(x, self.top, width, self.sizes.group_height, "socket", scene.SOCKET, radius=8, story=group.title),
+            Box(x, self.top, width, self.sizes.group_height, "socket", scene.SOCKET, radius=8, tooltip=group.title),
             Text(x + PAD, self.top + 18, group.title, 13, bold=True),
         )
         x += PAD
@@ -210,9 +210,9 @@ class DiagramLayout:
 
     def place(self, place: DrawnNumaNode, x: float, y: float, width: float) -> None:
         """Place a NUMA node with its upper left corner at (x, y), with its facts and its PCIe tree."""
-        story = "\n".join((place.title, *place.facts))
+        tooltip = "\n".join((place.title, *place.facts))
         self.add(
-            Box(x, y, width, self.sizes.height(place), "numa", scene.PLACE, radius=6, story=story),
+            Box(x, y, width, self.sizes.height(place), "numa", scene.PLACE, radius=6, tooltip=tooltip),
             Text(x + PAD, y + 18, fitted(place.title, width - 2 * PAD, 12, bold=True), 12, bold=True),
         )
         for i, fact in enumerate(place.facts, 1):
@@ -238,8 +238,8 @@ class DiagramLayout:
     def bar(self, bridge: Bridge, x: float, y: float, width: float) -> Box:
         """Draws a bridge as a bar above all that is below it."""
         role, fill = ("host", scene.HOST) if bridge.host else ("switch", scene.SWITCH)
-        story = bridge.labels[0] if bridge.path is None else MEANINGS[bridge.path]
-        box = Box(x + 2, y, width - 4, BAR, role, fill, radius=3, story=story)
+        tooltip = bridge.labels[0] if bridge.path is None else MEANINGS[bridge.path]
+        box = Box(x + 2, y, width - 4, BAR, role, fill, radius=3, tooltip=tooltip)
         label = next((label for label in bridge.labels if text_width(label, SMALL) <= box.w - 8), bridge.labels[-1])
         self.add(box, Text(box.middle, y + 14, fitted(label, box.w - 6, SMALL), SMALL, anchor="middle"))
         return box

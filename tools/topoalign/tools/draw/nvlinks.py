@@ -134,7 +134,7 @@ def bar_items(bar: Bar, gpus: Boxes, y: float, left: float, width: float) -> tup
     if end - start < title_width:
         start = max(left, min(start, left + width - title_width))
         end = min(start + title_width, left + width)
-    line = Box(start, y, end - start, BAR_HEIGHT, "nvlink", scene.NVLINK_BAR, scene.NVLINK, 1.6, 4, story=bar.title)
+    line = Box(start, y, end - start, BAR_HEIGHT, "nvlink", scene.NVLINK_BAR, scene.NVLINK, 1.6, 4, tooltip=bar.title)
     items: list[Item] = [line]
     for gpu, box in boxes.items():
         thick = min(1.5 + bar.links[gpu] / 8, 4.0)

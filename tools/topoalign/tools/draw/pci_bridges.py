@@ -85,9 +85,7 @@ def by_path(devices: Sequence[DrawnDevice], links: Links, paths: Sequence[PcieCl
         whole = all(path(a, b) in (None, *near) for a, b in combinations(group, 2))
         alone = len(inner) == 1
         found += inner if alone or not whole else [Bridge("", paths[0] is PcieClass.PHB, inner, paths[0])]
-    return tuple(one for one in found if isinstance(one, Bridge)) + tuple(
-        one for one in found if isinstance(one, DrawnDevice)
-    )
+    return tuple(sorted(found, key=lambda one: isinstance(one, DrawnDevice)))  # bridges first
 
 
 def group_joined(
@@ -128,9 +126,9 @@ def children(paths: Ways, level: int) -> tuple[Child, ...]:
         else:
             direct.append(device)
     found = [branch(inside, level) for inside in branches.values()]
-    return tuple(one for one in found if isinstance(one, Bridge)) + tuple(
-        sorted([*direct, *(one for one in found if isinstance(one, DrawnDevice))], key=lambda device: device.order)
-    )
+    devices = [*direct, *(one for one in found if isinstance(one, DrawnDevice))]
+    bridges_below = (one for one in found if isinstance(one, Bridge))
+    return (*bridges_below, *sorted(devices, key=lambda device: device.order))
 
 
 def branch(paths: Ways, level: int) -> Child:

@@ -26,7 +26,7 @@ class Box:
     stroke: str = FAINT
     stroke_width: float = 1.0
     radius: float = 3.0
-    story: str = ""
+    tooltip: str = ""
     """Shown when someone points at it."""
 
     @property
@@ -52,7 +52,7 @@ class DrawnLine:
     points: tuple[tuple[float, float], ...]
     stroke: str = FAINT
     width: float = 1.0
-    story: str = ""
+    tooltip: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Writes a scene as SVG: one file without external style sheets, fonts or scripts."""
+"""
+Writes a scene as SVG, in one file without external style sheets, fonts or scripts, or as PNG with Pillow, in Pillow's own
+font, so that it looks the same on every machine.
+"""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -30,10 +33,15 @@ def render_item(item: Item) -> Iterator[str]:
     """The SVG elements of one item; none for an empty text."""
     match item:
         case Box():
-            yield box(item)
+            shape = (
+                f'<rect class="{item.role}" x="{format_number(item.x)}" y="{format_number(item.y)}"'
+                f' width="{format_number(item.w)}" height="{format_number(item.h)}" rx="{format_number(item.radius)}"'
+                f' fill="{item.fill}" stroke="{item.stroke}" stroke-width="{format_number(item.stroke_width)}"'
+            )
+            yield f"{shape}><title>{escape(item.tooltip)}</title></rect>" if item.tooltip else f"{shape}/>"
         case DrawnLine():
             points = " ".join(f"{format_number(x)},{format_number(y)}" for x, y in item.points)
-            title = f"<title>{escape(item.story)}</title>" if item.story else ""
+            title = f"<title>{escape(item.tooltip)}</title>" if item.tooltip else ""
             yield (
                 f'<polyline points="{points}" fill="none" stroke="{item.stroke}" stroke-width="{format_number(item.width)}"'
                 + (f">{title}</polyline>" if title else "/>")
@@ -47,22 +55,9 @@ def render_item(item: Item) -> Iterator[str]:
             )
 
 
-def box(item: Box) -> str:
-    """A `rect` element; its tooltip is a `title` element inside."""
-    shape = (
-        f'<rect class="{item.role}" x="{format_number(item.x)}" y="{format_number(item.y)}" width="{format_number(item.w)}"'
-        f' height="{format_number(item.h)}" rx="{format_number(item.radius)}" fill="{item.fill}" stroke="{item.stroke}"'
-        f' stroke-width="{format_number(item.stroke_width)}"'
-    )
-    return f"{shape}><title>{escape(item.story)}</title></rect>" if item.story else f"{shape}/>"
-
-
 def format_number(value: float) -> str:
     """Formats a number in its shortest form, with at most two decimals."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
-
-
-# Writes a scene as PNG with Pillow, in Pillow's own font, so that it looks the same on every machine.
 
 
 SCALE = 2
@@ -78,50 +73,31 @@ def png(scene: Scene) -> bytes:
     scale = SCALE if scene.width * scene.height * SCALE**2 <= MOST_PIXELS else 1
     size = (round(scene.width * scale), round(scene.height * scale))
     image = Image.new("RGB", size, PAPER)
-    painter = Painter(ImageDraw.Draw(image), scale)
+    draw = ImageDraw.Draw(image)
     for item in scene.items:
         match item:
             case Box():
-                painter.box(item)
+                corners = (item.x * scale, item.y * scale, item.right * scale, item.bottom * scale)
+                width = max(1, round(item.stroke_width * scale))
+                draw.rounded_rectangle(corners, item.radius * scale, item.fill, item.stroke, width)
             case DrawnLine():
-                painter.line(item)
+                points = [(x * scale, y * scale) for x, y in item.points]
+                draw.line(points, item.stroke, max(1, round(item.width * scale)), joint="curve")
             case Text():
-                painter.text(item)
+                known = "".join(c if c in KNOWN else "?" for c in item.text)
+                draw.text(
+                    (item.x * scale, item.y * scale),
+                    known,
+                    item.fill,
+                    font(item.size * scale),
+                    {"start": "ls", "middle": "ms", "end": "rs"}[item.anchor],  # at the baseline
+                    # The font has no bold face: an outline of its own colour makes one.
+                    stroke_width=0.25 * scale if item.bold else 0,
+                    stroke_fill=item.fill,
+                )
     file = BytesIO()
     image.save(file, "PNG", optimize=True)
     return file.getvalue()
-
-
-class Painter:
-    """Paints items on a Pillow image; `scale` is pixels per user unit."""
-
-    def __init__(self, draw: ImageDraw.ImageDraw, scale: int) -> None:
-        self.draw = draw
-        self.scale = scale
-
-    def box(self, box: Box) -> None:
-        """Paint a rounded rectangle, its outline at least one pixel wide."""
-        s = self.scale
-        corners = (box.x * s, box.y * s, box.right * s, box.bottom * s)
-        radius = box.radius * s
-        width = max(1, round(box.stroke_width * s))
-        self.draw.rounded_rectangle(corners, radius, box.fill, box.stroke, width)
-
-    def line(self, line: DrawnLine) -> None:
-        """Paint a line through several points."""
-        points = [(x * self.scale, y * self.scale) for x, y in line.points]
-        self.draw.line(points, line.stroke, max(1, round(line.width * self.scale)), joint="curve")
-
-    def text(self, text: Text) -> None:
-        """Paint a text at its baseline. Characters that the font lacks become `?`."""
-        shown = "".join(c if c in KNOWN else "?" for c in text.text)
-        at = (text.x * self.scale, text.y * self.scale)
-        anchor = {"start": "ls", "middle": "ms", "end": "rs"}[text.anchor]
-        # The font has no bold face: an outline of its own colour makes one.
-        outline = 0.25 * self.scale if text.bold else 0
-        self.draw.text(
-            at, shown, text.fill, font(text.size * self.scale), anchor, stroke_width=outline, stroke_fill=text.fill
-        )
 
 
 @lru_cache

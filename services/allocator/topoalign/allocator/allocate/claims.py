@@ -126,6 +126,10 @@ class Claim:
     def __init__(self, view: NodeView) -> None:
         self.view = view
 
+    def applies(self, resource: ResourceName) -> bool:
+        """Whether devices of this resource are claimed; the other methods are called for such a resource only."""
+        return True
+
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
         """Raises NoFit or BadRequest for devices that no container can have together."""
 
@@ -187,10 +191,7 @@ class WholeDevices(Claim):
 
 
 def check_allocate(state: NodeState, resource: ResourceName, containers: AskedDevices) -> list[DeviceSet]:
-    """
-    Checks that the devices are listed under the resource, healthy and not cordoned. Returns one set per container.
-    Raises InvalidField, HardwareUnknown, UnknownDevice and DeviceUnusable.
-    """
+    """Checks the devices of a call. Raises InvalidField, HardwareUnknown, UnknownDevice and DeviceUnusable."""
     asked = [device for devices in containers for device in devices]
     if not containers or not all(containers):
         raise InvalidField("devices_ids", "empty", "the kubelet asks for at least one device")

@@ -12,7 +12,7 @@ if possible without devices that are planned for other pods. Registries bind no 
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, product
 from typing import NamedTuple
 
@@ -25,14 +25,14 @@ from topoalign.allocator.allocate.claims import (
     reported_co_allocated,
     reported_ids,
 )
-from topoalign.allocator.reconciliation.adoption import in_offered_order
+from topoalign.allocator.reconciliation.displacement import in_offered_order, without_allocations
 from topoalign.core.admission.joint import Bounds, place_among
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.demand import is_joint
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import BadRequest, NoFit, quoted
-from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.ids import GPU, NIC, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Placement, PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.bitmask import node_mask
@@ -77,11 +77,6 @@ class CoAllocated(NamedTuple):
     lacking: tuple[DeviceID, ...] = ()
     """Reserved devices that cannot be allocated."""
 
-    @property
-    def ids(self) -> tuple[DeviceID, ...]:
-        """The ids of all devices."""
-        return tuple(device for ids in self.devices.values() for device in ids)
-
 
 class WaitingContainer(NamedTuple):
     """A container that waits for GPUs and for co-allocated devices."""
@@ -103,18 +98,20 @@ class JointClaim(Claim):
         self._placement = placement
         self._requests: OrderedDict[tuple[Namespace, PodName], PodRequest] = OrderedDict()
 
-    def waiting(self, resource: ResourceName, devices: Collection[DeviceID]) -> ReservedContainer | None:
+    def applies(self, resource: ResourceName) -> bool:
+        """Whether these are whole GPUs: other devices have no co-allocated ones."""
+        return resource == GPU
+
+    def waiting(self, devices: Collection[DeviceID]) -> ReservedContainer | None:
         """Returns the container that waits for exactly these GPUs and has co-allocated devices."""
-        if resource != GPU:
-            return None
         wanted = frozenset(devices)
         reserved = self.view.reserved
-        parts = open_reservations(reserved, self.view.now, resource) if reserved.reservations else ()
+        parts = open_reservations(reserved, self.view.now, GPU) if reserved.reservations else ()
         return next((each for _, each, gpus in parts if gpus == wanted and each.co_allocated), None)
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
         """Returns the records that hold co-allocated devices reserved for this container."""
-        waiting = self.waiting(asked.resource, asked.devices)
+        waiting = self.waiting(asked.devices)
         if waiting is None:
             return ()
         state = self.view.state
@@ -131,15 +128,15 @@ class JointClaim(Claim):
         """Adds the co-allocated devices. Raises CoAllocatedLacking."""
         new = asked.new
         instead: tuple[DeviceID, ...] = ()
-        if (waiting := self.waiting(asked.resource, asked.devices)) is not None:
-            co_allocated = self.available(waiting, new.gone)
+        if (waiting := self.waiting(asked.devices)) is not None:
+            co_allocated = self.available(waiting, new.gone.values())
         else:
-            co_allocated, instead = self.choose_for_unreserved(asked.resource, asked.devices, new.gone)
+            co_allocated, instead = self.choose_for_unreserved(asked.devices, new.gone.values())
         allocation = msgspec.structs.replace(
             allocation,
             devices={**allocation.devices, **co_allocated.devices},
             virtual_functions=dict(co_allocated.functions),
-            co_allocated=co_allocated.ids,
+            co_allocated=tuple(device for ids in co_allocated.devices.values() for device in ids),
         )
         if co_allocated.lacking:
             instead = (*allocation.device_ids, *co_allocated.lacking)
@@ -147,11 +144,9 @@ class JointClaim(Claim):
             new.deviations[allocation.id] = instead
         return allocation
 
-    def available(self, waiting: ReservedContainer, gone: Collection[AllocationID]) -> CoAllocated:
+    def available(self, waiting: ReservedContainer, gone: Iterable[Allocation]) -> CoAllocated:
         """Returns the reserved co-allocated devices that are free once `gone` has ended. Raises CoAllocatedLacking."""
-        state = self.view.state
-        for name in gone:
-            state = state.without(name)
+        state = without_allocations(self.view.state, gone)
         devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
         functions: dict[DeviceID, tuple[str, ...]] = {}
         lacking: list[DeviceID] = []
@@ -187,19 +182,16 @@ class JointClaim(Claim):
         return found[1].devices.get(GPU, ()) if found is not None and found[1] is not None else ()
 
     def choose_for_unreserved(
-        self, resource: ResourceName, devices: Collection[DeviceID], gone: Collection[AllocationID]
+        self, devices: Collection[DeviceID], gone: Iterable[Allocation]
     ) -> tuple[CoAllocated, tuple[DeviceID, ...]]:
         """
         Chooses co-allocated devices for GPUs without a reservation once `gone` has ended. Returns them and the devices
         that were reserved instead; both are empty if no container waits for this number. Raises CoAllocatedLacking.
         """
-        to_come = open_reservations(self.view.reserved, self.view.now, resource)
-        is_own = any(gpus == frozenset(devices) for _, _, gpus in to_come)
-        found = (
-            self._replacement(Bounds(len(devices), tuple(devices), ()), gone)
-            if resource == GPU and not is_own
-            else None
-        )
+        to_come = open_reservations(self.view.reserved, self.view.now, GPU)
+        if any(gpus == frozenset(devices) for _, _, gpus in to_come):
+            return CoAllocated(), ()
+        found = self._replacement(Bounds(len(devices), tuple(devices), ()), gone)
         if found is None:
             return CoAllocated(), ()
         (_, waiting, is_certain), given = found
@@ -210,15 +202,14 @@ class JointClaim(Claim):
             if waiting.needs_co_allocated and is_certain:
                 raise CoAllocatedLacking(devices, [each for ids in waiting.co_allocated.values() for each in ids])
             return CoAllocated(), reserved if is_certain else ()
-        co_allocated = {
-            name: tuple(each for each in ids if each in given.co_allocated)
-            for name, ids in given.devices.items()
-            if name != GPU
-        }
-        return CoAllocated({name: ids for name, ids in co_allocated.items() if ids}, given.functions), reserved
+        co_allocated: dict[ResourceName, tuple[DeviceID, ...]] = {}
+        for name, ids in given.devices.items():
+            if name != GPU and (some := tuple(each for each in ids if each in given.co_allocated)):
+                co_allocated[name] = some
+        return CoAllocated(co_allocated, given.functions), reserved
 
     def _replacement(
-        self, gpus: Bounds, gone: Collection[AllocationID]
+        self, gpus: Bounds, gone: Iterable[Allocation]
     ) -> tuple[WaitingContainer, ContainerDevices | None] | None:
         """Chooses devices for a container that waits for this number of GPUs, if any fit; None: no container does."""
         reserved = self.view.reserved
@@ -226,9 +217,7 @@ class JointClaim(Claim):
         held = reserved.held(self.view.now) if waiting else ()
         for each, with_planned in product(waiting, (True, False)):
             request = self._requests.get((each.pod.namespace, each.pod.pod))
-            state = self.view.state
-            for name in gone:
-                state = state.without(name)
+            state = without_allocations(self.view.state, gone)
             others = [pod for pod in held if pod.pod_uid != each.pod.pod_uid and (with_planned or not pod.planned)]
             for allocation in chain.from_iterable(map(reserved_allocations, others)):
                 without_gpus = {name: ids for name, ids in allocation.devices.items() if name != GPU}

@@ -9,18 +9,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import anyio
+import msgspec
 from anyio.lowlevel import checkpoint
 
 from topoalign.allocator.allocate.claims import AskedContainer, Claim, NewRecords, NodeView, check_allocate
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.instances import CreatedInstance
 from topoalign.allocator.ports import AskedDevices, Place, PodResources, Poll
-from topoalign.allocator.reconciliation.adoption import in_offered_order, return_displaced
 from topoalign.allocator.reconciliation.displacement import (
     displaced_by,
+    in_offered_order,
     log_displaced,
     log_ended,
     remainders,
+    return_displaced,
 )
 from topoalign.allocator.reconciliation.liveness import Grant, Rest, kubelet_places, reported_places
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
@@ -66,11 +68,8 @@ class Preferences:
         if given is None or len(granted) != 1 or self._clock.monotonic() - given.at > FOLLOWED_SECONDS:
             return {}
         taken = {device for ids in granted[0].from_kubelet.values() for device in ids}
-        if taken == {*given.chosen} or len(taken) != len(given.chosen):
-            return {}
-        if not all(device in given.available for device in taken):
-            return {}
-        return {granted[0].id: given.chosen}
+        is_other = taken != {*given.chosen} and len(taken) == len(given.chosen)
+        return {granted[0].id: given.chosen} if is_other and taken.issubset(given.available) else {}
 
 
 # Group commit: one write to the journal and one sync for all Allocate calls that are ready.
@@ -84,30 +83,23 @@ class Preferences:
 # later is recorded. The first call of the queue records the others even if it is cancelled itself.
 
 
-class AllocateCall:
+class AllocateCall(msgspec.Struct, eq=False):
     """One Allocate on its way into the record."""
 
-    def __init__(
-        self,
-        resource: ResourceName,
-        containers: AskedDevices,
-        checked: int,
-        made: Mapping[DeviceID, CreatedInstance] = {},
-    ) -> None:
-        self.resource = resource
-        self.containers = containers
-        self.made = made
-        """Slot -> the MIG instance that was created for it."""
-        self.checked = checked
-        """The version of the ledger under which its devices were checked."""
-        self.poll: Poll | None = None
-        """The poll of the kubelet for this call; None: there was none."""
-        self.grant: Grant | None = None
-        """The moment before the poll; None: the moment of the record."""
-        self.answers: Sequence[Allocation] | None = None
-        """One allocation for each container, recorded; None: there is no answer yet."""
-        self.error: Exception | None = None
-        """Why it is refused."""
+    resource: ResourceName
+    containers: AskedDevices
+    checked: int
+    """The version of the ledger under which its devices were checked."""
+    made: Mapping[DeviceID, CreatedInstance] = {}
+    """Slot -> the MIG instance that was created for it."""
+    poll: Poll | None = None
+    """The poll of the kubelet for this call; None: there was none."""
+    grant: Grant | None = None
+    """The moment before the poll; None: the moment of the record."""
+    answers: Sequence[Allocation] | None = None
+    """One allocation for each container, recorded; None: there is no answer yet."""
+    error: Exception | None = None
+    """Why it is refused."""
 
     def result(self) -> tuple[Allocation, ...] | None:
         """Returns the answers; None: the kubelet must be polled first. Raises the error of a refused call."""
@@ -189,10 +181,7 @@ class Grants:
         preferences: Preferences,
         expect: Callable[[Sequence[Allocation]], None],
     ) -> None:
-        """
-        `claims`: in the order in which they are judged. `expect` is called with the answers of each call after they are
-        recorded, also if the caller no longer waits.
-        """
+        """`claims`: in the order in which they are judged. `expect` gets the answers of each recorded call."""
         self._ledger = ledger
         self._view = view
         self._pod_resources = pod_resources
@@ -204,10 +193,13 @@ class Grants:
     def check(self, resource: ResourceName, containers: AskedDevices) -> AskedDevices:
         """Checks a call as `check_allocate` and `Claim.check`, by the current state."""
         asked = check_allocate(self._view.state, resource, containers)
-        for claim in self._claims:
+        for claim in self._claims_of(resource):
             for devices in asked:
                 claim.check(resource, devices)
         return asked
+
+    def _claims_of(self, resource: ResourceName) -> list[Claim]:
+        return [each for each in self._claims if each.applies(resource)]
 
     def record(self, calls: Sequence[AllocateCall]) -> None:
         """Judges calls in order and records all with one sync. Only a failing disk refuses more than one call."""
@@ -219,7 +211,7 @@ class Grants:
                     try:
                         if (judgement := self.judge(call)) is not None:
                             judged.append((call, judgement))
-                            for claim in self._claims:
+                            for claim in self._claims_of(call.resource):
                                 claim.granted(call.resource, judgement.answers, call.poll)
                     except Exception as error:  # raised to the caller of this call
                         call.error = error
@@ -238,22 +230,20 @@ class Grants:
         _ = self._view.reserved
 
     def judge(self, call: AllocateCall) -> Judgement | None:
-        """
-        Judges a call. Returns None if the kubelet must be polled first: the record is unconfirmed, or a record that
-        matters is newer than the poll. Raises the error of a refused call.
-        """
+        """Judges a call. Returns None if the kubelet must be polled first. Raises the error of a refused call."""
         resource = call.resource
         if self._ledger.version != call.checked:
             self.check(resource, call.containers)  # the hardware may have changed while this waited
         if self._ledger.unconfirmed is not None:
             return None
         listing, known = (call.poll.listing, call.poll.live) if call.poll is not None else (None, frozenset())
+        claims = self._claims_of(resource)
         answers = list[Allocation]()
         new = NewRecords([], {}, set(), {})
         for devices in call.containers:
             asked = AskedContainer(resource, devices, frozenset(devices), call.made, call.poll, new, {})
             # A call that the kubelet repeats is recognized first: its own record would stand against it.
-            held = {each.id: each for claim in self._claims if claim.holds_devices for each in claim.conflicts(asked)}
+            held = {each.id: each for claim in claims if claim.holds_devices for each in claim.conflicts(asked)}
             if not known >= held.keys():
                 return None
             record = next(iter(held.values())) if len(held) == 1 else None
@@ -261,7 +251,7 @@ class Grants:
                 self._reconciliation.seen(record.id, listing)
                 answers.append(record)
                 continue
-            for claim in self._claims:
+            for claim in claims:
                 conflicts = claim.conflicts(asked)
                 if not known.issuperset(each.id for each in conflicts):
                     return None
@@ -289,7 +279,7 @@ class Grants:
             cards=state.ownership.cards_of(asked.devices),
             displaced=displaced_by(self._reconciliation.liveness, self._ledger, stale, asked.ids, asked.listing),
         )
-        for claim in self._claims:
+        for claim in self._claims_of(asked.resource):
             allocation = claim.complete(asked, allocation)
         asked.new.granted.append(allocation)
         return allocation

@@ -69,10 +69,7 @@ class NodeReservationList:
         self._expected_until = self._clock.monotonic() + EXPECTED_SECONDS
 
     async def until_read(self) -> None:
-        """
-        Waits until the reservations are read, at most `READ_SECONDS` after the start. If one is expected, waits for the
-        newest message, at most `RECEIVE_SECONDS`.
-        """
+        """Waits for reservations that were made and may not be received yet, for a short time."""
         left = self._began + READ_SECONDS - self._clock.monotonic()
         if left > 0 and not self._read.is_set():
             await wait_for_first(self._read.wait, lambda: self._clock.sleep(left))

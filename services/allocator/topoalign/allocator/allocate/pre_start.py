@@ -23,6 +23,7 @@ from topoalign.allocator.allocate.slots import SlotClaim
 from topoalign.allocator.allocate.units import units_held
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ports import KubeletListing, Poll, ResourceEntry
+from topoalign.allocator.reconciliation.liveness import checkpoint_entries_of
 from topoalign.core.demand.shares import UnitFields, check_units_asked
 from topoalign.core.hints.device_hints import DeviceProvider
 from topoalign.core.model.allocations import Allocation, Owner, amounts_of
@@ -134,10 +135,7 @@ class SlotStarts(ContainerStarts):
                     self._ledger.bind([Binding(each.id, each.owner, each.pod_uid, each.displaced, as_reserved=True)])
 
     def check(self, devices: Sequence[DeviceID], listing: KubeletListing | None) -> None:
-        """
-        Raises NotAsReserved for a container that must not start with these slots. Raises Unavailable if reserved slots
-        have an unknown owner. `listing`: None if the record knows the owner. Ignores other devices.
-        """
+        """Checks the slots of a starting container. Raises NotAsReserved, and Unavailable without a known owner."""
         self.observe()
         owned = self._ledger.state.ownership
         live = self._ledger.state.allocations
@@ -255,8 +253,7 @@ def as_listed(record: Allocation, listing: KubeletListing | None) -> Allocation:
     """
     if record.owner is not None or listing is None:
         return record
-    places = [(resource, device) for resource, ids in record.from_kubelet.items() for device in ids]
-    entries = {entry for place in places for entry in listing.parts_by_place.get(place, ())}
+    entries = checkpoint_entries_of(record, listing)
     holders = {(entry.pod_uid, entry.container) for entry in entries if not listing.is_gone(entry.pod_uid)}
     uids = {uid for uid, _ in holders}
     if len(uids) != 1 or "" in uids:
@@ -301,13 +298,11 @@ class ShareStarts(ContainerStarts):
     """Judges containers with vcuda units that are about to start."""
 
     def check(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
-        """
-        Raises ShareSplit, InvalidShare or WholeGpuInUse for a container that must not start with these units. Raises
-        Unavailable while the checkpoint does not have its devices.
-        """
+        """Checks the units of a starting container. Raises ShareSplit, InvalidShare, WholeGpuInUse, Unavailable."""
         asked = frozenset(units)
         listing = poll.listing
         parts = live_unit_entries(listing)
+        # The kubelet's call names the units, and containers of a pod may have the same ones.
         starting = dict.fromkeys(
             Holder(part.pod_uid, part.container)
             for part in parts
@@ -321,7 +316,7 @@ class ShareStarts(ContainerStarts):
         for mine in starting:
             try:
                 fields = UnitFields(*(next(iter(named), "limits") for named in limit_keys_by_kind(mine, parts)))
-                own = amounts_of(unit for part in entries_of_holder(mine, parts) for unit in part.devices)
+                own = amounts_of_holder(mine, parts)
                 check_units_asked(sum_amounts(own.values()), fields)
                 check_gpus(own, fields.memory, gpus=None)
                 for name, theirs in self._others(mine, parts, poll):
@@ -349,9 +344,7 @@ class ShareStarts(ContainerStarts):
             if each == mine or not each.pod or (each.pod == mine.pod and not {each, mine} <= shown.keys()):
                 continue
             try:
-                check_gpus(
-                    amounts_of(unit for part in entries_of_holder(each, parts) for unit in part.devices), gpus=None
-                )
+                check_gpus(amounts_of_holder(each, parts), gpus=None)
             except NoFit:
                 continue  # its halves are of different GPUs, so it cannot have started
             owner = shown.get(each)
@@ -367,6 +360,11 @@ def live_unit_entries(listing: KubeletListing) -> tuple[ResourceEntry, ...]:
 def entries_of_holder(holder: Holder, parts: Collection[ResourceEntry]) -> Iterator[ResourceEntry]:
     """Returns the entries of one container."""
     return (part for part in parts if (part.pod_uid, part.container) == holder)
+
+
+def amounts_of_holder(holder: Holder, parts: Collection[ResourceEntry]) -> Amounts:
+    """Returns GPU -> how much of it a container has by these entries."""
+    return amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)
 
 
 def limit_keys_by_kind(holder: Holder, parts: Collection[ResourceEntry]) -> tuple[list[str], list[str]]:

@@ -39,8 +39,7 @@ from topoalign.allocator.ports import (
     nothing_to_ask,
     nothing_to_prepare,
 )
-from topoalign.allocator.reconciliation.adoption import without_allocations
-from topoalign.allocator.reconciliation.displacement import devices_displaced_by
+from topoalign.allocator.reconciliation.displacement import devices_displaced_by, without_allocations
 from topoalign.allocator.reconciliation.liveness import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
@@ -63,10 +62,7 @@ AGAIN_SECONDS = 0.5
 
 
 async def poll_for_grant(poll: Callable[[float | None], Awaitable[Poll]], clock: Clock, arrived: float) -> Poll:
-    """
-    Polls a slow kubelet until it answers, for at most `GRANT_SECONDS` after the call `arrived`. Raises Unavailable.
-    `poll` takes a time limit in seconds, None for the usual one.
-    """
+    """Polls a slow kubelet until `GRANT_SECONDS` after the call `arrived`. Raises Unavailable."""
     # The kubelet sets no time limit for Allocate and one of 30 s for PreStartContainer, and a pod that is refused here stays
     # refused. The first attempt is short, because the connection may be broken. Each later one has all the time that is
     # left: a kubelet that needs two seconds would answer none of four attempts of one second.
@@ -218,7 +214,9 @@ class DeviceAllocations:
         else:
             poll = await self._poll_quickly(self._poll_to_prefer)
         ended = self._ended_by(poll)
-        ended = self._reconciliation.liveness.dropped(ended, available, must_include, at) if ended else ended
+        if ended:
+            free = {*available} - {*must_include}
+            ended = [each for each in ended if self._reconciliation.liveness.is_dropped(each, at, free)]
         hardware = self.state.hardware
         offered = hardware.devices.get(resource, NO_DEVICES).listed(available)
         live = without_allocations(self.state, ended) if ended else self.state
@@ -271,10 +269,7 @@ class DeviceAllocations:
         return None
 
     async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
-        """
-        As `AllocatorPort.allocate`. A repeated call returns the same allocation. Raises also HardwareUnknown,
-        DeviceUnusable, and Unavailable if the kubelet must be asked and does not answer.
-        """
+        """As `AllocatorPort.allocate`. Raises also HardwareUnknown, DeviceUnusable and Unavailable."""
         arrived = self._clock.monotonic()
         await self._reservations.until_read()
         await self._ensure_fresh()

@@ -83,11 +83,12 @@ class SlotClaim(Claim):
         self._ended = frozenset[AllocationID]()
         """Allocations that had ended at the kubelet's last request for a preference."""
 
+    def applies(self, resource: ResourceName) -> bool:
+        """Whether the resource is offered in slots."""
+        return resource in resources_in_slots(self.view.state.hardware)
+
     def prefer(self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID]) -> tuple[DeviceID, ...]:
-        """
-        Returns the slots that a container should get; () if too few GPUs have enough left. `live`: the state without
-        ended allocations; `displaced`: further devices that count as held.
-        """
+        """Returns the slots that a container should get; () if too few GPUs have enough left besides `displaced`."""
         resource, available, must_include, size = question
         if resource not in resources_in_slots(live.hardware) or not max(1, len(must_include)) <= size <= len(available):
             return ()
@@ -148,8 +149,6 @@ class SlotClaim(Claim):
 
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
         """Raises InvalidShare for several slots of one GPU, and ShareSplit as `check_reserved`."""
-        if resource not in resources_in_slots(self.view.state.hardware):
-            return
         gpus = [base_of(slot) for slot in devices]
         if twice := sorted({gpu for gpu in gpus if gpus.count(gpu) > 1}):
             live = self._live()
@@ -167,8 +166,6 @@ class SlotClaim(Claim):
         Raises ShareSplit for slots that the container which waits for this number must not have. If its reservation may
         move, records these slots instead: a kubelet without a choice asks for no preference.
         """
-        if resource not in resources_in_slots(self.view.state.hardware):
-            return
         reserved = self.view.reserved
         instead = {name: each.slots for name, each in self.moved.items()}
         part = unmatched_part(self._live(), reserved, self.view.now, resource, slots, instead)
@@ -212,8 +209,6 @@ class SlotClaim(Claim):
         """Returns the records of these GPUs if they do not leave enough for the slots. Raises as `check_reserved`."""
         self.check_reserved(asked.resource, asked.ids)
         amounts = self.amounts(asked.resource, asked.ids)
-        if not amounts:
-            return ()
         gpus = {base_of(slot) for slot in amounts}
         sharing = [each for each in self.view.state.allocations.values() if not gpus.isdisjoint(each.shared_bases)]
         return sharing if self._lacking(amounts, (*sharing, *asked.new.granted)) is not None else ()
@@ -233,8 +228,13 @@ class SlotClaim(Claim):
         ]
         if self._lacking(amounts, (*counted, *granted)) is None:
             return
-        gone = [each for each in counted if each.id not in stale and liveness.has_ended(each, poll.listing, poll.at)]
-        ended = {each.id: each for each in liveness.dropped(gone, (), (), poll.at)}
+        ended = {
+            each.id: each
+            for each in counted
+            if each.id not in stale
+            and liveness.has_ended(each, poll.listing, poll.at)
+            and liveness.is_dropped(each, poll.at)
+        }
         if lacking := self._lacking(amounts, (*(each for each in counted if each.id not in ended), *granted)):
             raise self._refusal(asked.resource, asked.ids, lacking)
         asked.release(ended.values())
@@ -244,8 +244,6 @@ class SlotClaim(Claim):
         """Adds the amounts and instances of the slots, and whose reservation they were."""
         resource = asked.resource
         hardware = self.view.state.hardware
-        if resource not in resources_in_slots(hardware):
-            return allocation
         reserved = self.view.reserved
         now = self.view.now
         slots = allocation.devices[resource]

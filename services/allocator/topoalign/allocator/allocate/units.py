@@ -5,7 +5,7 @@ A kubelet allocates a container's computing time and its memory one after the ot
 container. Both halves have to be of one GPU. If one container has all computing time of a GPU, no other may have anything.
 
 - GetPreferredAllocation prefers the units that are reserved for a request of this size, if the other half is on their GPU;
-  then units of the GPU of the newest grant, if that may lack its other half; then those of the GPU that `gpus_for` chooses.
+  then units of the GPU of the newest grant, if that may lack its other half; then those of the GPU that `_gpus_for` chooses.
 - Allocate refuses units of several GPUs unless they are reserved, memory of another GPU than the computing time granted just
   before, a whole GPU while a container has units of it, and units while a container has the GPU as a whole.
 - PreStartContainer (`pre_start`) checks again, because the kubelet's checkpoint then shows the devices of each container.
@@ -25,7 +25,6 @@ from topoalign.allocator.ports import KubeletListing, Poll
 from topoalign.allocator.reconciliation.liveness import LivenessCheck, kubelet_places, still_displaced
 from topoalign.core.demand.shares import (
     Share,
-    SharesLeft,
     UnitFields,
     check_units_asked,
     enough,
@@ -39,7 +38,6 @@ from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import Amount, UnitKind, unit_kind
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
-from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.reserved_choice import open_reservations
 from topoalign.core.placement.sparing import held_among, overlapping_devices
 from topoalign.core.sharing.choosers import check_gpus, choose_gpus_for_units, units_on, with_missing
@@ -95,10 +93,7 @@ def share_asked(kind: UnitKind, size: int) -> Share:
 
 
 def shares_asked(kind: UnitKind, question: ShareQuestion, reserved: NodeReservations, now: float) -> tuple[Share, ...]:
-    """
-    Returns the shares that a request may be for. First comes that of a container which waits for this number of units,
-    so that one GPU must have both halves left.
-    """
+    """Returns the shares that a request may be for; first comes that of a container which waits for so many units."""
     for _, container, units in open_reservations(reserved, now, question.resource):
         if len(units) == question.size:
             held = [unit for ids in container.devices.values() for unit in ids]
@@ -131,49 +126,6 @@ def gpu_of_other_half(
     amounts = half.allocation.amounts
     fits = len(amounts) == 1 and all(fitting.get(gpu, 0) >= count_units(share, kind) for gpu in amounts)
     return tuple(amounts) if fits and (is_reserved or all(each.cores < CORES for each in amounts.values())) else ()
-
-
-def gpus_for(
-    state: NodeState,
-    share: Share,
-    kind: UnitKind,
-    must_include: Sequence[DeviceID],
-    fitting: Mapping[DeviceID, int],
-    compat: str,
-    *,
-    was_split: bool,
-) -> tuple[DeviceID, ...]:
-    """
-    Returns the GPUs whose units a container should get; () if none have enough. `was_split`: an equal part of the other
-    half was too little for such a share before.
-    """
-    left = {
-        gpu: limit_units_left(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()
-    }
-    taken = Counter(map(state.hardware.card_of, must_include))
-    if not taken:
-        is_known = share != share_asked(kind, count_units(share, kind))
-        among = (
-            fitting
-            if is_known or share.whole
-            else with_other_half(state.hardware, left, share, kind, was_split=was_split)
-        )
-        return choose_gpus_for_units(state.hardware, left, share, among, compat)
-    gpus = with_missing(state.hardware, left, share, tuple(taken), fitting, compat)
-    return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= count_units(share, kind) else ()
-
-
-def with_other_half(
-    topology: Topology, left: SharesLeft, share: Share, kind: UnitKind, *, was_split: bool
-) -> list[DeviceID]:
-    """Returns the GPUs with enough left that have most of the other kind, those in use first."""
-    room = gpus_with_enough(topology, left, share)
-    in_use = [
-        gpu for gpu in room if not left[gpu].unused and enough(left[gpu], with_equal_part(share, left[gpu].offered))
-    ]
-    among = room if was_split else in_use or room
-    others = {gpu: left[gpu].left.memory if kind == "cores" else left[gpu].left.cores for gpu in among}
-    return [gpu for gpu, other in others.items() if other == max(others.values())]
 
 
 def with_equal_part(share: Share, offered: Amount) -> Share:
@@ -229,10 +181,12 @@ class UnitClaim(Claim):
         self._split = 0
         """Units of computing time of the last share whose memory was refused."""
 
+    def applies(self, resource: ResourceName) -> bool:
+        """Whether the resource is offered in units."""
+        return unit_of(self.view.state.hardware, resource) is not None
+
     def granted(self, resource: ResourceName, answers: Sequence[Allocation], poll: Poll | None) -> None:
         """As `Claim.granted`."""
-        if unit_of(self.view.state.hardware, resource) is None:
-            return
         for answer in answers:
             units = answer.from_kubelet.get(resource, ())
             if (kind := first_unit_kind(units)) is None:
@@ -310,16 +264,16 @@ class UnitClaim(Claim):
             pods |= self._newest.pods
             if self._newest.pods:
                 records.add(half.allocation.id)
-                pods |= {container_holder(owner, "").pod for owner in (half.allocation.owner,) if owner is not None}
+                if half.allocation.owner is not None:
+                    pods.add(container_holder(half.allocation.owner, "").pod)
         return PossibleOwners(frozenset(pods) - {""}, frozenset(records))
 
     def prefer(
         self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID], poll: Poll | None
     ) -> tuple[DeviceID, ...]:
         """
-        Returns the units that a container should get; () if no GPU has enough. `live`: the state without ended
-        allocations; `displaced`: further devices that count as held. Reserved units are avoided as long as enough
-        others are left.
+        Returns the units that a container should get; () if no GPU has enough. `live` lacks ended allocations, and
+        `displaced` devices count as held. Reserved units are avoided if possible.
         """
         resource, available, must_include, size = question
         kind = unit_of(live.hardware, resource)
@@ -347,18 +301,42 @@ class UnitClaim(Claim):
             first = half if half is not None else self._recent_half(kind)
             gpus = gpu_of_other_half(first, share, kind, must_include, fitting, is_reserved=own is not None)
             if not gpus and own is None:
-                was_split = kind == "cores" and size == self._split
-                gpus = gpus_for(state, share, kind, must_include, fitting, self.view.compat, was_split=was_split)
+                gpus = self._gpus_for(state, share, kind, question, fitting)
             if gpus:
                 unreserved = units_on(spare - kept, must_include, size, gpus)
                 return unreserved if len(unreserved) == size or not kept else units_on(spare, must_include, size, gpus)
         return own.units if own is not None else ()
 
+    def _gpus_for(
+        self, state: NodeState, share: Share, kind: UnitKind, question: ShareQuestion, fitting: Mapping[DeviceID, int]
+    ) -> tuple[DeviceID, ...]:
+        """Returns the GPUs whose units a container should get; () if none have enough. `fitting`: GPU -> available units."""
+        hardware = state.hardware
+        compat = self.view.compat
+        left = {
+            gpu: limit_units_left(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()
+        }
+        taken = Counter(map(hardware.card_of, question.must_include))
+        if taken:  # a container that reuses units of an init container gets units of their GPUs
+            gpus = with_missing(hardware, left, share, tuple(taken), fitting, compat)
+            return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= count_units(share, kind) else ()
+        if share != share_asked(kind, count_units(share, kind)) or share.whole:
+            return choose_gpus_for_units(hardware, left, share, fitting, compat)
+        # The other half is not known: GPUs in use with an equal part of both left come first, unless that was too little
+        # for such a share before. Among them those are chosen that have most left of the other kind.
+        room = gpus_with_enough(hardware, left, share)
+        in_use = [
+            gpu for gpu in room if not left[gpu].unused and enough(left[gpu], with_equal_part(share, left[gpu].offered))
+        ]
+        was_split = kind == "cores" and question.size == self._split
+        among = room if was_split else in_use or room
+        others = {gpu: left[gpu].left.memory if kind == "cores" else left[gpu].left.cores for gpu in among}
+        most = [gpu for gpu, other in others.items() if other == max(others.values())]
+        return choose_gpus_for_units(hardware, left, share, most, compat)
+
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
-        """Raises InvalidShare and ShareSplit for units that no container can have together. Ignores other devices."""
-        amounts = amounts_of(devices) if unit_of(self.view.state.hardware, resource) is not None else {}
-        if not amounts:
-            return
+        """Raises InvalidShare and ShareSplit for units that no container can have together."""
+        amounts = amounts_of(devices)
         cores = sum(each.cores for each in amounts.values())
         asked = Amount(cores=cores, memory=len(devices) * MEMORY_BLOCK)
         check_units_asked(asked, UnitFields(cores=FIELD, memory=FIELD))
@@ -413,9 +391,7 @@ class UnitClaim(Claim):
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
         """Returns the records of these GPUs if a container may have one of the GPUs as a whole, or would get it."""
         state = self.view.state
-        amounts = amounts_of(asked.devices) if unit_of(state.hardware, asked.resource) is not None else {}
-        if not amounts:
-            return ()
+        amounts = amounts_of(asked.devices)
         sharing = [each for each in state.allocations.values() if not amounts.keys().isdisjoint(each.amounts)]
         for gpu, amount in amounts.items():
             held = [each.amounts[gpu].cores for each in sharing if gpu in each.amounts]
@@ -429,8 +405,6 @@ class UnitClaim(Claim):
         the GPUs as a whole, or has units of a GPU that is requested whole.
         """
         resource = asked.resource
-        if unit_of(self.view.state.hardware, resource) is None:
-            return
         self.check_half(resource, asked.ids, asked.poll)
         if not conflicts:
             return
@@ -444,13 +418,13 @@ class UnitClaim(Claim):
         ended = list[Allocation]()
         for record in conflicts:
             runs_on = liveness.is_displaced(record, listing)
-            gone = [record] if liveness.has_ended(record, listing, poll.at) else []
+            has_ended = liveness.has_ended(record, listing, poll.at)
             if record.id in stale:
                 counted += [record] if runs_on else []
                 continue
             is_over = (record.owner, record.pod_uid) in over and not runs_on
-            is_dropped = liveness.dropped(gone, (), (), poll.at) or (gone and self._is_unowned(record, listing))
-            (ended if is_over or is_dropped else counted).append(record)
+            is_dropped = liveness.is_dropped(record, poll.at) or self._is_unowned(record, listing)
+            (ended if is_over or (has_ended and is_dropped) else counted).append(record)
         kind = first_unit_kind(asked.ids)
         half = self.open_half(kind, poll) if kind is not None else None
         owners = self.possible_owners(resource, asked.ids, poll, half)
@@ -505,5 +479,5 @@ def units_held(
             found[Holder("", each.id)] |= each.device_ids
     for each in every:
         for former in still_displaced(each.displaced, listing):
-            found[container_holder(former.owner, former.pod_uid)].update(*former.devices.values())
+            found[container_holder(former.owner, former.pod_uid)].update(former.device_ids)
     return found

@@ -71,11 +71,14 @@ class VisibleGpus(Claim):
         self._by_variable_alone = by_variable_alone
         self._newest: NewestGpuGrant | None = None
 
+    def applies(self, resource: ResourceName) -> bool:
+        """Whether the resource has GPUs."""
+        return has_gpus(self.view.state.hardware, resource)
+
     def granted(self, resource: ResourceName, answers: Sequence[Allocation], poll: Poll | None) -> None:
         """As `Claim.granted`."""
-        if has_gpus(self.view.state.hardware, resource):
-            for answer in answers:
-                self._newest = NewestGpuGrant(answer.id, resource, self.view.now)
+        for answer in answers:
+            self._newest = NewestGpuGrant(answer.id, resource, self.view.now)
 
     def devices_of_container(
         self, resource: ResourceName, allocation: Allocation
@@ -117,8 +120,13 @@ class VisibleGpus(Claim):
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
         """Returns the newest grant, if a poll must show whether these GPUs are for its container."""
-        newest = self._hiding(asked.resource, asked.ids)
-        return () if newest is None else [self.view.state.allocations[newest.id]]
+        newest = self._newest
+        if newest is None or newest.resource == asked.resource or not self._by_variable_alone():
+            return ()
+        grant = self.view.state.allocations.get(newest.id)
+        if grant is None or grant.pod_uid or self.view.now - newest.at > OPEN_SECONDS:
+            return ()
+        return () if self._named(newest).issuperset(map(base_of, asked.ids)) else [grant]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
         """Raises NotVisible, once, for GPUs that the answer to the newest grant, of this container, does not name."""
@@ -128,18 +136,6 @@ class VisibleGpus(Claim):
         named = self._named(newest)
         self._newest = None
         raise NotVisible(asked.resource, {*map(base_of, asked.ids)}, newest.resource, named)
-
-    def _hiding(self, resource: ResourceName, devices: Collection[DeviceID]) -> NewestGpuGrant | None:
-        """Returns the newest grant, if it is of another resource and its answer lacks some GPUs that may follow it."""
-        newest = self._newest
-        if newest is None or newest.resource == resource or not self._by_variable_alone():
-            return None
-        grant = self.view.state.allocations.get(newest.id)
-        if grant is None or grant.pod_uid or self.view.now - newest.at > OPEN_SECONDS:
-            return None
-        if not has_gpus(self.view.state.hardware, resource) or self._named(newest).issuperset(map(base_of, devices)):
-            return None
-        return newest
 
     def _named(self, newest: NewestGpuGrant) -> frozenset[DeviceID]:
         """Returns the GPUs and MIG instances that the answer to a grant names."""
@@ -164,10 +160,7 @@ def of_kind(devices: Devices, topology: Topology, kind: Callable[[Topology, Reso
 
 
 def with_same_devices(containers: Iterable[Devices], part: Part) -> list[Devices]:
-    """
-    Returns the containers of a pod that have exactly these devices of a resource, and those that share devices with
-    them, such as an app container that reuses the GPU of an init container.
-    """
+    """Returns the containers of a pod that have exactly these devices, or share devices with one that has."""
     found: list[Devices] = []
     known = {part}
     rest = [*containers]

@@ -129,10 +129,7 @@ def specification(kind: str, devices: Mapping[str, Json], edits: Json | None = N
 
 
 def gpu_nodes(topology: Topology, minors: Mapping[host_files.Instance, int]) -> dict[str, tuple[str, ...]]:
-    """
-    Returns name -> device nodes of all GPUs and MIG instances, first by uuid and then by index. A device without known nodes
-    or with an invalid name is left out, because it would make the specification invalid.
-    """
+    """Returns name -> device nodes of all GPUs and MIG instances, by uuid and by index, without invalid names."""
     by_uuid: dict[str, tuple[str, ...]] = {}
     by_index: dict[str, tuple[str, ...]] = {}
     for gpu in topology.gpus:

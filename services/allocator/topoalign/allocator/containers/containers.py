@@ -75,8 +75,7 @@ class Containers:
 
     def now(self, topology: Topology, resource: ResourceName) -> ResponseWriter:
         """
-        Returns the writer for one Allocate call, by one configuration and one state of the hardware. Raises
-        ContainerUnready or StateFault if containers could not use their devices.
+        Returns the writer for one Allocate call. Raises ContainerUnready or StateFault if nothing may be allocated.
         """
         if not has_gpus(topology, resource):
             return ResponseWriter()
@@ -91,11 +90,11 @@ class Containers:
         offers = topology.offers_of.get(resource, ())
         limiters = {offer.limiter for offer in offers}
         if "hami-core" in limiters:
-            from topoalign.allocator.containers.hami_core.slot_edits import hami_core_edits
+            from topoalign.allocator.containers.hami_core.slot_directories import hami_core_edits
 
             providers.append(hami_core_edits(flags))
         elif "vcuda" in limiters:
-            from topoalign.allocator.containers.vcuda.unit_edits import vcuda_edits
+            from topoalign.allocator.containers.vcuda.unit_directories import vcuda_edits
 
             providers.append(vcuda_edits(flags, self._proc, self._cgroups))
         elif any(offer.sharing == "mps" for offer in offers):

@@ -103,7 +103,6 @@ class DriverFiles(NamedTuple):
 
     directory: str
     """Of the libraries."""
-    version: str
     libraries: tuple[str, ...]
     programs: tuple[str, ...]
 
@@ -126,7 +125,6 @@ def find_driver_files(root: HostRoot) -> DriverFiles:
             ending = f".so.{versions[0]}"
             return DriverFiles(
                 directory,
-                versions[0],
                 tuple(f"{directory}/{name}" for name in names if name.endswith(ending) and is_regular(here / name)),
                 tuple(path for path in PROGRAMS if is_regular(root.below(path))),
             )
@@ -179,10 +177,7 @@ def gpu_and_instance(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice
 
 
 def device_node_paths(gpu: Gpu, instance: MigDevice | None, minors: Mapping[Instance, int]) -> tuple[str, ...]:
-    """
-    Returns the device nodes of a GPU, or of a MIG instance: the GPU's and its two capabilities. Raises ContainerUnready
-    if the driver does not report their numbers.
-    """
+    """Returns the nodes of a GPU, or of a MIG instance with its capabilities. Raises ContainerUnready."""
     if gpu.minor is None:
         raise ContainerUnready(
             f"the driver does not report the device node of {gpu.id}",

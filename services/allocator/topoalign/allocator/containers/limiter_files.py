@@ -21,7 +21,7 @@ from secrets import token_hex
 from typing import Protocol
 
 from topoalign.allocator.containers.host_files import ContainerUnready
-from topoalign.allocator.ports import Poll
+from topoalign.allocator.ports import KubeletListing, Poll, ResourceEntry
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
@@ -44,6 +44,11 @@ class RecordView(Protocol):
 def with_checkpoint(poll: Poll | None) -> Poll | None:
     """Returns a poll that may show that directories are unused; None: its checkpoint could not be read."""
     return poll if poll is not None and poll.listing.checkpoint is not None else None
+
+
+def live_entries(listing: KubeletListing) -> list[ResourceEntry]:
+    """Returns the entries of the checkpoint without those of deleted pods."""
+    return [each for each in listing.parts if not listing.is_gone(each.pod_uid)]
 
 
 def is_pod_present(pod_uid: str, poll: Poll) -> bool:
@@ -184,13 +189,10 @@ def remove_level(top: int, name: str, names: Iterator[str], most: int) -> int:
 
 def unlock(at: int, name: str) -> None:
     """Gives this process' user all rights to an own directory, which root in a container may have closed. Raises OSError."""
-    directory = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-    try:
+    with open_directory(name, at, os.O_PATH) as directory:
         found = os.fstat(directory)
         if found.st_uid == os.geteuid() and found.st_mode & stat.S_IRWXU != stat.S_IRWXU:
             os.chmod(f"/proc/self/fd/{directory}", stat.S_IRWXU)
-    finally:
-        os.close(directory)
 
 
 def is_own_directory(at: int, name: str) -> bool:
@@ -208,9 +210,9 @@ def is_real_directory(directory: int, name: str) -> bool:
 
 
 @contextmanager
-def open_directory(path: Path | str, at: int | None = None) -> Iterator[int]:
+def open_directory(path: Path | str, at: int | None = None, flags: int = os.O_RDONLY) -> Iterator[int]:
     """Opens a directory and yields its descriptor. Below another directory no link is followed. Raises OSError."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if at is not None else 0)
+    flags |= os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if at is not None else 0)
     directory = os.open(path, flags, dir_fd=at)
     try:
         yield directory
@@ -256,6 +258,7 @@ def write_file(directory: int, name: str, content: bytes, *, durable: bool = Fal
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     file = os.open(temporary, flags, 0o644, dir_fd=directory)
     try:
+        # Readers lock it as well. Their locks are not waited for, because a container could hold one for ever.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.fchmod(file, 0o644)
         written = 0

@@ -230,10 +230,7 @@ class ResponseWriter(NamedTuple):
         allocation: Allocation,
         named: Mapping[ResourceName, Sequence[DeviceID]] = MappingProxyType({}),
     ) -> v1beta1.ContainerAllocateResponse:
-        """
-        Builds the answer for a container with this allocation. Raises ContainerUnready for a device that the node no
-        longer has, or that the configured strategy cannot pass.
-        """
+        """Builds the answer for a container. Raises ContainerUnready for a device that cannot be passed."""
         # A slot that became a MIG instance is passed as the instance.
         ids = [allocation.instances.get(each, each) for each in allocation.from_kubelet[resource]]
         gpus, nodes, functions = self._read_devices(topology, bases_of(ids))

@@ -69,7 +69,7 @@ class Plugin:
         """`changes` reports changes in `directory`."""
         self.resource = resource
         self.path = socket_path(directory, resource)
-        self.service = DevicePlugin(resource, allocator, containers)
+        self.service = DevicePlugin(resource, allocator, containers, changes.wake)
         self.reason: str | None = f"{resource} is not served yet"
         self.wanted = True
         """False: no device of the resource is offered or held any more, and `run` ends at its next poll."""
@@ -79,7 +79,6 @@ class Plugin:
         self._drain_seconds = drain_seconds
         self._load = load
         self._changes = changes
-        self.service.watches.when_ended = self._changes.wake
         self._server: GrpcServer | None = None
         self._registration = Registration(jitter)
         self._former = self.service.watch

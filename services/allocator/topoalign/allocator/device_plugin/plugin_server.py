@@ -79,11 +79,11 @@ class ListAndWatchStream:
 class Watches:
     """The open ListAndWatch streams of a resource, and which of them is the kubelet's."""
 
-    def __init__(self) -> None:
+    def __init__(self, when_ended: Callable[[], None]) -> None:
+        """`when_ended` is called when a stream has ended."""
         self.kubelet = ListAndWatchStream()
         """The kubelet's: open, or ended, or none yet."""
-        self.when_ended: Callable[[], None] | None = None
-        """Is called when a stream has ended."""
+        self._when_ended = when_ended
         self._others: set[ListAndWatchStream] = set()
         self._vacant = True
         """No stream has been taken for the kubelet's since the last registration began."""
@@ -121,8 +121,7 @@ class Watches:
             watch.open = False
             watch.ended.set()
             self._others.discard(watch)
-            if self.when_ended is not None:
-                self.when_ended()
+            self._when_ended()
 
     def dialled(self, connection: GrpcConnection | None) -> None:
         """Notes that this peer has asked for the options, as the kubelet does while it registers a plugin."""
@@ -163,13 +162,22 @@ log = structlog.get_logger()
 class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     """One resource of the node, as the kubelet sees it."""
 
-    def __init__(self, resource: ResourceName, allocator: AllocatorPort, containers: Containers | None = None) -> None:
-        """`containers` knows what containers get; None: by the defaults of the configuration."""
+    def __init__(
+        self,
+        resource: ResourceName,
+        allocator: AllocatorPort,
+        containers: Containers | None = None,
+        when_ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        `containers` knows what containers get; None: by the defaults of the configuration. `when_ended` is called when a
+        ListAndWatch stream has ended.
+        """
         self.resource = resource
         self.allocator = allocator
         self.containers = containers or Containers()
         self.listing = DeviceListing(resource, lambda: allocator.faults)
-        self.watches = Watches()
+        self.watches = Watches(when_ended)
 
     @property
     def watch(self) -> ListAndWatchStream:

@@ -117,9 +117,7 @@ class RegistrationEvent(Enum):
     REFUSED = auto()
     """It refused to, or did not answer."""
     WATCHED = auto()
-    """Its stream is open."""
-    STILL_WATCHED = auto()
-    """Its stream is open `LISTEN_SECONDS` after the registration: only then was that a success."""
+    """Its stream is open. Only if it still is `LISTEN_SECONDS` after the registration, that was a success."""
     UNWATCHED = auto()
     """Its stream has ended, or was not opened in time: it will not connect again by itself."""
     LOST = auto()
@@ -136,7 +134,6 @@ WHILE_REGISTERED = {
     E.KUBELET_AWAY: S.UNREGISTERED,
     E.KUBELET_CHANGED: S.UNREGISTERED,
     E.WATCHED: S.LISTENING,
-    E.STILL_WATCHED: S.LISTENING,
     E.UNWATCHED: S.UNREGISTERED,
     E.LOST: S.UNREGISTERED,
     E.STOPPED: S.UNREGISTERED,
@@ -225,7 +222,7 @@ class Registration:
     def listen(self, *, is_open: bool, has_ended: bool, now: float) -> RegistrationEvent | None:
         """What follows from the kubelet's stream as it is now; None: it is still waited for."""
         if is_open:
-            event = RegistrationEvent.STILL_WATCHED if now >= self._success_at else RegistrationEvent.WATCHED
+            event = RegistrationEvent.WATCHED
         elif has_ended or now >= self.listen_by:
             event = RegistrationEvent.UNWATCHED
         else:
@@ -249,9 +246,10 @@ class Registration:
                 self.failures += 1
                 wait = backoff_seconds(self.failures, FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS)
                 self.ask_at = now + wait * (0.5 + self._jitter() / 2)
-            case RegistrationEvent.WATCHED | RegistrationEvent.STILL_WATCHED:
+            case RegistrationEvent.WATCHED:
                 self.listen_by = now + LISTEN_SECONDS
-                self.failures = 0 if event is RegistrationEvent.STILL_WATCHED else self.failures
+                if now >= self._success_at:
+                    self.failures = 0
             case RegistrationEvent.LOST:
                 self.ask_at = now
             case RegistrationEvent.SOCKET_LOST:

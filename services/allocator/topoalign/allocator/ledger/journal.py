@@ -49,16 +49,11 @@ class FileJournal:
         self.node = node
         self.dropped = 0  # bytes of an unfinished line, by `load`
         self.syncs = 0  # how often the disk has synced the journal
-        self._unconfirmed: str | None = None
+        self.unconfirmed: str | None = None  # why the record is not confirmed
         self._lines: list[bytes] = []
         self._file: int | None = None
         self._size = 0
         self._suspect = False
-
-    @property
-    def doubt(self) -> str | None:
-        """Why the record is unconfirmed; None: it is confirmed."""
-        return self._unconfirmed
 
     @property
     def set_aside(self) -> list[Path]:
@@ -74,7 +69,7 @@ class FileJournal:
             self.mark_published(0, 0)
             return []
         self._lines = [line.encoded for line in found.lines]
-        self._unconfirmed = found.unconfirmed
+        self.unconfirmed = found.unconfirmed
         if found.damage is not None:
             self.recover(found, content is not None)
             return [line.entry for line in found.lines]
@@ -133,13 +128,13 @@ class FileJournal:
 
     def trust(self) -> None:
         """Confirms the record, and takes the reason out of the header. Raises StateFault; then it stays unconfirmed."""
-        unconfirmed = self._unconfirmed
-        self._unconfirmed = None
+        unconfirmed = self.unconfirmed
+        self.unconfirmed = None
         try:
             with faults(self.path, "rewrite the journal"):
                 self.replace(self._lines)
         except StateFault:
-            self._unconfirmed = unconfirmed
+            self.unconfirmed = unconfirmed
             raise
 
     def append(self, entry: JournalEntry) -> None:
@@ -210,11 +205,8 @@ class FileJournal:
         return self._file
 
     def replace(self, lines: Sequence[bytes]) -> None:
-        """
-        Writes a new file and renames it over the old one. Raises OSError; then the old one stays in use, or the next
-        append repeats this, because the open file may be the replaced one.
-        """
-        header = encode_line(JournalHeader(version=VERSION, node=self.node, unconfirmed=self._unconfirmed or ""))
+        """Writes a new file and renames it over the old one. Raises OSError; then the next append repeats this."""
+        header = encode_line(JournalHeader(version=VERSION, node=self.node, unconfirmed=self.unconfirmed or ""))
         new_file = self.directory / "journal.new"
         try:
             write_synced(new_file, b"".join([header, *lines]))
@@ -240,10 +232,7 @@ class FileJournal:
 
 @contextmanager
 def open_journal(directory: Path, node: NodeName) -> Iterator[FileJournal]:
-    """
-    Opens the journal of a state directory and locks the directory for the context. Raises StateFault if another process
-    has it (naming its pid), InvalidField if it cannot be used.
-    """
+    """Opens and locks the journal of a state directory. Raises StateInUse, StateFault and InvalidField."""
     with locked(directory):
         journal = FileJournal(directory, node)
         with usable():

@@ -71,10 +71,7 @@ def encode_line(record: JournalEntry | JournalHeader) -> bytes:
 
 
 def read_journal(content: bytes, node: NodeName, published: Position | None) -> JournalContent:
-    """
-    Reads the bytes of a journal. `published`: the newest fact that the bus has, None: not known; a journal that ends
-    before it has lost facts. Never raises.
-    """
+    """Reads the bytes of a journal. `published`: the newest fact that the bus has, None: not known. Never raises."""
     whole, _, unfinished = content.rpartition(b"\n")
     if not whole:
         return lost_journal("it has no header" if content else "it is empty")

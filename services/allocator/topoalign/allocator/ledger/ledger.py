@@ -7,7 +7,7 @@ synced. Only then do they count, and only then may a call be answered. Facts tha
 become more than `pending_limit`, they are dropped, and the snapshot brings subscribers up to date.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,9 +18,9 @@ import msgspec
 import structlog
 
 from topoalign.allocator.ledger.journal_format import unpublished
-from topoalign.allocator.ledger.release_log import ReleaseLog
+from topoalign.core.model.allocations import OWNER_CHARACTERS
 from topoalign.core.model.decisions import Refusal
-from topoalign.core.model.errors import NotFound, StateFault
+from topoalign.core.model.errors import NotFound, StateFault, clean
 from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
@@ -75,11 +75,9 @@ def unobserved(node: NodeName, epoch: int) -> UsageObserved:
 
 
 def observed(had: UsageObserved, seen: Observed, live: Container[AllocationID]) -> UsageObserved:
-    """
-    Returns the next revision after what was `seen`; the same one if nothing is new. A container whose allocations have ended
-    is no longer above its memory, even if nobody measures.
-    """
+    """Returns the next revision after what was `seen`; the same one if nothing is new."""
     now = msgspec.structs.replace(had, **seen, containers_known=had.containers_known or "containers" in seen)
+    # A container whose allocations have ended is no longer above its memory, even if nobody measures.
     exceeding = tuple(each for each in now.exceeding if any(name in live for name in each.allocations))
     now = msgspec.structs.replace(now, exceeding=exceeding)
     return had if now == had else msgspec.structs.replace(now, revision=had.revision + 1)
@@ -153,7 +151,7 @@ class Ledger:
     @property
     def unconfirmed(self) -> str | None:
         """Why something may be held that is not in `state`; None: the record is whole."""
-        return self._journal.doubt
+        return self._journal.unconfirmed
 
     @property
     def clock(self) -> Clock:
@@ -195,13 +193,10 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """
-        Records all facts of this block, which must not pause, in one entry with one sync; in the block `state` has them
-        already. Raises StateFault at its end; then, and when the block raises, nothing has changed.
-        """
+        """Records all facts of this block, which must not pause, in one entry. Raises StateFault at its end."""
         assert self._group is None, "one group at a time"
         before = self.state
-        self._group = []
+        self._group = []  # in the block `state` has the facts already
         try:
             yield
         finally:
@@ -229,8 +224,8 @@ class Ledger:
         preferred: Mapping[AllocationID, Sequence[DeviceID]] = {},
     ) -> None:
         """
-        Records allocations in one entry, and with them the release of those `instead_of` which they are, as superseded
-        without other `reasons`, and the devices that were `preferred` instead. Raises StateFault.
+        Records allocations in one entry, with the release of those that they replace (`instead_of`, as superseded without
+        other `reasons`) and the devices that were `preferred` to theirs. Raises StateFault.
         """
         gone = releases(instead_of, reasons, "superseded")
         granted = [partial(AllocationGranted, allocation=allocation) for allocation in allocations]
@@ -272,10 +267,8 @@ class Ledger:
         self._record(fact)
 
     def announce(self) -> tuple[int, int]:
-        """
-        Records a snapshot, shortens the journal to it, and returns its (epoch, seq). One of `PUBLISHED_SECONDS` ago is
-        not repeated, because many may ask when the bus comes back. Raises StateFault.
-        """
+        """Records a snapshot, shortens the journal to it, and returns its (epoch, seq). Raises StateFault."""
+        # Many may ask when the bus comes back, so one of `PUBLISHED_SECONDS` ago is not repeated.
         just_now = self._clock.monotonic() - PUBLISHED_SECONDS
         newest = self.state.epoch, self.state.seq
         if self._announced is None or self._announced[:2] != newest or self._announced[2] <= just_now:
@@ -367,3 +360,85 @@ class DiskFaults:
         if self.newest is not None:
             log.info("the journal can be written again")
         self.newest = None
+
+
+# The record has live allocations only. So how allocations ended is remembered for `explain`.
+
+
+REMEMBERED = 1_000
+"""Ended allocations that are kept."""
+MOST_EXPLAINED = 3
+"""Ended allocations of one pod that `explain` names, the newest."""
+
+REASONS = {
+    "released": "it was released on request",
+    "gone": "its container ended",
+    "orphan": "its container ended while the allocator did not run",
+    "superseded": "the kubelet allocated its devices again",
+    "displaced": "the kubelet allocated its devices to another container although its own was not seen to end",
+}
+
+
+class Release(NamedTuple):
+    """One allocation that has ended."""
+
+    allocation: Allocation
+    reason: str
+    successors: tuple[AllocationID, ...]
+    """Allocations that got its devices instead."""
+
+
+class ReleaseLog:
+    """Remembers the `REMEMBERED` newest releases, for `explain`. They are lost with the process."""
+
+    def __init__(self) -> None:
+        self._ended: OrderedDict[AllocationID, Release] = OrderedDict()
+        self.origins: OrderedDict[AllocationID, AllocationID] = OrderedDict()
+        """Remainder of a partly released record -> that record, which may be a remainder itself; the newest of them."""
+
+    def left_over(self, rests: Mapping[AllocationID, AllocationID]) -> None:
+        """Remembers the remainders of records."""
+        self.origins.update(rests)
+        while len(self.origins) > REMEMBERED:
+            self.origins.popitem(last=False)
+
+    def note(self, live: Mapping[AllocationID, Allocation], events: Sequence[LedgerEvent]) -> None:
+        """Remembers each allocation out of `live` that these facts end; the facts were recorded together."""
+        granted = [event.allocation for event in events if isinstance(event, AllocationGranted)]
+        for event in events:
+            if isinstance(event, AllocationReleased) and (gone := live.get(event.allocation)) is not None:
+                successors = tuple(new.id for new in granted if not new.device_ids.isdisjoint(gone.device_ids))
+                self._ended[gone.id] = Release(gone, event.reason, successors)
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def explain(self, target: str, live: Mapping[AllocationID, Allocation]) -> tuple[str, ...]:
+        """Returns a sentence for each ended allocation of this id, or of a pod of this name; newest first."""
+        found = [each for each in reversed(self._ended.values()) if target in names_of(each.allocation)]
+        return tuple(self._sentence(each, live) for each in found[:MOST_EXPLAINED])
+
+    def _sentence(self, release: Release, live: Mapping[AllocationID, Allocation]) -> str:
+        gone = release.allocation
+        devices = ", ".join(sorted(gone.device_ids))
+        uid = f", pod UID {gone.pod_uid}" if gone.pod_uid else ""
+        ended = f"{container_title(gone.owner)} had {devices} (allocation {gone.id}{uid}), and no longer holds it: "
+        ended += REASONS.get(release.reason, release.reason)
+        successors = [live[name] for name in release.successors if name in live]
+        if successors and release.reason in ("superseded", "displaced"):
+            ended += "; now " + " and ".join(
+                f"{container_title(new.owner)} has it (allocation {new.id})" for new in successors
+            )
+        return clean(ended, 500)
+
+
+def names_of(allocation: Allocation) -> set[str]:
+    """Returns the names by which `explain` finds an allocation: its id, and `namespace/pod` if its owner is known."""
+    owner = allocation.owner
+    return {allocation.id} if owner is None else {allocation.id, f"{owner.namespace}/{owner.pod}"}
+
+
+def container_title(owner: Owner | None) -> str:
+    """Returns the name of a container for logs, readiness and explanations: `NAMESPACE/POD CONTAINER`."""
+    if owner is None:
+        return "a container not known yet"
+    return clean(f"{owner.namespace}/{owner.pod} {owner.container}", OWNER_CHARACTERS)

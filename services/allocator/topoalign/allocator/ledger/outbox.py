@@ -36,8 +36,8 @@ class Outbox:
         self._ledger = ledger
         self._bus = bus
         self._clock = clock
-        self.speaker = FactPublisher(bus, clock)
-        self.publisher = Publisher(self, self.speaker.publish, clock, self.speaker.publish_all)
+        self.facts = FactPublisher(bus, clock)
+        self.publisher = Publisher(self, self.facts.publish, clock, self.facts.publish_all)
         self._position = 0
         self._due: list[tuple[Message, LedgerEvent]] = []
         """The messages of the last `due`, and their facts."""
@@ -52,8 +52,8 @@ class Outbox:
         taken = 0
         while True:
             await self._clock.sleep(POLL_SECONDS)
-            if self.speaker.taken > taken:
-                taken = self.speaker.taken
+            if self.facts.taken > taken:
+                taken = self.facts.taken
                 self.announce()
             with suppress(Unavailable):
                 self.notice(await self._bus.last_position(Stream.ALLOCATIONS, subject))

@@ -48,9 +48,7 @@ class StateInUse(StateFault):
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """
-    Makes the directory if it is missing, and holds its lock. Raises StateInUse, and InvalidField if it is unusable.
-    """
+    """Makes a missing directory, and holds its lock. Raises StateInUse, and InvalidField if it is unusable."""
     with usable():
         with faults(directory, "use the state directory"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -8,10 +8,8 @@ Labels of others: gpu-manager 8cd842ed and HAMi's vGPUmonitor, v2.9.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from topoalign.core.model.allocations import Owner
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.processes import LibraryCount
-from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts
 from topoalign.core.usage.attribution import DeviceShares, Excess, HolderUse, NodeShares
@@ -53,75 +51,57 @@ def lines(family: Family) -> Iterator[bytes]:
 
 def measured_family(measured: bool) -> Family:
     """Whether the use of the GPUs could be measured."""
-    return Family(
-        "topoalign_gpu_use_measured",
-        "1 if the use of this node's GPUs could be measured for this page.",
-        [({}, measured)],
-    )
+    meaning = "1 if the use of this node's GPUs could be measured for this page."
+    return Family("topoalign_gpu_use_measured", meaning, [({}, measured)])
 
 
 def own_use_families(shares: NodeShares, lasting: Iterable[Excess]) -> Iterator[Family]:
     """Under our names: `gpu_uuid` is the GPU, `mig_uuid` the instance on it, or empty."""
-
-    def each(value: Callable[[HolderUse], float | None]) -> list[Sample]:
-        return [({**device_labels(row), **owned}, value(holder)) for row, holder, owned in known_holders(shares)]
-
+    of_holders: dict[str, tuple[str, Callable[[HolderUse], float | None]]] = {
+        "memory_asked_bytes": ("GPU memory that a container was given.", lambda h: h.memory),
+        "memory_used_bytes": ("GPU memory that a container uses.", lambda h: h.use.memory),
+        "memory_left_bytes": ("GPU memory that is given and not used.", lambda h: h.memory_left),
+        "time_asked_ratio": ("Part of a GPU's time that a container was given.", lambda h: part(h.cores)),
+        "time_used_ratio": (
+            "Part of the last second in which kernels of a container ran.",
+            lambda h: part(h.use.utilization),
+        ),
+        "library_memory_bytes": (
+            "GPU memory that the library which limits a container counts, as the container reports it.",
+            lambda h: None if h.library is None else h.library.memory,
+        ),
+        "library_time_ratio": (
+            "Part of the last second in which kernels of a container ran, as the library in it reports it.",
+            lambda h: None if h.library is None else part(h.library.utilization),
+        ),
+    }
+    holders = [({**device_labels(row), **owned}, row, holder) for row, holder, owned in known_holders(shares)]
+    for name, (meaning, value) in of_holders.items():
+        samples = [(labels, value(holder)) for labels, _, holder in holders]
+        yield Family(f"topoalign_container_gpu_{name}", meaning, samples)
     above = {(each.device, each.holder.allocations) for each in lasting}
-    rows = [(row, device_labels(row)) for row in shares.devices]
-    name = "topoalign_container_gpu_"
-    yield Family(f"{name}memory_asked_bytes", "GPU memory that a container was given.", each(lambda h: h.memory))
-    yield Family(f"{name}memory_used_bytes", "GPU memory that a container uses.", each(lambda h: h.use.memory))
-    yield Family(f"{name}memory_left_bytes", "GPU memory that is given and not used.", each(lambda h: h.memory_left))
     yield Family(
-        f"{name}time_asked_ratio",
-        "Part of a GPU's time that a container was given.",
-        each(lambda h: part(h.cores)),
-    )
-    yield Family(
-        f"{name}time_used_ratio",
-        "Part of the last second in which kernels of a container ran.",
-        each(lambda h: part(h.use.utilization)),
-    )
-    yield Family(
-        f"{name}memory_exceeded",
+        "topoalign_container_gpu_memory_exceeded",
         "1 for a container that used more GPU memory than it was given in three measurements in a row.",
-        [
-            ({**device_labels(row), **owned}, 1.0)
-            for row, holder, owned in known_holders(shares)
-            if (row.device, holder.allocations) in above
-        ],
+        [(labels, 1.0) for labels, row, holder in holders if (row.device, holder.allocations) in above],
     )
-    yield from own_library(each)
+    rows = [(row, device_labels(row)) for row in shares.devices]
     yield Family("topoalign_gpu_memory_bytes", "Memory of a GPU.", [(labels, row.memory) for row, labels in rows])
     yield Family(
         "topoalign_gpu_memory_used_bytes",
         "Memory of a GPU that is in use, including what its driver needs.",
         [(labels, row.memory_used) for row, labels in rows],
     )
+    others = [({**labels, "where": other.where}, other.use) for row, labels in rows for other in row.others]
     yield Family(
         "topoalign_gpu_other_processes",
         "Processes on a GPU of which they hold nothing; where: in a pod, on the host, or unknown.",
-        [({**labels, "where": other.where}, len(other.use.processes)) for row, labels in rows for other in row.others],
+        [(labels, len(use.processes)) for labels, use in others],
     )
     yield Family(
         "topoalign_gpu_other_memory_used_bytes",
         "Memory of a GPU that processes use which hold nothing of it.",
-        [({**labels, "where": other.where}, other.use.memory) for row, labels in rows for other in row.others],
-    )
-
-
-def own_library(each: Callable[[Callable[[HolderUse], float | None]], list[Sample]]) -> Iterator[Family]:
-    """What the libraries that limit containers count, by files that the containers write."""
-    name = "topoalign_container_gpu_library_"
-    yield Family(
-        f"{name}memory_bytes",
-        "GPU memory that the library which limits a container counts, as the container reports it.",
-        each(lambda h: None if h.library is None else h.library.memory),
-    )
-    yield Family(
-        f"{name}time_ratio",
-        "Part of the last second in which kernels of a container ran, as the library in it reports it.",
-        each(lambda h: None if h.library is None else part(h.library.utilization)),
+        [(labels, use.memory) for labels, use in others],
     )
 
 
@@ -178,15 +158,21 @@ def hami_use_families(shares: NodeShares, hardware: Topology) -> Iterator[Family
         "GPU utilization of a container, 0 to 100",
         [(at, h.use.utilization) for at, _, h in containers],
     )
-    instances = {each.uuid: each for gpu in hardware.gpus for each in gpu.mig or ()}
+    instance_labels = {
+        instance.uuid: {
+            "device_uuid": gpu.id,
+            "mig_uuid": instance.uuid,
+            "profile": instance.profile,
+            "gpu_instance_id": str(instance.gpu_instance),
+            "compute_instance_id": str(instance.compute_instance),
+        }
+        for gpu in hardware.gpus
+        for instance in gpu.mig or ()
+    }
     yield Family(
         "hami_mig_device_info",
         "1 for each MIG instance of a container",
-        [
-            ({**at, "device_uuid": row.card, **instance_labels(instances[row.device])}, 1)
-            for at, row, _ in containers
-            if row.device in instances
-        ],
+        [({**at, **instance_labels[row.device]}, 1) for at, row, _ in containers if row.device in instance_labels],
     )
     yield from hami_library(shares.time, [(at, h.library) for at, _, h in containers if h.library is not None])
 
@@ -218,16 +204,6 @@ def hami_hosts(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
     )
 
 
-def instance_labels(instance: MigDevice) -> dict[str, str]:
-    """The labels by which HAMi's monitor identifies a MIG instance."""
-    return {
-        "mig_uuid": instance.uuid,
-        "profile": instance.profile,
-        "gpu_instance_id": str(instance.gpu_instance),
-        "compute_instance_id": str(instance.compute_instance),
-    }
-
-
 def hami_library(now: float, counts: Sequence[tuple[Mapping[str, str], LibraryCount]]) -> Iterator[Family]:
     """The series that only the files of HAMi-core contain, as HAMi's monitor reads them. `now`: wall seconds."""
     name = "hami_vgpu_memory_"
@@ -245,13 +221,8 @@ def known_holders(shares: NodeShares) -> Iterator[tuple[DeviceShares, HolderUse,
     """Each container that is known with each device that it holds, and the labels that name it."""
     for row in shares.devices:
         for holder in row.holders:
-            if holder.owner is not None:
-                yield row, holder, owner_labels(holder.owner)
-
-
-def owner_labels(owner: Owner) -> dict[str, str]:
-    """The labels of a container."""
-    return {"namespace": owner.namespace, "pod": owner.pod, "container": owner.container}
+            if (owner := holder.owner) is not None:
+                yield row, holder, {"namespace": owner.namespace, "pod": owner.pod, "container": owner.container}
 
 
 def device_labels(row: DeviceShares) -> dict[str, str]:
@@ -269,12 +240,9 @@ def mib(size: int | None) -> float | None:
     return None if size is None else size / MIB
 
 
-# What is given of each GPU, and what is left of it, as families of metrics: under our names, and those of HAMi's
-# scheduler.
-#
-# They come from the record, and need no measurement. What has no amount, as time slices, has no sample of memory and
-# time; nor has a GPU in MIG mode one of time. Labels of others: HAMi's scheduler, 0511293c; its ratios are percent, but
-# for `hami_node_gpu_memory_allocated_ratio`.
+# What is given of each GPU, and what is left of it, comes from the record, and needs no measurement. What has no amount, as
+# time slices, has no sample of memory and time; nor has a GPU in MIG mode one of time. Labels of others: HAMi's scheduler,
+# 0511293c; its ratios are percent, but for `hami_node_gpu_memory_allocated_ratio`.
 
 
 class Amounts(NamedTuple):
@@ -293,7 +261,10 @@ class GpuUsage(NamedTuple):
 
     gpu: Gpu
     containers: int
-    """That hold a part of it, or all; not those from which later ones of their pod have taken over all."""
+    """
+    That hold a part of it, or all; not init containers from which later ones of their pod have taken over all. One whose
+    units a kubelet gave to another pod counts: both may be running.
+    """
     offered: Amounts
     asked: Amounts
     """What containers were given; what an init container left to later ones counts once."""
@@ -306,7 +277,7 @@ def gpu_usages(divided: Mapping[DeviceID, GpuPartitioning], hardware: Topology) 
     return [
         GpuUsage(
             gpu=gpu,
-            containers=count_holders(division),
+            containers=sum(any(each.alone) or not each.taken_over for each in division.held),
             offered=sum_parts(gpu, division, [division.offered]),
             asked=sum_granted(gpu, division),
             left=sum_parts(gpu, division, [division.left]),
@@ -314,14 +285,6 @@ def gpu_usages(divided: Mapping[DeviceID, GpuPartitioning], hardware: Topology) 
         for gpu in hardware.gpus
         if (division := divided.get(gpu.id)) is not None
     ]
-
-
-def count_holders(division: GpuPartitioning) -> int:
-    """
-    How many containers hold some of a GPU. An init container from which later ones have taken over all holds nothing. One
-    whose units a kubelet gave to another pod counts: both may be running.
-    """
-    return sum(any(each.alone) or not each.taken_over for each in division.held)
 
 
 def sum_granted(gpu: Gpu, division: GpuPartitioning) -> Amounts:
@@ -369,38 +332,23 @@ def memory_of_parts(gpu: Gpu, parts: Parts) -> int | None:
     return None if len(known) < len(instances) else parts.memory + sum(known)
 
 
-def own_partition_families(rows: Iterable[GpuUsage]) -> Iterator[Family]:
+def own_partition_families(rows: Sequence[GpuUsage]) -> Iterator[Family]:
     """Under our names: `gpu_uuid` is the GPU, with all of its instances."""
-    found = list(rows)
-
-    def each(value: Callable[[GpuUsage], float | None]) -> list[Sample]:
-        """The value of each GPU."""
-        return [({"gpu_uuid": row.gpu.id, "mig_uuid": ""}, value(row)) for row in found]
-
-    name = "topoalign_gpu_"
-    yield Family(f"{name}containers", "Containers that hold a part of a GPU, or all.", each(lambda r: r.containers))
-    yield Family(
-        f"{name}memory_asked_bytes", "Memory of a GPU that containers were given.", each(lambda r: r.asked.memory)
-    )
-    yield Family(f"{name}memory_left_bytes", "Memory of a GPU that may still be given.", each(lambda r: r.left.memory))
-    yield Family(
-        f"{name}time_asked_ratio",
-        "Part of a GPU's time that containers were given.",
-        each(lambda r: part(r.asked.cores)),
-    )
-    yield Family(
-        f"{name}time_left_ratio", "Part of a GPU's time that may still be given.", each(lambda r: part(r.left.cores))
-    )
-    yield Family(
-        f"{name}slots_asked",
-        "Slots, time slices or MPS shares of a GPU that containers were given.",
-        each(lambda r: r.asked.slots),
-    )
-    yield Family(
-        f"{name}slots_left",
-        "Slots, time slices or MPS shares of a GPU that may still be given.",
-        each(lambda r: r.left.slots),
-    )
+    values: dict[str, tuple[str, Callable[[GpuUsage], float | None]]] = {
+        "containers": ("Containers that hold a part of a GPU, or all.", lambda r: r.containers),
+        "memory_asked_bytes": ("Memory of a GPU that containers were given.", lambda r: r.asked.memory),
+        "memory_left_bytes": ("Memory of a GPU that may still be given.", lambda r: r.left.memory),
+        "time_asked_ratio": ("Part of a GPU's time that containers were given.", lambda r: part(r.asked.cores)),
+        "time_left_ratio": ("Part of a GPU's time that may still be given.", lambda r: part(r.left.cores)),
+        "slots_asked": (
+            "Slots, time slices or MPS shares of a GPU that containers were given.",
+            lambda r: r.asked.slots,
+        ),
+        "slots_left": ("Slots, time slices or MPS shares of a GPU that may still be given.", lambda r: r.left.slots),
+    }
+    for name, (meaning, value) in values.items():
+        samples = [({"gpu_uuid": row.gpu.id, "mig_uuid": ""}, value(row)) for row in rows]
+        yield Family(f"topoalign_gpu_{name}", meaning, samples)
 
 
 def hami_partition_families(rows: Iterable[GpuUsage], node: NodeName) -> Iterator[Family]:

@@ -2,9 +2,9 @@
 Writes for /metrics which container uses how much of which GPU of this node, and reports which containers exceed their
 memory.
 
-Discovery measures when it is asked. A scrape asks. While a container holds an amount of memory, as with units and slots, the
-allocator asks by itself as well, since nobody may scrape; else nothing is measured unless somebody does. The number of
-series is limited by what the node gives out: a few for each container and GPU, none for a container that is not known yet.
+Discovery measures when a scrape asks. While a container holds an amount of memory, as with units and slots, the allocator
+asks by itself as well, since nobody may scrape. The number of series is limited by what the node gives out: a few for each
+container and GPU, none for a container that is not known yet.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ledger.release_log import container_title
+from topoalign.allocator.ledger.ledger import Ledger, container_title
 from topoalign.core import wire
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import MemoryExcess
@@ -51,8 +50,7 @@ class UseSeries:
     ) -> None:
         """
         `also`: under whose names the same is written, `gaia` and `hami`. `library`: reads what libraries that limit
-        containers count; None: there are none. `announces`: whether `UsageObserved` reports the containers above their
-        memory.
+        containers count. `announces`: whether `UsageObserved` reports the containers above their memory.
         """
         self._ledger = ledger
         self._bus = bus
@@ -117,16 +115,21 @@ class UseSeries:
 
     def _divided(self) -> "Sequence[GpuUsage]":
         """
-        How each GPU is divided. Counted anew when what is there, held or healthy has changed, and nothing else of the state:
-        a node may hold 20,000 units.
+        How each GPU is divided. A node may hold 20,000 units, so it is counted anew only when what is there, held or healthy
+        has changed.
         """
         from topoalign.allocator.metrics.use_families import gpu_usages
         from topoalign.core.state.gpu_partitioning import partitioning_by_gpu
 
         state = self._ledger.state
-        if self._rows is None or not has_same_devices(self._rows[0], state):
-            self._rows = state, gpu_usages(partitioning_by_gpu(state), state.hardware)
-        return self._rows[1]
+        if self._rows is not None:
+            had, rows = self._rows
+            is_same_hardware = had.hardware is state.hardware and had.reported_health is state.reported_health
+            if is_same_hardware and had.allocations is state.allocations:
+                return rows
+        rows = gpu_usages(partitioning_by_gpu(state), state.hardware)
+        self._rows = state, rows
+        return rows
 
     async def shares(self) -> "NodeShares":
         """The use of this node's GPUs now. Raises a TopoalignError where discovery does not answer, or cannot measure."""
@@ -163,15 +166,6 @@ class UseSeries:
                 used=excess.holder.use.memory,
             )
         return self._watch.lasting
-
-
-def has_same_devices(had: "NodeState", state: "NodeState") -> bool:
-    """Whether two states of a node have one hardware, one health and one record, of which `NodeState.ownership` is made."""
-    return (
-        had.hardware is state.hardware
-        and had.allocations is state.allocations
-        and had.reported_health is state.reported_health
-    )
 
 
 def excess_fact(excess: "Excess") -> MemoryExcess:

@@ -16,15 +16,19 @@ placement counts as taken. A placement is skipped if the driver has no room ther
 of another container: after a reboot the kubelet starts that container again without a call.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import anyio
 import msgspec
 import structlog
 
+from topoalign.allocator.ledger.ledger import Ledger, container_title
 from topoalign.allocator.mig.instance_log import InstanceLog, OwnInstance
+from topoalign.allocator.ports import Poll
+from topoalign.allocator.reconciliation.displacement import devices_displaced_by
 from topoalign.core import wire
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.errors import DriverFault, NoFit, StateFault, TopoalignError, quoted
@@ -34,8 +38,11 @@ from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.maintenance import DevicesRequest
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile, find_place
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.ports import Bus
-from topoalign.core.state.share_amounts import gpus_by_instances
+from topoalign.core.ports import Bus, Clock
+from topoalign.core.state.fold import NodeState
+from topoalign.core.state.share_amounts import gpus_by_instances, instances_of, lost_instances
+from topoalign.runtime.clock import until_tick
+from topoalign.runtime.tasks import wait_for_first
 
 
 class GpuInstance(NamedTuple):
@@ -197,42 +204,31 @@ class Instances:
         Creates the smallest instance with this memory (bytes) for a slot, on a `spared` placement only if there is no
         other, and never with a uuid `in_use`. It is kept until `release`. Raises NoPlace, DriverFault and StateFault.
         """
+        gpu = base_of(slot)
+        skipped = set[MigPlacement]()
         with anyio.CancelScope(shield=True):
             async with self._turn:
                 try:
-                    made = await self._create(slot, profiles, memory, spared, in_use)
+                    made: MigDevice | None = None
+                    while made is None:
+                        there = await self._maker.there(gpu)
+                        noted = [each.placement for each in self.own if each.gpu == gpu]
+                        taken = {*noted, *skipped, *(each.placement for each in there)}
+                        found = find_place(profiles, {*taken, *spared}, memory) or find_place(profiles, taken, memory)
+                        if found is None:
+                            raise NoPlace(gpu, memory)
+                        profile, place = found
+                        before = tuple(sorted(each.id for each in there))
+                        intent = OwnInstance(slot=slot, profile=profile.name, placement=place, before=before)
+                        made = await self._create_as(intent, in_use)
+                        skipped.add(place)
                 except DriverFault as fault:
-                    self._fails(base_of(slot), fault)
+                    self._fails(gpu, fault)
                     raise
-                self._works(base_of(slot))
+                self._works(gpu)
                 self._granting.add(made.uuid)
                 return made
         raise AssertionError("a shielded scope is not left early")
-
-    async def _create(
-        self,
-        slot: DeviceID,
-        profiles: Sequence[MigProfile],
-        memory: int,
-        spared: Collection[MigPlacement],
-        in_use: Collection[DeviceID],
-    ) -> MigDevice:
-        gpu = base_of(slot)
-        passed = set[MigPlacement]()
-        while True:
-            there = await self._maker.there(gpu)
-            noted = [each.placement for each in self.own if each.gpu == gpu]
-            taken = {*noted, *passed, *(each.placement for each in there)}
-            found = find_place(profiles, {*taken, *spared}, memory) or find_place(profiles, taken, memory)
-            if found is None:
-                raise NoPlace(gpu, memory)
-            profile, place = found
-            before = tuple(sorted(each.id for each in there))
-            intent = OwnInstance(slot=slot, profile=profile.name, placement=place, before=before)
-            made = await self._create_as(intent, in_use)
-            if made is not None:
-                return made
-            passed.add(place)
 
     async def _create_as(self, intent: OwnInstance, in_use: Collection[DeviceID]) -> MigDevice | None:
         self._log.replace((), (intent,))
@@ -271,10 +267,7 @@ class Instances:
     async def destroy_unused(
         self, live: Callable[[], Collection[DeviceID]], held: Callable[[], Collection[DeviceID]] = tuple
     ) -> None:
-        """
-        Destroys the own instances that no `live` allocation has, also those of intents. `held`: slots without an
-        instance in the record, as after a lost journal; their instances stay.
-        """
+        """Destroys the own instances that no `live` allocation has and whose slots are not `held` without one."""
 
         def is_wanted(own: OwnInstance) -> bool:
             return bool(own.uuid) and (own.uuid in self._granting or own.uuid in live() or own.slot in held())
@@ -377,3 +370,80 @@ def is_own(own: OwnInstance, there: GpuInstance) -> bool:
     if own.id is None:
         return there.id not in own.before
     return there.id == own.id and (own.uuid in there.uuids or not there.uuids)
+
+
+# Unused instances are destroyed whenever the record changes, and every few seconds after a failure. While the record is
+# unconfirmed, or not yet compared with the kubelet's, nothing is destroyed, because containers may have instances that are
+# not in it.
+
+
+COLLECT_SECONDS = 5.0
+PROBE_SECONDS = 60.0
+"""After this time a driver that could not change instances is tried again. Until then no pod is scheduled to the GPU."""
+MOST_NAMED = 3
+"""Containers in a note."""
+
+
+async def collect_unused_instances(
+    instances: Instances,
+    ledger: Ledger,
+    clock: Clock,
+    polled: Callable[[], Poll | None],
+    report: Callable[[DeviceID, str], Awaitable[None]] | None = None,
+) -> None:
+    """
+    Destroys unused instances until cancelled. `polled`: the kubelet's answer at the last comparison; None: there was
+    none, and an old copy of the record may lack allocations. `report` is called with each GPU whose instances cannot be
+    changed, and why.
+    """
+    probed = clock.monotonic()
+    reported = dict[DeviceID, str]()
+    while True:
+        version = ledger.version
+        if not instances.own and not instances.failing:  # as on most nodes, which need not look at each change
+            await clock.sleep(until_tick(clock, COLLECT_SECONDS))
+            continue
+        poll = polled()
+        if ledger.unconfirmed is None and ledger.state.topology is not None and poll is not None:
+            shown = {device for holding in poll.listing.holdings for device in holding.devices}
+            recorded = instances_of(ledger.state.allocations.values())
+            with suppress(StateFault):  # then they stay unconfirmed
+                instances.trust({uuid for slot, uuid in recorded.items() if slot in shown})
+            seen = {gpu.id: {each.uuid for each in gpu.mig or ()} for gpu in ledger.state.hardware.gpus}
+            # Discovery does not see these instances although it sees their GPU.
+            missing = [each for each in instances.own if each.uuid and each.uuid not in seen.get(each.gpu, {each.uuid})]
+            await instances.forget(missing)
+            await instances.destroy_unused(lambda: live_of(ledger.state), lambda: unknown_of(ledger.state))
+        if clock.monotonic() >= probed + PROBE_SECONDS:
+            probed = clock.monotonic()
+            with suppress(StateFault):  # without the stamp a later start may not destroy own instances
+                instances.stamp()
+            await instances.probe()
+            reported = {}
+        for gpu, why in sorted(instances.failing.items() - reported.items()):
+            if report is not None:
+                await report(gpu, why)
+            reported[gpu] = why
+        await wait_for_first(
+            partial(ledger.wait_past, version), partial(clock.sleep, until_tick(clock, COLLECT_SECONDS))
+        )
+
+
+def live_of(state: NodeState) -> frozenset[DeviceID]:
+    """The uuids of the instances that live allocations have."""
+    return frozenset(instances_of(state.allocations.values()).values())
+
+
+def unknown_of(state: NodeState) -> frozenset[DeviceID]:
+    """Returns the slots of records without an instance and of displaced containers, which may have their own."""
+    live = state.allocations.values()
+    without_instance = frozenset(device for each in live for device in each.device_ids - each.instances.keys())
+    return without_instance | devices_displaced_by(live)
+
+
+def lost_note(state: NodeState) -> str | None:
+    """Names containers whose MIG instances are gone, at most `MOST_NAMED`, for /readyz; None: there are none."""
+    lost = [container_title(each.owner) for each in state.allocations.values() if lost_instances(each, state.hardware)]
+    more = f", and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+    names = ", ".join(lost[:MOST_NAMED])
+    return f"containers whose MIG instances are gone: {names}{more}; delete their pods" if lost else None

@@ -1,6 +1,7 @@
 """
-Handles records that are released because the kubelet has allocated their devices again: what remains of them, and which
-containers may still run. The log names each container whose devices another one may use.
+Makes the allocations that follow from the kubelet's record: those that the record lacks, what remains of records whose
+devices the kubelet has allocated again, and those of displaced containers that still run. The log names each container whose
+devices another one may use.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -8,22 +9,155 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import msgspec
 import structlog
 
-from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ledger.release_log import container_title
-from topoalign.allocator.ports import KubeletListing, Place
-from topoalign.allocator.reconciliation.adoption import of_devices
+from topoalign.allocator.hardware_watch import is_confirmed
+from topoalign.allocator.ledger.ledger import Ledger, container_title
+from topoalign.allocator.ports import KubeletListing, Place, ResourceEntry
 from topoalign.allocator.reconciliation.liveness import (
     LivenessCheck,
     Rest,
-    has_other_devices,
     is_before,
     kubelet_places,
     reported_places,
     still_displaced,
 )
-from topoalign.core.model.events import Allocation, Displaced
+from topoalign.allocator.reconciliation.usage_publisher import is_recorded_here
+from topoalign.core.model.events import Allocation, Displaced, Owner
+from topoalign.core.model.holdings import HoldingSet
 from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
+from topoalign.core.model.topology.model import Topology
+from topoalign.core.state.fold import NodeState
 from topoalign.core.state.ownership import Ownership
+
+
+def in_offered_order(hardware: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
+    """Sorts devices as the resource offers them and the container sees them; others come last, by name."""
+    offered = hardware.devices.get(resource, NO_DEVICES)
+    if isinstance(devices, DeviceSet) and devices.devices is offered:
+        return tuple(devices)
+    places = offered.places
+    named = tuple(devices)
+    if all(map(places.__contains__, named)):  # most often, and a share may be hundreds of units
+        return tuple(sorted(named, key=places.__getitem__))
+    return tuple(sorted(named, key=lambda device: (places.get(device, len(places)), device)))
+
+
+def adopt_unrecorded(
+    ledger: Ledger, listing: KubeletListing, contradicted: Sequence[Allocation], late: Collection[str]
+) -> list[Allocation]:
+    """
+    Creates allocations for containers that the kubelet reports with devices of ours that no record holds. The
+    checkpoint, which has init containers, counts for devices of `contradicted` records, for the pods `late` (UIDs), and
+    for all pods while the record is unconfirmed.
+    """
+    state = without_allocations(ledger.state, contradicted)
+    found: list[Allocation] = []
+    ownership = state.ownership
+    taken = HoldingSet()
+
+    def is_free(device: DeviceID) -> bool:
+        return not ownership.is_held(device) and not taken.overlaps(ownership.holding(device))
+
+    def take_in(owner: Owner | None, resource: ResourceName, devices: tuple[DeviceID, ...], pod_uid: str) -> None:
+        displaced = of_devices(state, [former for each in contradicted for former in each.displaced], devices)
+        found.append(
+            Allocation(
+                id=ledger.next_id(len(found)),
+                owner=owner,
+                devices={resource: devices},
+                boot=ledger.boot,
+                machine=ledger.machine,
+                cards=ownership.cards_of(devices),
+                pod_uid=pod_uid,
+                displaced=displaced,
+            )
+        )
+        taken.update(map(ownership.holding, devices))
+
+    for holding in listing.holdings:
+        ours = recorded_in_order(state, holding.resource, holding.devices)
+        if ours and all(map(is_free, ours)):
+            take_in(holding.owner, holding.resource, ours, holding.pod_uid)
+    left = {place for each in contradicted for place in kubelet_places(each)} - reported_places(listing)
+    unread = tuple(ResourceEntry(resource, frozenset({device})) for resource, device in sorted(left))
+    is_unconfirmed = ledger.unconfirmed is not None and is_confirmed(ledger.state.health)
+    for part in listing.parts if listing.checkpoint is not None else unread:
+        whole = is_unconfirmed or part.pod_uid in late
+        held = frozenset(d for d in part.devices if whole or (part.resource, d) in left)
+        if ours := tuple(filter(is_free, recorded_in_order(state, part.resource, held))):
+            take_in(None, part.resource, ours, part.pod_uid)
+    return found
+
+
+def return_displaced(
+    ledger: Ledger, ended: Sequence[Allocation], listing: KubeletListing | None, granted: Sequence[Allocation] = ()
+) -> list[Allocation]:
+    """
+    Creates allocations for containers that the `ended` ones displaced and that still run, for devices that no other
+    has. Beside them others are `granted` already. If several had a device, the last one gets it and displaces the
+    others.
+    """
+    found: list[Allocation] = []
+    now = [each for each in ended if each.displaced and not is_before(each, ledger.boot)]
+    if not now:
+        return found
+    state = without_allocations(ledger.state, ended)
+    for each in granted:
+        state = state.holding(each)
+    formers = [former for each in now for former in still_displaced(each.displaced, listing)]
+    for former in formers:
+        devices = {
+            resource: free
+            for resource, ids in former.devices.items()
+            if (free := tuple(device for device in ids if not state.ownership.is_held(device)))
+        }
+        if devices:
+            back = {device for ids in devices.values() for device in ids}
+            found.append(
+                Allocation(
+                    id=ledger.next_id(len(granted) + len(found)),
+                    owner=former.owner,
+                    devices=devices,
+                    boot=ledger.boot,
+                    machine=ledger.machine,
+                    cards=state.ownership.cards_of(back),
+                    pod_uid=former.pod_uid,
+                    slots={slot: amount for slot, amount in former.slots.items() if slot in back},
+                    instances={slot: uuid for slot, uuid in former.instances.items() if slot in back},
+                )
+            )
+            state = state.holding(found[-1])
+    returned: list[Allocation] = []
+    for each in found:
+        own = each.owner, each.pod_uid
+        others = {(it.owner, it.pod_uid): it for it in of_devices(state, formers, each.device_ids)}
+        displaced = tuple(other for name, other in others.items() if name != own)
+        returned.append(msgspec.structs.replace(each, displaced=displaced))
+    return returned
+
+
+def without_allocations(state: NodeState, allocations: Iterable[Allocation]) -> NodeState:
+    """Returns the state as if these allocations were not live."""
+    for each in allocations:
+        state = state.without(each.id)
+    return state
+
+
+def of_devices(
+    state: NodeState, displaced: Sequence[Displaced], devices: Collection[DeviceID]
+) -> tuple[Displaced, ...]:
+    """Returns the displaced containers with a device that overlaps one of these."""
+    wanted = state.ownership.set_of(devices)
+    return tuple(each for each in displaced if any(map(wanted.overlaps, map(state.ownership.holding, each.device_ids))))
+
+
+def recorded_in_order(state: NodeState, resource: ResourceName, devices: frozenset[DeviceID]) -> tuple[DeviceID, ...]:
+    """Returns the devices that this allocator records (`is_recorded_here`), in the hardware's order."""
+    hardware = state.hardware
+    return in_offered_order(
+        hardware, resource, (device for device in devices if is_recorded_here(hardware, resource, device))
+    )
+
 
 log = structlog.get_logger("topoalign.allocator.reconciliation.displacement")
 
@@ -43,22 +177,19 @@ def displaced_by(
     asked: Collection[DeviceID],
     listing: KubeletListing | None,
 ) -> tuple[Displaced, ...]:
-    """
-    Returns the containers that may still run although the devices `asked` are allocated to another one: those of the
-    released `records`, and those that these had displaced.
-    """
+    """Returns the containers that may still run although the devices `asked` are allocated to another one."""
     found: list[Displaced] = []
     for record in records:
         if listing is not None and record.owner is not None and liveness.is_displaced(record, listing):
-            both = overlapping_devices(ledger.state.ownership, record, asked)
+            both = with_devices(record, group_by_resource(overlapping_devices(ledger.state.ownership, record, asked)))
             found.append(
                 Displaced(
                     allocation=record.id,
                     owner=record.owner,
                     pod_uid=record.pod_uid,
-                    devices=group_by_resource(both),
-                    slots={device: record.slots[device] for _, device in both if device in record.slots},
-                    instances={device: record.instances[device] for _, device in both if device in record.instances},
+                    devices=both.devices,
+                    slots=both.slots,
+                    instances=both.instances,
                 )
             )
         if not is_before(record, ledger.boot):
@@ -73,19 +204,8 @@ def log_displaced(granted: Iterable[Allocation]) -> None:
             log.error(
                 "the kubelet allocates devices to a new container, and the one that has them was not seen to end",
                 allocation=each.id,
-                devices=sorted({d for former in each.displaced for ids in former.devices.values() for d in ids}),
+                devices=sorted(devices_displaced_by([each])),
                 held_by=[f"{container_title(former.owner)} ({former.allocation})" for former in each.displaced],
-            )
-
-
-def log_readmitted(gone: Iterable[Allocation], listing: KubeletListing) -> None:
-    """Logs each container whose record is released because the kubelet has allocated it other devices."""
-    for each in gone:
-        if has_other_devices(each.owner, each.pod_uid, each.from_kubelet, listing):
-            log.error(
-                "a container was admitted once more, with other devices: see that it does not use its former ones",
-                container=container_title(each.owner),
-                devices=sorted(each.device_ids),
             )
 
 
@@ -101,9 +221,7 @@ def log_forgotten(forgotten: Iterable[Allocation]) -> None:
 
 def devices_displaced_by(records: Collection[Allocation]) -> frozenset[DeviceID]:
     """Returns the devices of all containers that these records displaced. Such a container may outlive the record."""
-    return frozenset(
-        d for record in records for former in record.displaced for ids in former.devices.values() for d in ids
-    )
+    return frozenset().union(*(former.device_ids for record in records for former in record.displaced))
 
 
 def remainders(
@@ -143,10 +261,7 @@ def remainders(
 
 
 def log_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
-    """
-    Marks the remainders of ended containers as ended, before the kubelet's files are read again. Else their GPUs would
-    seem to have nothing left.
-    """
+    """Marks the remainders of ended containers as ended, because else nothing seems left of their GPUs."""
     kubelet = ledger.state.usage.kubelet if ledger.state.usage is not None else None
     if kubelet is None:
         return
@@ -170,14 +285,13 @@ def displaced_pod_name(
     Returns the UID of the pod whose init container, with a released record, has slots that were reserved for other
     pods: a later container of the pod reuses some of them. Empty: there is none by the checkpoint.
     """
-    for each in gone if listing is not None else ():
-        here = each.device_ids.intersection(slots) if each.reserved_for else ()
-        entries = (
-            [each for slot in here for each in listing.parts_by_place.get((resource, slot), ())] if listing else []
-        )
-        for entry in entries:
-            if entry.pod_uid and entry.pod_uid not in each.reserved_for:
-                return entry.pod_uid
+    if listing is None:
+        return ""
+    for each in [record for record in gone if record.reserved_for]:
+        for slot in each.device_ids.intersection(slots):
+            for entry in listing.parts_by_place.get((resource, slot), ()):
+                if entry.pod_uid and entry.pod_uid not in each.reserved_for:
+                    return entry.pod_uid
     return ""
 
 

@@ -117,7 +117,7 @@ class LivenessCheck:
             return True
         if listing.checkpoint.isdisjoint(held):
             return False
-        entries = checkpoint_entries_of(held, listing)
+        entries = checkpoint_entries_of(allocation, listing)
         return not entries or not all(listing.is_gone(part.pod_uid) for part in entries)
 
     def is_kept_in_part(self, allocation: Allocation, listing: KubeletListing) -> bool:
@@ -144,14 +144,14 @@ class LivenessCheck:
             return listing.is_gone(allocation.pod_uid)
         if self._evidence[allocation.id].grant is None or not self.is_written_since(allocation, listing):
             return False
-        entries = checkpoint_entries_of(kubelet_places(allocation), listing)
+        entries = checkpoint_entries_of(allocation, listing)
         return bool(entries) and all(listing.is_gone(part.pod_uid) for part in entries)
 
     def has_ended(self, allocation: Allocation, listing: KubeletListing, at: float) -> bool:
         """
         Whether a container that this listing of second `at` does not report has certainly ended: the same kubelet
-        reported it before, or its pod is deleted, or the checkpoint, if written since the grant or for
-        `UNWRITTEN_SECONDS` not, has its devices with no pod.
+        reported it before, its pod is deleted, or the checkpoint has its devices with no pod. The checkpoint counts if
+        it was written since the grant, or not for `UNWRITTEN_SECONDS`.
         """
         if listing.shows(allocation):
             return False
@@ -163,27 +163,14 @@ class LivenessCheck:
         late = at - evidence.grant.at >= UNWRITTEN_SECONDS
         return late or self.is_written_since(allocation, listing)
 
-    def dropped(
-        self,
-        ended: Iterable[Allocation],
-        available: Collection[DeviceID],
-        must_include: Collection[DeviceID],
-        at: float,
-    ) -> list[Allocation]:
+    def is_dropped(self, ended: Allocation, at: float, offered: Set[DeviceID] = frozenset()) -> bool:
         """
-        Returns those of the `ended` allocations that the kubelet has dropped. A pod has no directory before it is
-        admitted, so its first containers seem to be of a deleted pod; but the kubelet offers only devices that it has
-        dropped.
+        Whether the kubelet has dropped an ended allocation. A pod has no directory before it is admitted, so its first
+        containers seem to be of a deleted pod; but the kubelet has `offered` only devices that it has dropped.
         """
-        offered = {*available} - {*must_include}
-        return [
-            each
-            for each in ended
-            if each.owner is not None
-            or (grant := self._evidence[each.id].grant) is None
-            or at - grant.at >= UNWRITTEN_SECONDS
-            or not offered.isdisjoint(each.device_ids)
-        ]
+        grant = self._evidence[ended.id].grant
+        is_late = grant is None or at - grant.at >= UNWRITTEN_SECONDS
+        return ended.owner is not None or is_late or not offered.isdisjoint(ended.device_ids)
 
     def is_forgotten(self, allocation: Allocation, listing: KubeletListing, boot: str) -> bool:
         """
@@ -216,7 +203,7 @@ class LivenessCheck:
         directories = listing.directories
         if not uid or directories is None or self._evidence[allocation.id].reported_by == listing.kubelet:
             return False
-        is_listed = any(part.pod_uid == uid for part in checkpoint_entries_of(kubelet_places(allocation), listing))
+        is_listed = any(part.pod_uid == uid for part in checkpoint_entries_of(allocation, listing))
         return is_listed and not directories.is_gone(uid) and uid not in directories.unreadable
 
     def is_displaced(self, allocation: Allocation, listing: KubeletListing) -> bool:
@@ -239,7 +226,7 @@ class LivenessCheck:
         held = kubelet_places(allocation)
         if listing.checkpoint is None or listing.checkpoint.isdisjoint(held):
             return True
-        entries = checkpoint_entries_of(held, listing)
+        entries = checkpoint_entries_of(allocation, listing)
         return bool(entries and allocation.pod_uid) and all(
             part.pod_uid not in ("", allocation.pod_uid) for part in entries
         )
@@ -273,10 +260,7 @@ def has_other_devices(
 def runs(
     owner: Owner, pod_uid: str, devices: Mapping[ResourceName, tuple[DeviceID, ...]], listing: KubeletListing
 ) -> bool:
-    """
-    Whether a container may run with these devices: its pod exists by its directory or else by its name, and it is not
-    reported with other devices.
-    """
+    """Whether the pod of a container exists, and it is not reported with other devices."""
     if has_other_devices(owner, pod_uid, devices, listing):
         return False
     if pod_uid and listing.directories is not None:
@@ -287,10 +271,7 @@ def runs(
 def still_displaced(
     displaced: Iterable[Displaced], listing: KubeletListing | None, owner: Owner | None = None, pod_uid: str = ""
 ) -> tuple[Displaced, ...]:
-    """
-    Returns the displaced containers that may still run; all without a `listing`. One with the name of the new owner and
-    the same or no UID is the same container.
-    """
+    """Returns the displaced containers that may still run and are not the new owner; all without a `listing`."""
     if listing is None:
         return tuple(displaced)
     return tuple(
@@ -301,10 +282,10 @@ def still_displaced(
     )
 
 
-def checkpoint_entries_of(held: Collection[Place], listing: KubeletListing) -> list[ResourceEntry]:
-    """Returns the entries of the checkpoint with any of these devices, each once."""
+def checkpoint_entries_of(allocation: Allocation, listing: KubeletListing) -> list[ResourceEntry]:
+    """Returns the entries of the checkpoint with any device of an allocation, each once."""
     entries = listing.parts_by_place
-    return [*dict.fromkeys(part for place in held for part in entries.get(place, ()))]
+    return [*dict.fromkeys(part for place in kubelet_places(allocation) for part in entries.get(place, ()))]
 
 
 def kubelet_places(allocation: Allocation) -> list[Place]:

@@ -23,6 +23,7 @@ from topoalign.core.model.topology.topology_checks import MOST_OTHERS
 from topoalign.core.ports import Clock
 from topoalign.kubelet.files import checkpoint, device_checkpoint, pod_directories
 from topoalign.kubelet.files.pod_directories import PodDirectories
+from topoalign.kubelet.files.reading import file_version
 from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.api import v1
 from topoalign.kubelet.grpc.decoding import field
@@ -56,10 +57,7 @@ class PodResourcesClient:
     """Polls the kubelet's PodResources socket, and reads the checkpoint and the pod directories."""
 
     def __init__(self, socket: Path, checkpoint_dir: Path, clock: Clock | None = None) -> None:
-        """
-        `checkpoint_dir`: the device plugin directory, where the kubelet keeps `kubelet_internal_checkpoint`. It is in the
-        kubelet's root directory, next to the directories of pods.
-        """
+        """`checkpoint_dir`: the device plugin directory, which is in the kubelet's root directory."""
         self._socket = socket
         self._checkpoint_dir = checkpoint_dir
         self._clock = clock or SystemClock()
@@ -138,12 +136,8 @@ class PodResourcesClient:
         return listed
 
     def written(self) -> tuple[int, ...]:
-        """The version of the checkpoint file: inode, time of change in ns, size in bytes; () where there is none."""
-        try:
-            status = (self._checkpoint_dir / device_checkpoint.NAME).stat()
-        except OSError:
-            return ()
-        return status.st_ino, status.st_mtime_ns, status.st_size
+        """The version of the checkpoint file, as `file_version`."""
+        return file_version(self._checkpoint_dir / device_checkpoint.NAME)
 
     async def _read_checkpoint(self) -> tuple[tuple[int, ...], CheckpointDevices]:
         file = self._checkpoint_dir / device_checkpoint.NAME
@@ -185,10 +179,7 @@ ALLOCATABLE = v1.AllocatableResourcesRequest()
 
 
 def listed_devices(response: v1.AllocatableResourcesResponse) -> Listed:
-    """
-    Returns resource -> the healthy devices of its plugin, grouped by NUMA nodes. Raises ValueError for impossible NUMA
-    nodes, and for more than `MOST_OTHERS` devices.
-    """
+    """Returns resource -> the healthy devices of its plugin, grouped by NUMA nodes. Raises ValueError."""
     found: dict[ResourceName, dict[DeviceID, set[int]]] = {}
     for part in response.devices:
         nodes = [node.id for node in part.topology.nodes] if part.topology is not None else []
@@ -246,10 +237,7 @@ def read_checkpoint_devices(file: Path) -> CheckpointDevices:
 def add_pod_uids(
     holdings: Sequence[ReportedDevices], given: Iterable[ResourceEntry], directories: PodDirectories | None
 ) -> tuple[ReportedDevices, ...]:
-    """
-    Adds the UID of the pod to each holding, if one pod has a checkpoint entry for a container of this name with these
-    devices. If several have, deleted pods do not count.
-    """
+    """Adds the UID of its pod to each holding, if one existing pod has a checkpoint entry with its devices."""
     uids: dict[tuple[str, ResourceName, frozenset[DeviceID]], set[str]] = {}
     for part in given:
         uids.setdefault((part.container, part.resource, part.devices), set()).add(part.pod_uid)

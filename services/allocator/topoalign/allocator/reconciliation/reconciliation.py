@@ -21,15 +21,18 @@ from typing import NamedTuple
 import structlog
 
 from topoalign.allocator.hardware_watch import is_confirmed
-from topoalign.allocator.ledger.ledger import Binding, Ledger
-from topoalign.allocator.ledger.release_log import container_title
+from topoalign.allocator.ledger.ledger import Binding, Ledger, container_title
 from topoalign.allocator.ports import KubeletListing, Place, Poll, ReportedDevices
-from topoalign.allocator.reconciliation.adoption import adopt_unrecorded, return_displaced
-from topoalign.allocator.reconciliation.displacement import log_forgotten, log_readmitted
+from topoalign.allocator.reconciliation.displacement import (
+    adopt_unrecorded,
+    log_forgotten,
+    return_displaced,
+)
 from topoalign.allocator.reconciliation.liveness import (
     Kubelet,
     LivenessCheck,
     checkpoint_entries_of,
+    has_other_devices,
     is_before,
     kubelet_places,
     still_displaced,
@@ -159,10 +162,7 @@ class Reconciliation:
         """Pods whose allocations were released because they had no directory."""
 
     def compare(self, poll: Poll) -> None:
-        """
-        Binds, releases and adopts by this poll. Raises StateFault, with some changes recorded. Before the hardware is
-        known it only notes the kubelet.
-        """
+        """Binds, releases and adopts by this poll. Raises StateFault, with some changes recorded."""
         self._settle(poll)
         self._listed = frozenset((used.owner.namespace, used.owner.pod) for used in poll.listing.usage)
         listing = poll.listing
@@ -233,10 +233,7 @@ class Reconciliation:
         return (Namespace(namespace), PodName(pod)) in self._listed
 
     def note(self, poll: Poll) -> None:
-        """
-        Notes what this poll reports and what its kubelet has written. Every poll counts, also without a comparison,
-        because the kubelet may drop a container before the next one.
-        """
+        """Notes what this poll reports, also without a comparison, and what its kubelet has written."""
         if poll.at < self._noted:
             return
         self._noted = poll.at
@@ -281,7 +278,7 @@ class Reconciliation:
         if displaced and allocation.owner is None:
             log.error(
                 "two containers have the same devices: delete one of the two pods",
-                devices=sorted(device for each in displaced for ids in each.devices.values() for device in ids),
+                devices=sorted(device for each in displaced for device in each.device_ids),
                 owners=[container_title(owner), *(container_title(each.owner) for each in displaced)],
             )
         boot = self._ledger.boot
@@ -291,7 +288,13 @@ class Reconciliation:
 
     def _release(self, gone: Sequence[Allocation], listing: KubeletListing) -> None:
         """Records that these have ended and, in one entry of the journal, what returns of displaced ones."""
-        log_readmitted(gone, listing)
+        for each in gone:
+            if has_other_devices(each.owner, each.pod_uid, each.from_kubelet, listing):
+                log.error(
+                    "a container was admitted once more, with other devices: see that it does not use its former ones",
+                    container=container_title(each.owner),
+                    devices=sorted(each.device_ids),
+                )
         for reason, ended in (
             ("gone", [each for each in gone if not self._presence[each.id].is_inherited]),
             ("orphan", [each for each in gone if self._presence[each.id].is_inherited]),
@@ -305,20 +308,16 @@ class Reconciliation:
                 self._ledger.release([each.id for each in ended], reason)
         if directories := listing.directories:
             without_owner = [each for each in gone if each.owner is None]
-            uids = {
-                part.pod_uid for each in without_owner for part in checkpoint_entries_of(kubelet_places(each), listing)
-            }
+            uids = {part.pod_uid for each in without_owner for part in checkpoint_entries_of(each, listing)}
             self._early |= {uid for uid in uids if directories.is_gone(uid) and uid not in directories.torn_down}
 
     def _owner(self, held: Sequence[Place], holdings: Sequence[ReportedDevices | None]) -> Owner | None:
-        """
-        Returns the container that is reported with exactly the devices of a record. None: there are several, or it has
-        only some of them, or more devices of ours, which must not count as free.
-        """
+        """Returns the container that is reported with exactly the devices of a record."""
         hardware = self._ledger.state.hardware
         each_once = {id(holding): holding for holding in holdings}.values()  # a share may be hundreds of units
         owners = {holding.owner if holding is not None else None for holding in each_once}
         shown = {(holding.resource, device) for holding in filter(None, each_once) for device in holding.devices}
+        # Devices of ours beside these must not count as free.
         has_more = any(is_recorded_here(hardware, *place) for place in shown.difference(held))
         return owners.pop() if len(owners) == 1 and not has_more else None
 
@@ -338,6 +337,7 @@ class Reconciliation:
         presence = self._presence[allocation.id] = before.miss(poll.at)
         kept = self.liveness.is_kept(allocation, poll.listing)
         settled = self._is_settled(poll)
+        is_unread = None in (poll.listing.checkpoint, poll.listing.directories)
         patience = self._gone_seconds
         if allocation.owner is None:
             if kept:
@@ -347,10 +347,8 @@ class Reconciliation:
         elif self.liveness.is_waited_for(allocation, poll.listing):
             self._presence[allocation.id] = before.explain()
             return False
-        elif before.is_explained and None in (poll.listing.checkpoint, poll.listing.directories):
-            # A poll that can read less does not change what was found.
-            if not self.liveness.is_gone(allocation, poll.listing):
-                return False
+        elif before.is_explained and is_unread and not self.liveness.is_gone(allocation, poll.listing):
+            return False
         elif presence.is_inherited and settled and not kept:
             return True
         if not settled:
@@ -358,9 +356,6 @@ class Reconciliation:
         return before.missing_since is not None and poll.at - before.missing_since >= patience
 
     def _confirm(self, poll: Poll) -> None:
-        """
-        Confirms an unconfirmed record by a checkpoint, or by a settled kubelet, which reports all running containers.
-        Confirmed hardware shows which devices are ours.
-        """
+        """Confirms an unconfirmed record by a checkpoint, or by a settled kubelet."""
         if is_confirmed(self._ledger.state.health) and (poll.listing.checkpoint is not None or self._is_settled(poll)):
             self._ledger.confirm("the kubelet")

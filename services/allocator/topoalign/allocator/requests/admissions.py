@@ -1,5 +1,5 @@
 """
-Requests for allocations over the bus: a client asks for a pod, and `admit` decides.
+Answers the requests of the bus: a client asks for a pod, and `admit` decides; or it asks for a prediction.
 
 Hints are asked from the hinting service, which answers from what the question carries. If it is silent, or what it says
 cannot be used, the same providers are asked in process for the rest of the decision, so that it waits for a neighbour once
@@ -7,7 +7,7 @@ at most, however many containers the pod has.
 """
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
 import anyio
@@ -17,26 +17,28 @@ import structlog
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.mig.instances import check_no_instances
 from topoalign.allocator.ports import nothing_to_ask
-from topoalign.allocator.requests.kubelet_files import absence, lists_nothing
-from topoalign.allocator.requests.predictions import Predictions, check_discovered, check_own
+from topoalign.allocator.requests.kubelet_files import KubeletWatch
 from topoalign.core import wire
-from topoalign.core.admission.admit import answer_to, drive_async, iterate_decision
+from topoalign.core.admission.admit import answer_to, decide_demand, drive_async, iterate_decision
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
-from topoalign.core.admission.prediction import describe_unconfirmed_record
+from topoalign.core.admission.prediction import describe_unconfirmed_record, predict
 from topoalign.core.admission.resolvability import explain_decision, with_resolvability
-from topoalign.core.demand.pod_demand import PodDemand, pod_demand
+from topoalign.core.demand.device_lists import list_notes
+from topoalign.core.demand.pod_demand import PodDemand, pod_demand, read_pod
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.shares import share_in_units
+from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.hints.answer_checks import check_answer
 from topoalign.core.hints.joint_hints import decided_together, is_held
 from topoalign.core.hints.preconditions import check_resources_known
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.providers import to_hint_question
 from topoalign.core.hints.reuse import held_by_pod
-from topoalign.core.model.decisions import Admission, Decision, Explained, Explanation
+from topoalign.core.model.decisions import Admission, Decision, Explained, Explanation, with_notes, with_unserved
 from topoalign.core.model.errors import (
     BadRequest,
     DeadlinePassed,
+    HardwareUnknown,
     InvalidField,
     KubeletOwnsDevices,
     NoFit,
@@ -48,7 +50,7 @@ from topoalign.core.model.errors import (
 )
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import HintAnswer
-from topoalign.core.model.ids import CPU, AllocationID
+from topoalign.core.model.ids import CPU, AllocationID, NodeName
 from topoalign.core.model.maintenance import TrustRequest
 from topoalign.core.model.requests import (
     AdmissionRules,
@@ -64,12 +66,12 @@ from topoalign.core.model.requests import (
     SnapshotRequest,
     override_rules,
 )
+from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.core.state.fold import NodeState
+from topoalign.core.state.node_reservations import with_reserved
 from topoalign.runtime.replies import answer_with
-
-# What a pod holds already, and whether it asks for just that again: then it gets the same answer.
 
 
 def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bool:
@@ -94,39 +96,60 @@ def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeStat
         sizes = {block.resource: 0 for block in allocation.memory}
         for block in allocation.memory:
             sizes[block.resource] += block.size
+        asked_sizes = {name: container.asked.get(name, 0) for name in sizes}
+        if (
+            allocation.role == "init"
+        ):  # later containers of the pod take what they reuse of its memory out of its record
+            has_sizes = all(sizes[name] <= asked_sizes[name] for name in sizes)
+        else:
+            has_sizes = sizes == asked_sizes
         if (
             {name: len(ids) for name, ids in allocation.from_kubelet.items() if name not in together} != devices
             or (allocation.virtual_functions and not (together or allocation.co_allocated))
             or (allocation.cpus and len(parse_cpuset(allocation.cpus)) * 1000 != container.asked.get(CPU))
-            or not all(is_size(allocation, size, container.asked.get(name, 0)) for name, size in sizes.items())
+            or not has_sizes
         ):
             return False
     return True
 
 
-def is_size(allocation: Allocation, size: int, asked: int) -> bool:
-    """
-    Whether an allocation holds as many bytes of memory as were `asked` for. An init container may hold fewer: later
-    containers of the pod take what they reuse of its memory out of its record.
-    """
-    return size <= asked if allocation.role == "init" else size == asked
+REMEDY = "name an allocation's id, or a pod as NAMESPACE/NAME"
 
 
-# Requests that come too late are refused.
-#
-# A request can wait anywhere: in a socket buffer, at the NATS server, in this process while it is stopped. Its asker
-# has given up by then, and what is granted to it all the same is held for good. So a request names a deadline, on the
-# clock of the process that judges it: the asker reads this clock first (`ClockRequest`), and no clocks of two machines
-# are compared.
-#
-#     clock read: 100.0; the asker waits 10 s in all, 0.5 s of which are gone: deadline 109.5; at 131.0 it is refused
-#
-# The clock is a new one with each start, so a request that was made to the process before is refused, too. A request
-# without a deadline is never late. docs/decisions/0009-deadlines.md has the reasons.
+def lists_nothing(target: str) -> bool | None:
+    """Stands for `DeviceAllocations.lists` on a node without a kubelet: it is not known which pods run."""
+    return None
+
+
+def absence(target: str, listed: bool | None, *, by_kubelet: bool) -> str:
+    """
+    The sentence with which `explain` answers for a target without allocation, decision or ending. `by_kubelet`: whether a
+    kubelet admits the pods of this node; `listed`: whether it lists a pod of this name, None if it was not asked yet.
+
+    Raises NotFound where no such pod is known to run, for example of one that the kubelet refused.
+    """
+    if listed:
+        return f"{clean(target, 300)} runs here and has no device of ours: none of its containers asked for one"
+    if not by_kubelet:
+        raise NotFound("allocation or pod", target, REMEDY)
+    raise NotFound(
+        "allocation or pod" if listed is None else "allocation or running pod",
+        target,
+        f"{REMEDY}; a pod that the kubelet refused is not known here: `kubectl describe pod` has its reason",
+    )
 
 
 class Deadlines:
-    """The clock of one process of an allocator, and the check of requests against it."""
+    """
+    The clock of one process of an allocator, and the check of requests against it.
+
+    A request can wait anywhere: in a socket buffer, at the NATS server, in this process while it is stopped. Its asker
+    has given up by then, and what is granted to it all the same is held for good. So a request names a deadline, on the
+    clock of the process that judges it: the asker reads this clock first (`ClockRequest`). The clock is a new one with each
+    start. docs/decisions/0009-deadlines.md has the reasons.
+
+        clock read: 100.0; the asker waits 10 s in all, 0.5 s of which are gone: deadline 109.5; at 131.0 it is refused
+    """
 
     def __init__(self, clock: Clock, epoch: int) -> None:
         """`epoch`: that of the ledger since this start. With the time of the start it names the clock."""
@@ -152,23 +175,96 @@ class Deadlines:
             raise DeadlinePassed(request, f"it came {now - deadline.at:.1f} s after its deadline")
 
 
-# Which rules a request for an allocation may choose; the others are the node's own.
-
-
 CHOICES = frozenset({"policy", "scope", "mode", "placement", "compat", "prefer_closest_numa_nodes"})
+"""The rules that a request for an allocation may choose. The others are the node's own; a prediction may change any."""
 
 
-def check_rule_changes(changes: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
+class Predictions:
     """
-    Returns the changes of rules in a request for an allocation, if all are in `CHOICES`.
+    Answers what-if and confirm for one node: predicts the decision about a pod, without any effect. `what-if` is for people,
+    `confirm` for the registry before it binds.
 
-    Raises InvalidField that names the first rule that is the node's own. A prediction may change any rule.
+    On a node with a kubelet both predict what it would decide, from its files as they are at that moment: `what-if` reads
+    them all, `confirm` those that have changed by their times, because a scheduler waits for it. A registry that knows pods
+    as terminated which the node still shows with devices has everything read anew: such a pod may leave no trace in these
+    times.
     """
-    for name in sorted(changes.keys() - CHOICES):
-        raise InvalidField(
-            f"rules.{clean(name)}", "is the node's own", f"choose {', '.join(sorted(CHOICES))} per request"
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        rules: AdmissionRules,
+        kubelet: KubeletWatch | None,
+        *,
+        kubelet_owns_devices: bool,
+        confirmed: Callable[[PodRequest], None] = lambda pod: None,
+        by_variable_alone: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """
+        `kubelet`: reads what predictions are based on; None: the node's own rules and record. `confirmed` is called for
+        each pod that is confirmed. `by_variable_alone`: whether containers see what NVIDIA_VISIBLE_DEVICES names, and
+        nothing else.
+        """
+        self._confirmed = confirmed
+        self._by_variable_alone = by_variable_alone
+        self._ledger = ledger
+        self._kubelet = kubelet
+        self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET) if kubelet_owns_devices else rules
+
+    async def what_if(self, request: AllocateRequest) -> Decision:
+        """Predicts the decision that `allocate` or the kubelet would make now. Nothing is recorded."""
+        check_own(self._ledger, request.node)
+        check_discovered(self._ledger)
+        if self._kubelet is not None:
+            await self._kubelet.read_all()
+        decision = self._predict(request.pod, request.rules, explain=True)
+        if not self._by_variable_alone():
+            return decision
+        return with_notes(decision, list_notes(self._ledger.state.hardware, read_pod(request.pod, self._rules)))
+
+    async def confirm(self, request: ConfirmRequest) -> Decision:
+        """Predicts the decision after others were given what is reserved for them. Nothing is recorded."""
+        check_own(self._ledger, request.node)
+        check_discovered(self._ledger)
+        if self._kubelet is not None:
+            await (self._kubelet.read_all() if request.terminated else self._kubelet.read_changed())
+        decision = self._predict(request.pod, {}, request.reserved)
+        self._confirmed(request.pod)
+        return decision
+
+    def _predict(
+        self,
+        pod: PodRequest,
+        changes: Mapping[str, str | int | bool],
+        reserved: Sequence[Reservation] = (),
+        *,
+        explain: bool = False,
+    ) -> Decision:
+        pod = validate_pod(pod)
+        if self._kubelet is not None:
+            now = self._ledger.clock.wall()
+            return predict(self._ledger.state, pod, now, changes, explain=explain, reserved=reserved)
+        state = with_reserved(self._ledger.state, self._ledger.state, reserved)
+        demand = pod_demand(pod, override_rules(self._rules, changes))
+        decision = explain_decision(state, demand) if explain else decide_demand(state, demand)
+        decision = with_unserved(decision, unserved_names(demand, state.hardware))
+        return with_notes(
+            decision,
+            () if self._ledger.unconfirmed is None else (describe_unconfirmed_record(self._ledger.unconfirmed),),
         )
-    return changes
+
+
+def check_own(ledger: Ledger, node: NodeName) -> None:
+    """Raises InvalidField for a request to another node."""
+    if node != ledger.node:
+        raise InvalidField("node", f"{clean(node)!r} is not this node", f"ask {ledger.node!r} here")
+
+
+def check_discovered(ledger: Ledger) -> None:
+    """Before the hardware is known nothing can be decided: not a refusal, and nothing to record. Raises HardwareUnknown."""
+    state = ledger.state
+    if state.topology is None or state.health is None:
+        raise HardwareUnknown(ledger.node, "no facts of discovery have been received")
 
 
 REMEMBERED = 1_000
@@ -240,7 +336,10 @@ class Admissions:
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
         pod = validate_pod(request.pod)
-        rules = override_rules(self._rules, check_rule_changes(request.rules))
+        for name in sorted(request.rules.keys() - CHOICES):
+            choices = f"choose {', '.join(sorted(CHOICES))} per request"
+            raise InvalidField(f"rules.{clean(name)}", "is the node's own", choices)
+        rules = override_rules(self._rules, request.rules)
         demand = pod_demand(pod, rules)
         await self._ensure_fresh()
         check_discovered(self._ledger)
@@ -254,7 +353,12 @@ class Admissions:
                 if not has_requested(held, demand, self._ledger.state):
                     raise PodAlreadyAllocated(name)
                 return self._again(name, held)
-            self._check_confirmed()
+            if self._ledger.unconfirmed is not None:  # no kubelet shows here what else is held
+                raise StateFault(
+                    describe_unconfirmed_record(self._ledger.unconfirmed),
+                    "compare what runs with `topoalign watch`, cordon devices that are busy without an allocation, then run "
+                    "`topoalign trust`",
+                )
             decision = await self._decide(demand)
             self.deadlines.check(request.deadline, f"the allocation for pod {name}")
             return self._record(demand.request, decision)
@@ -305,15 +409,6 @@ class Admissions:
         unconfirmed = self._ledger.unconfirmed
         self._ledger.confirm("an operator")
         return unconfirmed
-
-    def _check_confirmed(self) -> None:
-        """No kubelet shows here what else is held, so an operator has to confirm the record. Raises StateFault."""
-        if self._ledger.unconfirmed is not None:
-            raise StateFault(
-                describe_unconfirmed_record(self._ledger.unconfirmed),
-                "compare what runs with `topoalign watch`, cordon devices that are busy without an allocation, then run "
-                "`topoalign trust`",
-            )
 
     def _named(self, target: str) -> list[Allocation]:
         live = self._ledger.state.allocations

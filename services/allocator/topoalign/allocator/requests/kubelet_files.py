@@ -2,12 +2,11 @@
 Reads the files of the node's kubelet, for predictions.
 
 Its configuration contains the rules by which it decides; its checkpoints contain which CPUs, how much memory and which
-devices containers have, including those for which it never called the allocator. Entries of deleted pods do not count. The
-files are read in a thread that is not waited for longer than a second. `core.admission.prediction` predicts from what is
-read here and published on the bus; for what cannot be read the reason is published.
+devices containers have, including those for which it never called the allocator. The files are read in a thread that is not
+waited for longer than a second. `core.admission.prediction` predicts from what is read here and published on the bus; for
+what cannot be read the reason is published.
 """
 
-import os
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from topoalign.allocator.ports import nothing_ended
 from topoalign.allocator.reconciliation.pod_resources import Listed
 from topoalign.core.admission.kubelet_devices import dropped_of
 from topoalign.core.admission.prediction import to_kubelet_rules
-from topoalign.core.model.errors import NotFound, TopoalignError, Unavailable, clean
+from topoalign.core.model.errors import TopoalignError, Unavailable, clean
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import AllocationID, ContainerName, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
@@ -48,40 +47,10 @@ from topoalign.kubelet.files.node_state import (
     started,
 )
 from topoalign.kubelet.files.pod_directories import ListedPods
+from topoalign.kubelet.files.reading import file_version
 from topoalign.runtime.clock import backoff_seconds, until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
-
-# Why nothing is known of an allocation or pod, with one sentence for each reason.
-
-
-REMEDY = "name an allocation's id, or a pod as NAMESPACE/NAME"
-
-
-def lists_nothing(target: str) -> bool | None:
-    """Stands for `DeviceAllocations.lists` on a node without a kubelet: it is not known which pods run."""
-    return None
-
-
-def absence(target: str, listed: bool | None, *, by_kubelet: bool) -> str:
-    """
-    The sentence with which `explain` answers for a target without allocation, decision or ending.
-
-    `by_kubelet`: whether a kubelet admits the pods of this node; `listed`: whether it lists a pod of this name, None if it
-    was not asked yet.
-
-    Raises NotFound where no such pod is known to run. One that the kubelet refused is among them: it does not list it, and
-    most often it has not asked for a device either.
-    """
-    if listed:
-        return f"{clean(target, 300)} runs here and has no device of ours: none of its containers asked for one"
-    if not by_kubelet:
-        raise NotFound("allocation or pod", target, REMEDY)
-    raise NotFound(
-        "allocation or pod" if listed is None else "allocation or running pod",
-        target,
-        f"{REMEDY}; a pod that the kubelet refused is not known here: `kubectl describe pod` has its reason",
-    )
-
+from topoalign.runtime.thread_reader import ThreadReader
 
 READ_SECONDS = 1.0
 LATE = "the kubelet's files could not be read in time"
@@ -126,8 +95,7 @@ class KubeletFiles:
         self.directories = (root, root / DEVICE_PLUGINS, root / pod_directories.NAME)
         """Those whose entries `stamp` asks for, or that it asks for itself; parents first."""
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET)
-        self._turn = anyio.Lock()
-        self._reading = False
+        self._reader: ThreadReader[KubeletObserved] = ThreadReader()
         self._noted: tuple[str, ...] = ()
         self._ended_pods = frozenset[str]()
         """UIDs of pods with an allocation that has ended. It may be released while the files still list the pod."""
@@ -135,30 +103,36 @@ class KubeletFiles:
     async def read(self, state: NodeState, ended: Sequence[AllocationID] = ()) -> KubeletObserved:
         """
         Reads all files as they are now, in at most `READ_SECONDS`; if it takes longer, the result has the reason
-        (`unknown`).
-
-        `state`: that of the node before this reading. `ended`: live allocations whose containers are
-        known to have ended; what the files list for their pods counts no more. The devices of other plugins are in no file.
+        (`unknown`). `state`: that of the node before this reading. `ended`: live allocations whose containers are known to
+        have ended; what the files list for their pods counts no more.
         """
-        rules = to_kubelet_rules(self._rules, f"{OWN_SETTINGS}: {LATE}")
-        found = KubeletObserved(version=self._version, rules=rules, ended=tuple(ended), unknown=LATE)
-        with anyio.move_on_after(self._seconds):
-            async with self._turn:
-                if not self._reading:  # else a thread that nobody waits for any more hangs in there: one is enough
-                    found = await anyio.to_thread.run_sync(self._read, state, tuple(ended), abandon_on_cancel=True)
-        self._tell(unreadable_files(found))
+        try:
+            found = await self._reader.read(lambda: self._read(state, tuple(ended)), self._seconds)
+        except TimeoutError:
+            rules = to_kubelet_rules(self._rules, f"{OWN_SETTINGS}: {LATE}")
+            found = KubeletObserved(version=self._version, rules=rules, ended=tuple(ended), unknown=LATE)
+        self._log_unreadable(found)
         return found
 
     def stamp(self) -> tuple[object, ...]:
         """
-        A value that differs once a file was changed, made or removed, or the kubelet was started. No file is read for
-        it, and none is asked for outside the kubelet's root directory, as its configuration may be: that file system may
-        hang alone, and a kubelet that has read it anew was started.
+        A value that differs once a file was changed, made or removed, or the kubelet was started. No file is looked at
+        outside the kubelet's root directory, as its configuration may be: that file system may hang alone, and a kubelet
+        that has read it anew was started.
         """
         return tuple(map(file_version, self._stamped))
 
-    def _tell(self, notes: tuple[str, ...]) -> None:
-        """Logs once per change, not once per question."""
+    def _log_unreadable(self, found: KubeletObserved) -> None:
+        """Logs what could not be read, once per change, not once per question."""
+        parts = (
+            found.unknown,
+            found.rules.unknown,
+            found.cpus_unknown,
+            found.memory_unknown,
+            found.checkpoint_unknown,
+            found.pods_unknown,
+        )
+        notes = tuple(each for each in parts if each)
         if notes == self._noted:
             return
         self._noted = notes
@@ -168,13 +142,6 @@ class KubeletFiles:
             log.info("predictions have all that the kubelet has")
 
     def _read(self, state: NodeState, ended: tuple[AllocationID, ...]) -> KubeletObserved:
-        self._reading = True
-        try:
-            return self._read_all(state, ended)
-        finally:
-            self._reading = False
-
-    def _read_all(self, state: NodeState, ended: tuple[AllocationID, ...]) -> KubeletObserved:
         hardware = state.hardware
         rules = self._rules
         unknown = ""
@@ -183,7 +150,10 @@ class KubeletFiles:
             rules = msgspec.structs.replace(found, compat=rules.compat)
         except TopoalignError as error:
             unknown = f"{OWN_SETTINGS}: {error.finding}"
-        pods = ListedPods(self._root, self._ended_pods_of(state, ended))
+        live = state.allocations
+        over = {live[name].pod_uid for name in ended if name in live and live[name].owner is not None}
+        running = {each.pod_uid for each in live.values() if each.id not in ended}  # a static pod keeps its UID
+        pods = ListedPods(self._root, (self._ended_pods | over) - running - {""})
         cpus = read_or_explain("CPUs", lambda: held_cpus(self._root, hardware, rules, pods))
         memory = read_or_explain("memory", lambda: held_memory(self._root, hardware, rules, pods))
         devices = read_or_explain("resources", lambda: held_devices(self._root, hardware, pods))
@@ -206,12 +176,6 @@ class KubeletFiles:
             started=started(self._root),
             settle_seconds=self._settle_seconds,
         )
-
-    def _ended_pods_of(self, state: NodeState, ended: Collection[AllocationID]) -> frozenset[str]:
-        live = state.allocations
-        over = {live[name].pod_uid for name in ended if name in live and live[name].owner is not None}
-        running = {each.pod_uid for each in live.values() if each.id not in ended}  # a static pod keeps its UID
-        return (self._ended_pods | over) - running - {""}
 
 
 def read_or_explain(what: str, read: Callable[[], ManagerHoldings]) -> ManagerHoldings:
@@ -241,48 +205,6 @@ def held_entries(held: ManagerHoldings, is_mounted: Callable[[str], bool]) -> tu
     )
 
 
-def unreadable_files(kubelet: KubeletObserved) -> tuple[str, ...]:
-    """The reasons for everything that could not be read; empty: all was."""
-    found = (
-        kubelet.unknown,
-        kubelet.rules.unknown,
-        kubelet.cpus_unknown,
-        kubelet.memory_unknown,
-        kubelet.checkpoint_unknown,
-        kubelet.pods_unknown,
-    )
-    return tuple(each for each in found if each)
-
-
-def file_version(path: Path) -> tuple[int, ...]:
-    """Differs after every write; empty where there is no such file."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return ()
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
-# Follows the files by which the node's kubelet decides, so that the node and every subscriber predict from the same facts.
-#
-# Only the times of the files are polled, on the event loop like those of the sockets in the same directory (but not those
-# of a configuration outside the kubelet's root directory): at the next half second after the kernel has reported a change
-# in their directories, and every half second where it cannot (`runtime.directory_changes`). The files and the plugins'
-# devices are read after a change, and every five seconds in any case, because the volumes of a pod disappear without a
-# change of these times. A changed result becomes a part of the node's `UsageObserved`. A prediction of the node reads
-# everything first; one that a scheduler waits for checks the times and reads only what has changed.
-#
-# A pod that succeeds or fails changes none of these times. So while allocations are live, PodResources is asked every
-# half second which of their containers have ended, and everything is read when another one has.
-#
-# As long as other plugins than ours are shown, or the question fails, devices are asked for every half second: a
-# kubelet writes its checkpoint when a plugin lists devices, and leaves it as it is when one goes away (kubelet v1.36.3,
-# devicemanager `genericDeviceUpdateCallback`, `PluginDisconnected`).
-#
-# Where the files cannot be read in time, what was read last stands, with the time of that reading, and they are read
-# again after 1, 2, 4 ... 30 seconds.
-
-
 POLL_SECONDS = 0.5
 """Between two polls: what changes is announced within a second."""
 REREAD_SECONDS = 5.0
@@ -295,7 +217,22 @@ LONGEST_PAUSE = 30.0
 
 
 class KubeletWatch:
-    """Reads the kubelet's files and its plugins' devices into the ledger."""
+    """
+    Reads the kubelet's files and its plugins' devices into the ledger, so that the node and every subscriber predict from
+    the same facts: a changed result becomes a part of the node's `UsageObserved`.
+
+    Only the times of the files are polled: at the next half second after the kernel has reported a change in their
+    directories, and every half second where it cannot. The files and the plugins' devices are read after a change, and every
+    five seconds in any case, because the volumes of a pod disappear without a change of these times. A pod that succeeds or
+    fails changes none of them either. So while allocations are live, PodResources is asked every half second which of their
+    containers have ended, and everything is read when another one has.
+
+    As long as other plugins than ours are shown, or the question fails, devices are asked for every half second: a kubelet
+    leaves its checkpoint as it is when a plugin goes away (kubelet v1.36.3, devicemanager `PluginDisconnected`).
+
+    Where the files cannot be read in time, what was read last stands, with the time of that reading, and they are read again
+    after 1, 2, 4 ... 30 seconds.
+    """
 
     def __init__(
         self,
@@ -307,9 +244,9 @@ class KubeletWatch:
         changes: DirectoryChanges | None = None,
     ) -> None:
         """
-        `devices` is asked for the devices of all plugins apart from those of our resources, and raises Unavailable; None:
-        there is nobody to ask. `ended` is asked for what the record still has of containers that have ended, as the kubelet
-        lists now, and raises Unavailable. `changes` reports changes in directories; None: no reports.
+        `devices` is asked for the devices of all plugins apart from those of the given resources; None: nobody is asked.
+        `ended` is asked for what the record still has of containers that have ended. Both raise Unavailable. `changes`
+        reports changes in directories; None: no reports.
         """
         self._ledger = ledger
         self._files = files
@@ -434,16 +371,11 @@ class KubeletWatch:
             self._stamp = stamp
             self._late = 0
             self._last = kubelet, self._clock.wall()
-        kubelet = self._instead_of(kubelet)
+        if kubelet.unknown and self._last is not None:
+            last, at = self._last
+            stale = f"{kubelet.unknown}: what was read at {datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} counts"
+            kubelet = msgspec.structs.replace(last, ended=kubelet.ended, stale=stale)
         self._observe(msgspec.structs.replace(kubelet, notes=(*kubelet.notes, *notes)), *found[0])
-
-    def _instead_of(self, kubelet: KubeletObserved) -> KubeletObserved:
-        """What was read last where this was not read in time, and when it was; else this."""
-        if not kubelet.unknown or self._last is None:
-            return kubelet
-        last, at = self._last
-        stale = f"{kubelet.unknown}: what was read at {datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} counts"
-        return msgspec.structs.replace(last, ended=kubelet.ended, stale=stale)
 
     def _may_have_gone(self) -> bool:
         """Whether devices of other plugins were shown, which may go without a change of the files, or nobody knows."""

@@ -36,7 +36,7 @@ from topoalign.registry.ports import (
     ApiNotFound,
     ApiRefused,
     ApiUnavailable,
-    Gone,
+    GoneObject,
     PodEvent,
     SeenNode,
     SeenPod,
@@ -100,7 +100,7 @@ class ObjectWatch(Generic[S]):
         """Keys of the objects that the API server has."""
         self.trouble: str | None = None
 
-    async def follow(self) -> AsyncGenerator[S | Gone | Synced, None]:
+    async def follow(self) -> AsyncGenerator[S | GoneObject | Synced, None]:
         """Yields all objects, `Synced`, then each change, without end. Raises nothing."""
         turns = TaskTurns(self._clock)
         self.trouble = f"{self._path} is not listed yet"
@@ -116,7 +116,7 @@ class ObjectWatch(Generic[S]):
             except (ApiUnavailable, ApiRefused, ApiNotFound, ApiConflict, Undecodable) as error:
                 await self._pause(error.finding)
 
-    async def _list(self) -> AsyncGenerator[S | Gone | Synced, None]:
+    async def _list(self) -> AsyncGenerator[S | GoneObject | Synced, None]:
         here: set[str] = set()
         parameters = {"limit": str(PAGE)}
         while True:
@@ -130,13 +130,13 @@ class ObjectWatch(Generic[S]):
                 break
             parameters["continue"] = page.metadata.next_page
         for key in self._known - here:
-            yield Gone(key)
+            yield GoneObject(key)
         self._known = here
         self._version = page.metadata.resource_version
         self._end_trouble()
         yield Synced()
 
-    async def _changes(self) -> AsyncGenerator[S | Gone, None]:
+    async def _changes(self) -> AsyncGenerator[S | GoneObject, None]:
         parameters = {
             "watch": "true",
             "resourceVersion": self._version,
@@ -152,7 +152,7 @@ class ObjectWatch(Generic[S]):
                 if event.type != "BOOKMARK" and (seen := self._decode(event.object)) is not None:
                     if event.type == "DELETED":
                         self._known.discard(seen.key)
-                        yield Gone(seen.key)
+                        yield GoneObject(seen.key)
                     else:
                         self._known.add(seen.key)
                         yield seen
@@ -187,32 +187,24 @@ class Version(msgspec.Struct, frozen=True):
 
 
 class HttpKubernetes:
-    """The API server; `instance` names this replica in Events."""
+    """The API server. `instance` names this replica in Events. Each kind has one follower at a time."""
 
     def __init__(self, requests: Requests, clock: Clock, instance: str, silent_seconds: float = SILENT_SECONDS) -> None:
         self._requests = requests
         self._clock = clock
         self._instance = instance
-        self._pods = ObjectWatch(requests, clock, "/api/v1/pods", objects.ShownPod, silent_seconds)
-        self._nodes = ObjectWatch(requests, clock, "/api/v1/nodes", objects.ShownNode, silent_seconds)
-        self._quotas = ObjectWatch(requests, clock, "/api/v1/resourcequotas", objects.ShownQuota, silent_seconds)
+        pods = ObjectWatch(requests, clock, "/api/v1/pods", objects.ShownPod, silent_seconds)
+        nodes = ObjectWatch(requests, clock, "/api/v1/nodes", objects.ShownNode, silent_seconds)
+        quotas = ObjectWatch(requests, clock, "/api/v1/resourcequotas", objects.ShownQuota, silent_seconds)
+        self._watches = (pods, nodes, quotas)
+        self.pods = pods.follow
+        self.nodes = nodes.follow
+        self.quotas = quotas.follow
 
     @property
     def trouble(self) -> str | None:
         """As in the port."""
-        return self._pods.trouble or self._nodes.trouble or self._quotas.trouble
-
-    def pods(self) -> AsyncGenerator[SeenPod | Gone | Synced, None]:
-        """As in the port; one follower at a time."""
-        return self._pods.follow()
-
-    def nodes(self) -> AsyncGenerator[SeenNode | Gone | Synced, None]:
-        """As in the port; one follower at a time."""
-        return self._nodes.follow()
-
-    def quotas(self) -> AsyncGenerator[SeenQuota | Gone | Synced, None]:
-        """As in the port; one follower at a time."""
-        return self._quotas.follow()
+        return next((each.trouble for each in self._watches if each.trouble is not None), None)
 
     async def pod(self, namespace: str, name: str) -> SeenPod | None:
         """As in the port."""

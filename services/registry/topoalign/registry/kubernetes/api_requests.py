@@ -117,10 +117,7 @@ class Requests:
     async def lines(
         self, path: str, parameters: Mapping[str, str], silent_seconds: float
     ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-        """
-        Yields the lines of an answer as they arrive. Raises ApiRefused, ApiNotFound, and ApiUnavailable, also if nothing
-        arrives for `silent_seconds`.
-        """
+        """Yields the lines of an answer. Raises ApiRefused, ApiNotFound, and ApiUnavailable, also after `silent_seconds`."""
         with failures(f"GET {path}"):
             async with self._answered("GET", path, parameters, silent_seconds=silent_seconds) as response:
                 if response.status // 100 != 2:

@@ -1,4 +1,10 @@
-"""The types between the extender protocol and the decisions: a pod to schedule, refusals and victims."""
+"""
+The types between the extender protocol and the decisions: a pod to schedule, refusals and victims.
+
+A user may write 256 KiB of annotations, and a registry keeps thousands of waiting pods. So it keeps only the annotations
+that decide about a pod's devices or its gang, or cause a refusal, and a pod with more than 32 KiB of them is refused: a list
+of 256 uuids has 11 kB.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -67,39 +73,8 @@ class Victims(msgspec.Struct, frozen=True, kw_only=True):
     """Pods of one node that a preemption would delete."""
 
     uids: tuple[str, ...]
-    """Their UIDs."""
     disruptions: int = 0
     """PodDisruptionBudgets that would be violated, as the scheduler counts them."""
-
-
-class SchedulingApi(Protocol):
-    """The registry's decisions as the extender protocol asks for them."""
-
-    async def prepare(self, pod: PodToSchedule) -> None:
-        """
-        Does the long work of a following `filter` or `prioritize`, and yields to the event loop. Its results stay if it is
-        cancelled. Raises as `filter` does.
-        """
-
-    def filter(
-        self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
-    ) -> Filtered:
-        """
-        Returns which of these nodes would admit the pod; it has no effect. `labels`: of nodes that were sent as whole
-        objects. An unknown node is judged by them (a node that cluster-autoscaler may add).
-
-        Raises InvalidField for an invalid pod.
-        """
-
-    def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
-        """Returns a score from 0 to 10 for each of these nodes, in their order. Raises InvalidField as `filter` does."""
-
-    async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
-        """
-        Returns the nodes that would admit the pod without these victims. Yields to the event loop, as `prepare`.
-
-        Raises InvalidField as `filter` does.
-        """
 
 
 class BindsPods(Protocol):
@@ -114,34 +89,28 @@ class BindsPods(Protocol):
         """
 
 
-# The registry keeps only the annotations of a pod that decide about its devices or its gang, or cause a refusal.
-#
-# A user may write 256 KiB of annotations, and a registry keeps thousands of waiting pods. The other annotations are dropped
-# when a pod is read, and a pod with more than 32 KiB of relevant ones is refused: a list of 256 uuids has 11 kB.
-
-
 MOST_CHARACTERS = 32 * 1024
-"""Length of the relevant annotations, including their keys."""
+"""Length of the relevant annotations with their keys."""
 NAMED = frozenset((*ANNOTATIONS, *OF_PODS))
 BEGINNINGS = (OWN_DOMAIN, DEVICE_PREFIX)
 """Prefixes of keys that are ours, or are refused as misspelled."""
 
 
 def counting(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Returns the relevant annotations; of more than `MOST_CHARACTERS` the first ones, up to one character more."""
+    """The relevant annotations; of more than `MOST_CHARACTERS` the first ones, up to one character more."""
     found: dict[str, str] = {}
-    left = MOST_CHARACTERS + 1
+    remaining = MOST_CHARACTERS + 1
     for key, value in annotations.items():
         if key in NAMED or key.startswith(BEGINNINGS):
-            found[key] = value[: max(left - len(key), 0)]
-            left -= len(key) + len(value)
-            if left <= 0:
+            found[key] = value[: max(remaining - len(key), 0)]
+            remaining -= len(key) + len(value)
+            if remaining <= 0:
                 break
     return found
 
 
 def with_counting(request: PodRequest) -> PodRequest:
-    """Returns the request with relevant annotations only. Raises InvalidField for more than `MOST_CHARACTERS`."""
+    """The request with relevant annotations only. Raises InvalidField for more than `MOST_CHARACTERS`."""
     kept = counting(request.annotations)
     if sum(map(len, (*kept, *kept.values()))) > MOST_CHARACTERS:
         finding = f"more than {MOST_CHARACTERS} characters about devices"
@@ -150,7 +119,7 @@ def with_counting(request: PodRequest) -> PodRequest:
 
 
 def pod_to_schedule(uid: str, pod: manifest.PodManifest) -> PodToSchedule:
-    """Returns a pod with its relevant annotations. Raises InvalidField for an invalid pod."""
+    """The pod with its relevant annotations. Raises InvalidField for an invalid pod."""
     request = with_counting(manifest.request_from_pod(pod))
     nominated = pod.status and pod.status.nominated_node_name
     return PodToSchedule(
@@ -162,7 +131,7 @@ def pod_to_schedule(uid: str, pod: manifest.PodManifest) -> PodToSchedule:
 
 
 def without_others(pod: manifest.PodManifest) -> manifest.PodManifest:
-    """Returns the pod with relevant annotations only; with too many if it had too many."""
+    """The manifest with relevant annotations only; with too many if it had too many."""
     if pod.metadata is None or not pod.metadata.annotations:
         return pod
     kept = counting({key: value or "" for key, value in pod.metadata.annotations.items()})

@@ -36,7 +36,6 @@ from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesRec
 from topoalign.registry.scheduling.kubernetes.pod_events import BindEvents, EventWriter, refusal_event
 from topoalign.registry.scheduling.kubernetes.requeue import Requeue
 from topoalign.registry.scheduling.kubernetes.topology_objects import TopologyObjects
-from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
 from topoalign.registry.scheduling.scheduling_api import BindsPods, PodToSchedule
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.service import PAUSE, Registry
@@ -157,19 +156,18 @@ class SchedulingService:
         self._freeze = freeze
         self._is_serving = False
         """Whether all nodes were read once, or could not be read without NATS."""
-        self._nodes = ReportedNodes()
+        self._nodes = ReportedNodes(cluster, pass_unknown=settings.unknown_nodes == "pass")
         self._pods = ReportedPods()
         self._requeue = Requeue(clock, self._pods.waiting, self._nodes.uids)
         self._reports = EventWriter(clock)
         self.foreign = foreign or ForeignNodes(clock, cluster.is_answering)
-        self.unmanaged = UnmanagedNodes(cluster, pass_unknown=settings.unknown_nodes == "pass")
         self.view = ClusterView(
             cluster,
             lambda: client.unsettled,
             clock,
             scorer_by_name(settings.scoring, settings.scoring_packing),
             foreign=self.foreign.refusal,
-            unmanaged=self.unmanaged.__contains__,
+            unmanaged=self._nodes.is_unmanaged,
             offered=self._offered,
         )
         cluster.listeners.append(self.foreign.observe)
@@ -204,7 +202,7 @@ class SchedulingService:
             allows=self._nodes.allows,
             passes=self._passes,
             requested=self._pods.request_of,
-            refused=self._report_refusal,
+            refused=lambda pod, counts: self._reports.submit(refusal_event(pod, counts, self._nodes.uids)),
             quotas=self.quotas,
         )
         self.watch: KubernetesWatch | None = None
@@ -223,7 +221,6 @@ class SchedulingService:
                 pods=self._pods,
                 nodes=self._nodes,
                 foreign=self.foreign,
-                unmanaged=self.unmanaged,
                 gangs=gangs,
                 quotas=quotas,
                 bypassed=self._bypassed,
@@ -237,14 +234,7 @@ class SchedulingService:
             clock,
             api,
             self.reservations,
-            BindChecks(
-                self.scheduler,
-                self.behind,
-                self.foreign.refusal,
-                quotas,
-                self._nodes.allows,
-                settings.scheduler_name,
-            ),
+            BindChecks(self.scheduler, settings.scheduler_name),
             partial(gangs.plan, self.scheduler.best),
             self._pods,
         )
@@ -252,7 +242,7 @@ class SchedulingService:
         if settings.publish_topologies:
             self.topologies = TopologyObjects(api, clock, self.view, self._nodes.uids.get)
         context.metrics.register(SchedulingMetrics(self.watch, binder.counts, self.reservations.counts, self.foreign))
-        context.notes["managed"] = self.unmanaged.finding
+        context.notes["managed"] = self._nodes.finding
         context.notes["managedResources"] = self._bypassed.finding
         context.notes["kubernetes"] = lambda: api.trouble
         context.readiness[READINESS]["kubernetes"] = self.watch.behind
@@ -268,10 +258,8 @@ class SchedulingService:
         )
 
     def unread_nodes(self) -> str | None:
-        """
-        Readiness of the Service of extender and webhook: why the nodes are not read yet. A registry stays ready once it was
-        ready, and becomes ready while NATS is disconnected, because the webhook works without nodes and NATS.
-        """
+        """Readiness of the Service of extender and webhook: why the nodes are not read yet."""
+        # A registry stays ready once it was ready, and becomes ready without NATS: the webhook works without both.
         return None if self._is_serving else self.behind()
 
     async def run(self, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -329,10 +317,7 @@ class SchedulingService:
         self._freeze()  # so that the garbage collector does not scan what stays at the next call
 
     def offers(self, resource: ResourceName) -> bool:
-        """
-        Whether some node offers this resource. Before all nodes are read, every extended resource counts as offered, so that
-        no pod bypasses the scheduler.
-        """
+        """Whether some node offers this resource; every one before all nodes are read, so that no pod bypasses us."""
         return self.view.waiting() is not None or resource in self.view.offers.names
 
     def left_out(self, pod: PodRequest) -> Sequence[FilledIn]:
@@ -346,15 +331,10 @@ class SchedulingService:
             self.quotas.check_new(pod)
 
     def check_valid(self, pod: PodRequest) -> None:
-        """
-        Raises the reason to deny an invalid pod. Before all nodes are read, it is checked as if nothing were offered: with a
-        part of the offers it could be denied for more memory than these nodes have.
-        """
+        """Raises the reason to deny an invalid pod."""
+        # Nothing is offered before all nodes are read: a part of the offers could deny it for too much memory.
         checks = self.scheduler.checks if self.view.waiting() is None else PodChecks(OfferedResources())
         checks.check(pod)
-
-    def _report_refusal(self, pod: PodToSchedule, counts: Counter[str]) -> None:
-        self._reports.submit(refusal_event(pod, counts, self._nodes.uids))
 
     def _hold(self, node: NodeName) -> None:
         """Passes the reservations of a node to the view."""
@@ -379,14 +359,12 @@ class SchedulingService:
         return self.view.offers.names_on(node) if self._cluster.is_answering(node) else ()
 
     def _passes(self, pod: PodToSchedule, node: NodeName) -> bool:
-        """As `UnmanagedNodes.passes`, without nodes that HAMi manages. Valid only after the nodes were read."""
-        return self.unmanaged.passes(pod, node) and not self.foreign.refusal(node)
+        """As `ReportedNodes.passes`, without nodes that HAMi manages. Valid only after the nodes were read."""
+        return self._nodes.passes(pod, node) and not self.foreign.refusal(node)
 
     def _offered(self, node: NodeName) -> None:
-        """
-        Requeues pods after a node is offered again or has more free resources. No object in Kubernetes changes then, because
-        the end of a pod is reported before its kubelet has freed its devices.
-        """
+        """Requeues pods after a node is offered again or has more free resources."""
+        # No object in Kubernetes changes: the end of a pod is reported before its kubelet has freed its devices.
         if self.behind() is None:
             self._requeue.ask("NodeOffered")
 

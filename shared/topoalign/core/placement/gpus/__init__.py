@@ -1,5 +1,5 @@
 """
 The device policies for GPUs, one module each, and the scores of links that they compare.
 
-The table of all policies is in `placement.preference`; shares, MIG instances and virtual functions are in `placement.parts`.
+The table of all policies is in `placement.preference`.
 """

@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from topoalign.core.model.requests import Placement
-from topoalign.core.placement.gpus.nics import NO_NICS, Nics
-from topoalign.core.placement.gpus.seam import Members, Scores
-from topoalign.core.placement.gpus.set_scorer import SetScorer
+from topoalign.core.placement.gpus.seam import NO_NICS, Members, Nics, SetScorer
 from topoalign.core.placement.partition import best_split
 
 
@@ -30,11 +28,6 @@ class GpuChoice(NamedTuple):
     """All GPUs that nobody holds, those that are not offered here included."""
     nics: Nics = NO_NICS
     """The NICs that the container could get with them."""
-
-    @property
-    def scores(self) -> Scores:
-        """The link score of each pair of GPUs."""
-        return self.scorer.scores
 
 
 class DevicePolicy(ABC):
@@ -74,20 +67,10 @@ class Simple(DevicePolicy):
 Tables = Mapping[int, Sequence[Sequence[int]]]
 """Size -> the sets of that size, the first preferred."""
 
-QUADS_OF_EIGHT = ((0, 1, 2, 3), (4, 5, 6, 7))
 
-DGX1_PASCAL: Tables = {
-    1: [(gpu,) for gpu in range(8)],
-    2: ((0, 2), (1, 3), (4, 6), (5, 7)),
-    4: QUADS_OF_EIGHT,
-    8: (range(8),),
-}
-DGX1_VOLTA: Tables = {
-    1: [(gpu,) for gpu in range(8)],
-    2: ((0, 3), (1, 2), (4, 7), (5, 6)),
-    4: QUADS_OF_EIGHT,
-    8: (range(8),),
-}
+EIGHT: Tables = {1: [(gpu,) for gpu in range(8)], 4: ((0, 1, 2, 3), (4, 5, 6, 7)), 8: (range(8),)}
+DGX1_PASCAL: Tables = {**EIGHT, 2: ((0, 2), (1, 3), (4, 6), (5, 7))}
+DGX1_VOLTA: Tables = {**EIGHT, 2: ((0, 3), (1, 2), (4, 7), (5, 6))}
 DGX2: Tables = {size: [range(first, first + size) for first in range(0, 16, size)] for size in (1, 2, 4, 8, 16)}
 
 
@@ -129,10 +112,10 @@ class BestEffort(DevicePolicy):
         """Chooses the best set of a best partition of the available GPUs that holds all required ones."""
         question = (Placement.BEST_EFFORT, frozenset(asked.available), frozenset(asked.required), asked.size, NOTHING)
         return asked.scorer.chosen(
-            question, lambda: best_split(asked.scores, asked.available, asked.required, asked.size).members
+            question, lambda: best_split(asked.scorer.scores, asked.available, asked.required, asked.size).members
         )
 
     def uncompared(self, asked: GpuChoice) -> str:
         """Explains a choice among too many GPUs to compare all partitions."""
-        exact = best_split(asked.scores, asked.available, asked.required, asked.size).exact
+        exact = best_split(asked.scorer.scores, asked.available, asked.required, asked.size).exact
         return "" if exact else ", greedy: too many GPUs to compare all partitions"

@@ -1,5 +1,5 @@
 """
-Computes the weakest seam of a set of GPUs, which measures how fast a collective runs on it.
+Scores sets of GPUs: above all by their weakest seam, which measures how fast a collective runs on a set.
 
 A set can be divided into two parts in many ways. The seam is the weakest of these divisions, which is the minimum cut of the
 set: the number of fabric links (NVLink, xGMI) between both parts or, where none connects them, the best PCIe path between
@@ -14,10 +14,14 @@ Any fabric link is stronger than any PCIe path. At an NVSwitch every GPU reaches
 seam is that of the GPU with the fewest links. The seam does not include measured bandwidth, congestion or other jobs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property, lru_cache, partial
 from itertools import combinations
+from math import inf
+from operator import add
 from typing import NamedTuple
 
+from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE, PcieClass, link_name, link_type
 from topoalign.core.model.topology.model import Topology
@@ -42,6 +46,24 @@ def gpu_scores(topology: Topology) -> Scores:
 def total_score(scores: Scores, members: Iterable[int]) -> int:
     """The score of a set: the sum over all its pairs."""
     return sum([scores[a][b] for a, b in combinations(members, 2)])
+
+
+def grow_set(strength: Scores, among: Iterable[int], seed: Sequence[int], size: int, to_free: Sequence[int]) -> Members:
+    """Adds to the seed what has the strongest links to the members, of equals what has the fewest `to_free` GPUs."""
+    members = list(seed)
+    gain = [-inf] * len(strength)
+    for other in among:
+        gain[other] = -to_free[other] * 1e-9  # too little to decide but between equals
+    for member in members:
+        gain[member] = -inf
+    for row in map(strength.__getitem__, seed):
+        gain = list(map(add, gain, row))
+    while len(members) < size:
+        added = gain.index(max(gain))
+        members.append(added)
+        gain = list(map(add, gain, strength[added]))
+        gain[added] = -inf
+    return tuple(sorted(members))
 
 
 PCIE_GBPS = {
@@ -180,3 +202,105 @@ def minimum_cut(weights: list[list[int]]) -> int:
             weights[other][previous] += weights[other][last]
         vertices.remove(last)
     return least
+
+
+MOST_KEPT = 4096
+"""Scores of each kind that are cached: for a machine with eight GPUs those of all 256 sets."""
+
+Asked = tuple[object, ...]
+"""What an answer depends on."""
+
+
+class SetScorer:
+    """Scores sets of GPUs of one machine. Keep one per machine."""
+
+    def __init__(self, scores: Scores, links: Links | None = None) -> None:
+        """`scores`: of all pairs (`connection_score`); `links`: None where nothing but the scores is known."""
+        self.scores = scores
+        self.links = Links(scores, ()) if links is None else links
+        # cached, because the same GPUs stay free between two pods
+        self.seam = lru_cache(MOST_KEPT)(partial(weakest_seam, self.links))
+        """The weakest seam of a set."""
+        self.own = lru_cache(MOST_KEPT)(partial(total_score, scores))
+        """The sum of the scores of all links among the members."""
+        self._chosen: dict[Asked, Members] = {}
+
+    @cached_property
+    def _fabric_links(self) -> Scores:
+        return [[strength // NVLINK_SCORE for strength in row] for row in self.links.strength]
+
+    def most_links(self, members: Members) -> int:
+        """An upper bound for the fabric links of its seam: those of the member that has the fewest to the others."""
+        if any(count for _, count in self.links.switch):  # known at once
+            return self.seam(members).fabric_links
+        rows = map(self._fabric_links.__getitem__, members)
+        return min([sum([row[other] for other in members]) for row in rows], default=0)
+
+    def describe(self, members: Members) -> str:
+        """The seam of a set for people: `4 NVLinks, 80 GB/s`."""
+        return self.seam(members).text(self.links.model)
+
+    def links_to(self, free: Iterable[int]) -> Sequence[int]:
+        """For each GPU of the machine the sum of the scores of its links to these GPUs."""
+        columns = tuple(free)
+        return [sum([row[column] for column in columns]) for row in self.scores]
+
+    def chosen(self, asked: Asked, choose: Callable[[], Members]) -> Members:
+        """Returns the answer to a question, which is computed once."""
+        if asked not in self._chosen:
+            if len(self._chosen) >= MOST_KEPT:
+                self._chosen.clear()
+            self._chosen[asked] = choose()
+        return self._chosen[asked]
+
+
+# NICs: a NIC is local to a GPU if nothing but PCIe switches is between them (PIX, PXB) or, on Grace, if both are at the
+# same CPU. One local GPU is enough for a set: NCCL's PXN moves the data of the other members through it. A NIC that is
+# local to none is near if it is on the NUMA node of a member. Example of one NIC near each of GPU-0 to GPU-3:
+#
+#     wanted 2, free near GPU-1 and GPU-3: the set GPU-0, GPU-1 has 1 local NIC, GPU-1, GPU-3 has 2
+
+
+THROUGH_SWITCHES = (PcieClass.PSB, PcieClass.PIX, PcieClass.PXB)
+
+
+class NicLocality(NamedTuple):
+    """Of one NIC."""
+
+    local: frozenset[int]
+    """The GPUs that it is local to, by their positions."""
+    near: frozenset[int]
+    """The same and the GPUs on its NUMA node."""
+
+
+class Nics(NamedTuple):
+    """The NICs that a container could get."""
+
+    wanted: int
+    free: Sequence[NicLocality]
+
+
+NO_NICS = Nics(0, ())
+
+
+def count_nics(nics: Nics, members: Sequence[int]) -> tuple[int, int]:
+    """How many of the wanted NICs can be local to a member of the set, and how many near."""
+    if not nics.wanted:
+        return 0, 0
+    local = sum(not nic.local.isdisjoint(members) for nic in nics.free)
+    near = sum(not nic.near.isdisjoint(members) for nic in nics.free)
+    return min(local, nics.wanted), min(near, nics.wanted)
+
+
+def nic_locality(topology: Topology, nic: DeviceID) -> NicLocality:
+    """The GPUs of the machine that a NIC is local to, and near."""
+    local = set()
+    near = set()
+    for position, gpu in enumerate(topology.gpus):
+        path = pcie_class(topology, nic, gpu.id)
+        same_node = share_node(topology, nic, gpu.id)
+        if path in THROUGH_SWITCHES or (gpu.memory_node is not None and same_node):
+            local.add(position)
+        if path is not PcieClass.SYS or same_node:
+            near.add(position)
+    return NicLocality(frozenset(local), frozenset(near | local))

@@ -24,14 +24,12 @@ NVSwitch the strongest seam is among these sets.
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import nsmallest
 from itertools import combinations
-from math import comb, inf
-from operator import add, itemgetter
+from math import comb
+from operator import itemgetter
 
 from topoalign.core.model.requests import Placement
 from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice
-from topoalign.core.placement.gpus.nics import NO_NICS, Nics, count_nics
-from topoalign.core.placement.gpus.seam import Members, Scores
-from topoalign.core.placement.gpus.set_scorer import SetScorer
+from topoalign.core.placement.gpus.seam import NO_NICS, Members, Nics, Scores, SetScorer, count_nics, grow_set
 
 MOST_COMPARED = comb(9, 4)
 """Sets: all there are of nine GPUs."""
@@ -139,10 +137,7 @@ def by_topology(
     free: Iterable[int] = (),
     nics: Nics = NO_NICS,
 ) -> Members:
-    """
-    The set of `size` available positions, ascending, that has the best key and holds all required ones. `free` are all GPUs
-    that nobody holds, including those that are not offered here.
-    """
+    """The `size` available positions with the best key. `free`: all GPUs that nobody holds, also where not offered."""
     everything = frozenset((*free, *available))
 
     def choose() -> Members:
@@ -164,40 +159,15 @@ def candidate_sets(
             return combinations(others, size)
         return (tuple(sorted((*required, *some))) for some in combinations(others, size - len(required)))
     strength = order.scorer.links.strength
+    seeds: Iterable[tuple[int, ...]] = [()]
+    if len(required) < size:  # one of all GPUs whose links to the available ones have the same strengths
+        columns = itemgetter(*available)
+        alike = {tuple(sorted(columns(strength[other]))): (other,) for other in reversed(others)}
+        seeds = alike.values()
     to_free = order.links_to_free
-    sets = {
-        _grow_connected_set(strength, others, (*required, *seed), size, to_free)
-        for seed in (_seeds(strength, available, others) if len(required) < size else [()])
-    }
+    sets = {grow_set(strength, others, (*required, *seed), size, to_free) for seed in seeds}
     sets.add(_peel(strength, others, tuple(required), size))
     return nsmallest(MOST_GROWN, sets, key=order.first_look)
-
-
-def _seeds(strength: Scores, available: Sequence[int], others: Sequence[int]) -> Iterable[tuple[int]]:
-    """One of all GPUs whose links to the available ones have the same strengths."""
-    columns = itemgetter(*available)
-    alike = {tuple(sorted(columns(strength[other]))): (other,) for other in reversed(others)}
-    return alike.values()
-
-
-def _grow_connected_set(
-    strength: Scores, among: Iterable[int], seed: Sequence[int], size: int, to_free: Sequence[int]
-) -> Members:
-    """Adds to the seed the GPU with the strongest links to the members, of equals the one with the fewest to free GPUs."""
-    members = list(seed)
-    gain = [-inf] * len(strength)
-    for other in among:
-        gain[other] = -to_free[other] * 1e-9  # too little to decide but between equals
-    for member in members:
-        gain[member] = -inf
-    for row in map(strength.__getitem__, seed):
-        gain = list(map(add, gain, row))
-    while len(members) < size:
-        added = gain.index(max(gain))
-        members.append(added)
-        gain = list(map(add, gain, strength[added]))
-        gain[added] = -inf
-    return tuple(sorted(members))
 
 
 def _peel(strength: Scores, among: Iterable[int], required: Members, size: int) -> Members:

@@ -37,10 +37,8 @@ def choose_narrowest_mask(masks: Iterable[Mask], distances: Distances | None, or
 
 
 def distance_sum(mask: Mask, distances: Distances) -> int:
-    """
-    The sum of distances over all ordered pairs of nodes, a node with itself included. The kubelet divides it by the number
-    of pairs; only masks of equal size are compared, so the sum orders alike.
-    """
+    """The sum of distances over all ordered pairs of nodes, a node with itself included."""
+    # The kubelet divides it by the number of pairs; only masks of equal size are compared, so the sum orders alike.
     nodes = nodes_of(mask)
     return sum(distances[a][b] for a in nodes for b in nodes)
 

@@ -29,10 +29,7 @@ UNITS = {"years": 31_536_000, "days": 86_400, "hours": 3_600, "minutes": 60}
 
 
 def slow_merge(providers: Mapping[str, ProviderHints], policy: Policy, container: ContainerName | None) -> str | None:
-    """
-    Returns a warning for people where the kubelet's merge of these hints takes long; None where it does not.
-    `container` is None for the pod as a whole.
-    """
+    """A warning for people where the kubelet's merge of these hints takes long. `container`: None for the whole pod."""
     lengths = {name: length(hints, policy) for each in providers.values() for name, hints in each.items()}
     slow = warn_of_combinations(lengths)
     whose = "the pod" if container is None else f"container {clean(container)}"

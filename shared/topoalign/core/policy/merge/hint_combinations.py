@@ -22,10 +22,7 @@ Combination = tuple[frozenset[int], Mask]
 def combinations(
     offers: Sequence[Offer], start: Mask, join: Callable[[Mask, Mask], Mask], work: NumaSearchBudget
 ) -> set[Combination]:
-    """
-    All combinations of one hint of each offer, where `join` puts two masks together. A hint for any node leaves a mask
-    as it is. Raises TooMuchWork.
-    """
+    """All combinations of one hint of each offer, where `join` puts two masks together. Raises TooMuchWork."""
     found: set[Combination] = {(frozenset(), start)}
     for position, offer in enumerate(offers):
         following: set[Combination] = set()

@@ -47,10 +47,7 @@ def offer_of_hints(hints: Hints) -> tuple[TopologyHint, ...] | HintRule:
 def merge(
     offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: NumaSearchBudget | None = None
 ) -> TopologyHint:
-    """
-    Returns the best hint that the offers have in common; the whole machine, not preferred, if they have none. `distances`
-    are given where the closest NUMA nodes are to be preferred among equally many. Raises TooMuchWork.
-    """
+    """The best hint that the offers have in common; the whole machine, not preferred, if none. Raises TooMuchWork."""
     lists = [offer for offer in offers if not isinstance(offer, HintRule)]
     named = [{EVERYWHERE if hint.affinity is None else hint.affinity for hint in hints} for hints in lists]
     if len(lists) < len(offers) or _reach(named, machine).bit_count() > MOST_NODES:

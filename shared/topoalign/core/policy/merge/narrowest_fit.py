@@ -70,11 +70,8 @@ def _masks_of(offer: Offer) -> set[Mask]:
 
 
 def _listed_fits(listed: Sequence[set[Mask]], space: Subsets) -> list[Mask]:
-    """
-    The narrowest masks that hold one of each of these sets.
-
-    A set of masks is one number: bit n stands for subset n, so that adding a node to all masks of a set is a shift.
-    """
+    """The narrowest masks that hold one of each of these sets."""
+    # A set of masks is one number: bit n stands for subset n, so that adding a node to all its masks is a shift.
     without, sized = _lattice(len(space.nodes))
     bits = _bit_of_each(space.nodes)
     fitting = -1
@@ -109,10 +106,7 @@ def _searched_fits(
     *,
     several: bool = False,
 ) -> list[Mask]:
-    """
-    The best of the narrowest masks for each way to combine the listed hints, with `several` also the lowest MOST_ORDERED of
-    each. Raises TooMuchWork.
-    """
+    """The best of the narrowest masks; with `several` also the lowest MOST_ORDERED of each search. Raises TooMuchWork."""
     leaner = [offer if isinstance(offer, HintRule) else _minimal(_masks_of(offer)) for offer in offers]
     searches = []
     for members, mask in combinations(leaner, 0, or_, work):

@@ -100,28 +100,24 @@ def place_containers(gpus: Sequence[SharedGpu], containers: Sequence[Amount]) ->
     for position, asked in enumerate(containers):
         if not asks_for_gpu((asked,)):
             continue
-        chosen = choose_container_gpus(left, asked)
+        is_whole = asked.cores >= CORES
+        count = asked.cores // CORES if is_whole else 1
+        least = Amount(cores=CORES, memory=0) if is_whole else asked
+        order = sorted(
+            (gpu.left.cores, gpu.left.memory, index)
+            for index, gpu in enumerate(left)
+            if gpu.left.cores >= least.cores and gpu.left.memory >= least.memory
+        )
+        chosen = tuple(index for *_, index in order[:count])
+        if len(chosen) < count:
+            return None
         for index in chosen:
             taken = hold_container_amounts(left[index], asked)
             if taken is None:
                 return None
             left[index] = taken
-        if not chosen:
-            return None
         placed[position] = chosen
     return placed
-
-
-def choose_container_gpus(gpus: Sequence[SharedGpu], asked: Amount) -> tuple[int, ...]:
-    """The indexes of the GPUs of one container; () if there are not enough."""
-    whole = asked.cores >= CORES
-    cores, memory, count = (CORES, 0, asked.cores // CORES) if whole else (asked.cores, asked.memory, 1)
-    order = sorted(
-        (left.cores, left.memory, index)
-        for index, left in enumerate(gpu.left for gpu in gpus)
-        if left.cores >= cores and left.memory >= memory
-    )
-    return tuple(index for *_, index in order[:count]) if len(order) >= count else ()
 
 
 def hold_container_amounts(gpu: SharedGpu, asked: Amount) -> SharedGpu | None:

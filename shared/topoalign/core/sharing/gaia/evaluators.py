@@ -51,38 +51,38 @@ class NoFreeGpu(ShareDoesNotFit):
 
     code = "NoFreeGpu"
 
-    def __init__(self, request: Amount, fields: ShareFields = FIELDS) -> None:
+    def __init__(self, request: Amount) -> None:
         super().__init__(
-            fields.cores,
+            FIELDS.cores,
             f"no GPU of the node has {request.cores} cores and {request.memory} bytes of memory left"
             if request.cores < CORES
             else f"the node has fewer than {request.cores // CORES} GPUs of which nobody holds anything",
         )
 
 
-def evaluate(tree: GpuTree, request: Amount, fields: ShareFields = FIELDS) -> Chosen:
+def evaluate(tree: GpuTree, request: Amount) -> Chosen:
     """
     The GPUs that a container gets. Above 100, cores count whole GPUs: 300 are three GPUs, whatever memory is asked for.
 
-    Raises NothingAsked, NotWholeGpus, AmountMissing, MemoryAboveGpu and NoFreeGpu. Memory is compared with that of the
-    first GPU alone, and only after no GPU had enough, so on a machine of unequal GPUs a larger amount may be given.
+    Raises NothingAsked, NotWholeGpus, AmountMissing, MemoryAboveGpu and NoFreeGpu. Memory is compared with that of the first
+    GPU alone, and only after no GPU had enough, so on a machine of unequal GPUs a larger amount may be given.
     """
     cores = request.cores
     memory = request.memory
     if not cores and not memory:
-        raise NothingAsked(fields)
+        raise NothingAsked(FIELDS)
     if cores > CORES and cores % CORES:
-        raise NotWholeGpus(fields, cores)
+        raise NotWholeGpus(FIELDS, cores)
     if cores >= CORES:
         chosen = (choose_linked_gpus if cores > CORES else fragment)(tree, cores // CORES)
     elif cores and memory:
         chosen = share(tree, cores, memory)
         if not chosen and tree.cards and memory > tree.cards[0].offered.memory:
-            raise MemoryAboveGpu(fields, memory, tree.cards[0].offered.memory)
+            raise MemoryAboveGpu(FIELDS, memory, tree.cards[0].offered.memory)
     else:
-        raise AmountMissing(*((fields.memory, fields.cores) if cores else (fields.cores, fields.memory)))
+        raise AmountMissing(*((FIELDS.memory, FIELDS.cores) if cores else (FIELDS.cores, FIELDS.memory)))
     if not chosen:
-        raise NoFreeGpu(request, fields)
+        raise NoFreeGpu(request)
     return chosen
 
 
@@ -113,11 +113,7 @@ def fragment(tree: GpuTree, count: int) -> Chosen:
 
 
 def choose_linked_gpus(tree: GpuTree, count: int) -> Chosen:
-    """
-    So many whole GPUs that are near one another.
-
-    Asked for a single GPU it returns the one with the least memory left, even if that is in use: `evaluate` never asks so.
-    """
+    """So many whole GPUs, more than one, that are near one another."""
     nearest = {node for child in tree.root.children for node in nearest_with(tree, child, count)}
     best = min(nearest or {tree.root}, key=lambda node: (node.level, *usage(tree, node)))
     return first(tree, best, count)
@@ -152,18 +148,6 @@ def first(tree: GpuTree, node: GaiaTreeNode, count: int) -> Chosen:
     return tuple(leaves[:count]) if len(leaves) >= count else ()
 
 
-# Chooses the GPUs of a container's units where `compat` is `gaia`, by gpu-manager's evaluators over the tree of the
-# node's GPUs.
-#
-# The tree is built from the known PCIe paths between them. What may not be chosen counts as held whole: GPUs that
-# the caller leaves out, as a kubelet's alignment does, and those with less memory than is asked for of each, at which
-# gpu-manager does not look for whole GPUs. Memory without cores, which it starts without any GPU, is put where a share
-# of one core would be. What it counts as processes of a GPU are here the allocations that hold something of it.
-#
-#     pairs 0-1, 2-3 and 4-5 behind a switch each, all below one host bridge; 30 cores of GPU 1 are held
-#     20 cores: 1; 100 cores: 0; 200 cores: 2 and 3; 400 cores: 0, 2, 3 and 4, although 2 to 5 are two pairs
-
-
 LEVEL = {kind: level for level, kind in NVML_LEVEL.items()}
 UNKNOWN_LEVEL = -1
 """Joins no GPUs."""
@@ -185,9 +169,16 @@ def choose_gpus_as_gaia(
     topology: Topology, gpus: Sequence[SharedGpu], request: Amount, among: Collection[DeviceID]
 ) -> Chosen:
     """
-    The GPUs `among` these that a container gets. `gpus`: all of the machine's, in its order.
+    The GPUs `among` these that a container gets, by gpu-manager's evaluators over the tree of the node's GPUs. `gpus`:
+    all of the machine's, in its order. Raises InvalidField and ShareDoesNotFit.
 
-    Raises InvalidField for an invalid request, and ShareDoesNotFit where the GPUs do not have it.
+    What may not be chosen counts as held whole: GPUs that the caller leaves out, as a kubelet's alignment does, and
+    those with less memory than is asked for of each, at which gpu-manager does not look for whole GPUs. Memory without
+    cores, which it starts without any GPU, is put where a share of one core would be. What it counts as processes of a
+    GPU are here the allocations that hold something of it.
+
+        pairs 0-1, 2-3 and 4-5 behind a switch each, all below one host bridge; 30 cores of GPU 1 are held
+        20 cores: 1; 100 cores: 0; 200 cores: 2 and 3; 400 cores: 0, 2, 3 and 4, although 2 to 5 are two pairs
     """
     may_be_chosen = [gpu.device in among and gpu.offered.memory >= request.memory for gpu in gpus]
     seen = [

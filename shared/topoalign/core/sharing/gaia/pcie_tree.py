@@ -60,11 +60,7 @@ class GpuTree(msgspec.Struct, frozen=True):
 
 
 def build_free_tree(root: GaiaTreeNode, gpus: Sequence[SharedGpu]) -> GpuTree:
-    """
-    The tree of GPUs as they are held now. Those that are unhealthy are not free.
-
-    Raises ValueError for another number of GPUs than the tree has.
-    """
+    """The tree with what is held of its GPUs; unhealthy ones are not free. Raises ValueError for another number of GPUs."""
     if len(gpus) != len(root.members):
         raise ValueError(f"{len(gpus)} GPUs for a tree of {len(root.members)}")
     free = frozenset(at for at, gpu in enumerate(gpus) if gpu.unused)

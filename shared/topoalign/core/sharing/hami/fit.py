@@ -8,7 +8,8 @@ gathered, and `topology` picks. The quota of the namespace, which upstream check
 pods before (`core.sharing.quota_amounts`).
 
 Where the pod binds to one NUMA node, what was gathered is discarded at a GPU of another node than the one before it. A
-GPU in mode `mig` is tried again as long as it fits: one container can have several instances of it.
+GPU in mode `mig` is tried again as long as it fits: one container can have several instances of it, which are placed one
+after another. On an empty A100 of 40 GB two shares of 4000 MiB become instances `1g.5gb` at the slices 6 and 5.
 
 Known faults of upstream that are kept: 100 cores mean a whole GPU only where a GPU has 100 cores (not where they are
 scaled); `numa-bind` compares GPUs only; and with `topology-aware` what it discards has no reason.
@@ -17,18 +18,33 @@ Source: HAMi 4707fb02, NvidiaGPUDevices.Fit.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR, GpuOrder, GpuRules, split_list
 from topoalign.core.demand.shares import HamiRequest
+from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.device_offers import CORES
-from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_place
+from topoalign.core.model.topology.mig import MigPlacement
 from topoalign.core.sharing.hami.gpu_links import pick_best_connected
-from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, HamiShare
 from topoalign.core.sharing.hami.registration import PairScores
+from topoalign.core.sharing.shared_gpus import SharedGpu
+from topoalign.core.state.share_amounts import MIB, find_instances
+
+
+class HamiShare(msgspec.Struct, frozen=True, kw_only=True):
+    """What one container has of one GPU."""
+
+    uuid: DeviceID
+    memory: int
+    """MiB."""
+    cores: int
+    profile: str = ""
+    """Name of the MIG profile. Empty: the GPU is not in mode `mig`, or the instance is not chosen yet."""
+    placement: MigPlacement | None = None
+
 
 Shares = tuple[HamiShare, ...]
 
@@ -70,12 +86,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """What the links between the node's GPUs are worth."""
 
 
-def fit(gpus: Sequence[HamiGpuUsage], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
-    """
-    The GPUs for one container, or why there are too few. `gpus` come in the order in which they are tried.
-
-    Raises TooMuchWork where the best connected GPUs are not found within the limit on work.
-    """
+def fit(gpus: Sequence[SharedGpu], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
+    """The GPUs for one container, of these in the order in which they are tried, or why not. Raises TooMuchWork."""
     if request.count <= 0:
         return ()
     walk = _Walk(request, around)
@@ -109,14 +121,14 @@ class _Walk:
         """Whether no other GPU is needed."""
         return not self.topology_aware and len(self.gathered) >= self.request.count
 
-    def take(self, gpu: HamiGpuUsage) -> bool:
+    def take(self, gpu: SharedGpu) -> bool:
         """Gathers a share of this GPU, or counts why not."""
-        memory = self.request.memory_of(gpu.memory)
+        memory = self.request.memory_of(memory_in_mib(gpu))
         reason = self._unselected(gpu) or self._used_up(gpu, memory)
         if reason is not None:
             self.reasons[reason] += 1
             return False
-        self.gathered.append(HamiShare(uuid=gpu.uuid, memory=memory, cores=self.cores))
+        self.gathered.append(HamiShare(uuid=gpu.device, memory=memory, cores=self.cores))
         return True
 
     def reason(self, gpus: int) -> str:
@@ -125,43 +137,59 @@ class _Walk:
             self.reasons[HamiReason.TOO_FEW] = len(self.gathered)
         return ", ".join(sorted(f"{count}/{gpus} {reason}" for reason, count in self.reasons.items()))
 
-    def _unselected(self, gpu: HamiGpuUsage) -> HamiReason | None:
+    def _unselected(self, gpu: SharedGpu) -> HamiReason | None:
         """Why the pod does not want the GPU."""
         rules = self.rules
-        if not gpu.healthy:
+        if not gpu.usable:
             return HamiReason.NOT_HEALTHY
-        if gpu.uuid in self.around.cordoned:
+        if gpu.device in self.around.cordoned:
             return HamiReason.CORDONED
         takes_mode = rules.mode is None or gpu.mode in rules.mode  # a GPU without a mode is in each
-        if not (rules.types.takes_type(gpu.type) and takes_mode and self.request.vendor == VENDOR):
+        if not (rules.types.takes_type(gpu.model) and takes_mode and self.request.vendor == VENDOR):
             return HamiReason.TYPE
         # each GPU of a wanted type decides on which NUMA node the walk is
-        if rules.numa_bind and self.numa != gpu.numa:
+        if rules.numa_bind and self.numa != known_numa_node(gpu):
             if self.gathered and not self.topology_aware:
                 self.reasons[HamiReason.NUMA] += len(self.gathered)
             self.gathered = []
-            self.numa = gpu.numa
-        return None if rules.uuids.takes_uuid(gpu.uuid) else HamiReason.UUID
+            self.numa = known_numa_node(gpu)
+        return None if rules.uuids.takes_uuid(gpu.device) else HamiReason.UUID
 
-    def _used_up(self, gpu: HamiGpuUsage, memory: int) -> HamiReason | None:
+    def _used_up(self, gpu: SharedGpu, memory: int) -> HamiReason | None:
         """Why the GPU does not have what is asked for left."""
-        if gpu.used_slots >= gpu.slots or gpu.uuid in self.around.spent:
+        cores = gpu.offered.cores
+        if gpu.sharers >= gpu.all_slots or gpu.device in self.around.spent:
             return HamiReason.SLOTS
-        if self.rules.mutex and gpu.used_slots > 0:
+        if self.rules.mutex and gpu.sharers > 0:
             return HamiReason.EXCLUSIVE
-        if gpu.memory - gpu.used_memory < memory:
+        if memory_in_mib(gpu) - held_memory_in_mib(gpu) < memory:
             return HamiReason.MEMORY
-        if gpu.cores - gpu.used_cores < self.cores:
+        if cores - gpu.held.cores < self.cores:
             return HamiReason.CORES
-        if gpu.cores == CORES == self.cores and gpu.used_slots > 0:
+        if cores == CORES == self.cores and gpu.sharers > 0:
             return HamiReason.EXCLUSIVE
-        if self.cores == 0 and gpu.used_cores == gpu.cores != 0:
+        if self.cores == 0 and gpu.held.cores == cores != 0:
             return HamiReason.NO_CORES
         if gpu.mode == MIG_MODE:
-            here = [*(share.memory for share in self.gathered if share.uuid == gpu.uuid), memory]
-            if find_instances(gpu.profiles, gpu.instances, (each * MIB for each in here)) is None:
+            here = [*(share.memory for share in self.gathered if share.uuid == gpu.device), memory]
+            if find_instances(gpu.profiles, gpu.taken or (), (each * MIB for each in here)) is None:
                 return HamiReason.MIG
         return None
+
+
+def memory_in_mib(gpu: SharedGpu) -> int:
+    """What a GPU has, as HAMi counts it: partial MiB count against the request."""
+    return gpu.offered.memory // MIB
+
+
+def held_memory_in_mib(gpu: SharedGpu) -> int:
+    """What is held of a GPU, as HAMi counts it: partial MiB count against the request."""
+    return -(-gpu.held.memory // MIB)
+
+
+def known_numa_node(gpu: SharedGpu) -> int:
+    """The NUMA node of a GPU. HAMi registers an unknown one as node 0."""
+    return gpu.numa_node or 0
 
 
 def is_topology_aware(rules: GpuRules) -> bool:
@@ -169,28 +197,5 @@ def is_topology_aware(rules: GpuRules) -> bool:
     return GpuOrder.TOPOLOGY_AWARE in split_list(rules.hami)
 
 
-# Places the MIG instances of one container on one GPU: HAMi can give it several.
-#
-# They are placed one after another, each as `topology.mig.find_place` has it, so that a later one goes next to those
-# before it. On an empty A100 of 40 GB two shares of 4000 MiB become instances `1g.5gb` at the slices 6 and 5.
-#
-# Source: HAMi 4707fb02, dynamic MIG.
-
-
 MIG_MODE = "mig"
 """Mode of a GPU that is partitioned into instances."""
-
-
-def find_instances(
-    profiles: Sequence[MigProfile], taken: Iterable[MigPlacement], memories: Iterable[int]
-) -> tuple[tuple[MigProfile, MigPlacement], ...] | None:
-    """The instances for shares of so many bytes of one GPU, in their order; None where one of them has no place."""
-    placed = list(taken)
-    found = []
-    for memory in memories:
-        instance = find_place(profiles, placed, memory)
-        if instance is None:
-            return None
-        found.append(instance)
-        placed.append(instance[1])
-    return tuple(found)

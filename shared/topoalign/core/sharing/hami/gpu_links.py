@@ -12,9 +12,7 @@ A score that nobody has published is 0 (upstream publishes them only where the p
 Source: HAMi 4707fb02, calculate_score and Fit.
 """
 
-from collections.abc import Mapping, Sequence
-
-import msgspec
+from collections.abc import Sequence
 
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE, PcieClass
@@ -29,21 +27,8 @@ GpuLink = PcieClass | int
 """The path over PCIe, or a number of NVLinks."""
 
 
-class GpuLinks(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU with its links to others."""
-
-    uuid: str
-    index: int
-    links: Mapping[int, tuple[GpuLink, ...]] = {}
-    """By the index of the other GPU."""
-
-
 def pick_best_connected(gpus: Sequence[str], count: int, scores: PairScores) -> tuple[int, ...]:
-    """
-    Positions of `count` of these GPUs, given by uuid in the order in which they are tried; ascending.
-
-    Raises TooMuchWork.
-    """
+    """Positions of `count` of these uuids, which are in the order in which they are tried; ascending. Raises TooMuchWork."""
     if count >= len(gpus):
         return tuple(range(len(gpus)))
     if count == 1:
@@ -51,18 +36,6 @@ def pick_best_connected(gpus: Sequence[str], count: int, scores: PairScores) -> 
         totals = [sum(row.get(other, 0) for other in gpus if other != gpu) for gpu, row in zip(gpus, rows, strict=True)]
         return (totals.index(min(totals)),)
     return _Search(gpus, count, scores).best
-
-
-def link_scores(gpus: Sequence[GpuLinks]) -> PairScores:
-    """The annotation's scores of each GPU to each other one."""
-    return {a.uuid: {b.uuid: hami_link_score(a, b) for b in gpus if b is not a} for a in gpus}
-
-
-def hami_link_score(a: GpuLinks, b: GpuLinks) -> int:
-    """The score of the links from one GPU to another; 0 where the other shows another number, as with a broken NVLink."""
-    there = a.links.get(b.index, ())
-    back = b.links.get(a.index, ())
-    return sum(map(link_score, there)) if len(there) == len(back) else 0
 
 
 def link_score(link: GpuLink) -> int:
@@ -96,7 +69,12 @@ class _Search:
 
     def _extend(self, chosen: tuple[int, ...], score: int, more: int, gains: list[int]) -> None:
         """`gains` by position: the sum of its scores to those chosen."""
-        self._step()
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise TooMuchWork(
+                "which of the GPUs that fit are connected best was not found within the limit on work",
+                "ask for fewer GPUs, or without the policy topology-aware",
+            )
         if more == 0:
             if self.best_score is None or score > self.best_score:
                 self.best = chosen
@@ -113,11 +91,3 @@ class _Search:
         """What `more` GPUs from `start` on add at most."""
         pairs = more * (more - 1) // 2
         return sum(sorted(gains[start:])[-more:]) + (pairs * self.highest[start] if pairs else 0)
-
-    def _step(self) -> None:
-        self.steps += 1
-        if self.steps > MOST_STEPS:
-            raise TooMuchWork(
-                "which of the GPUs that fit are connected best was not found within the limit on work",
-                "ask for fewer GPUs, or without the policy topology-aware",
-            )

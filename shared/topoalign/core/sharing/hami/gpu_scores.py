@@ -21,42 +21,51 @@ import msgspec
 
 from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, MUTEX, NUMA, GpuOrder, Weights, split_list
 from topoalign.core.demand.shares import UNSET, HamiRequest
-from topoalign.core.sharing.hami.fit import Shares, Surroundings, Unfit, fit
-from topoalign.core.sharing.hami.hami_amounts import HamiGpuUsage
+from topoalign.core.sharing.hami.fit import (
+    Shares,
+    Surroundings,
+    Unfit,
+    fit,
+    held_memory_in_mib,
+    known_numa_node,
+    memory_in_mib,
+)
+from topoalign.core.sharing.shared_gpus import SharedGpu
 
 SCALE = 10.0
 _SINGLE = struct.Struct("<f")
 
 
-def hami_gpu_score(gpu: HamiGpuUsage, requests: Iterable[HamiRequest], weights: Weights = EQUAL_WEIGHTS) -> float:
+def hami_gpu_score(gpu: SharedGpu, requests: Iterable[HamiRequest], weights: Weights = EQUAL_WEIGHTS) -> float:
     """How full a GPU would be, 0 if it has no slots, no cores or no memory. `requests` are those of one container."""
-    if not (gpu.slots and gpu.cores and gpu.memory):
+    total = memory_in_mib(gpu)
+    if not (gpu.all_slots and gpu.offered.cores and total):
         return 0.0
-    slots = gpu.used_slots
-    cores = gpu.used_cores
-    memory = gpu.used_memory
+    slots = gpu.sharers
+    cores = gpu.held.cores
+    memory = held_memory_in_mib(gpu)
     for request in requests:
-        if request.vendor == gpu.type:
+        if request.vendor == gpu.model:
             slots += 1
             cores += request.cores
             by_percent = request.percent not in (0, UNSET)
-            memory += gpu.memory * request.percent // 100 if by_percent else request.memory
+            memory += total * request.percent // 100 if by_percent else request.memory
     return _weighted(
-        (weights.slot, slots, gpu.slots), (weights.core, cores, gpu.cores), (weights.memory, memory, gpu.memory)
+        (weights.slot, slots, gpu.all_slots), (weights.core, cores, gpu.offered.cores), (weights.memory, memory, total)
     )
 
 
-def hami_gpus_score(gpus: Sequence[HamiGpuUsage]) -> float:
+def hami_gpus_score(gpus: Sequence[SharedGpu]) -> float:
     """How full a node is, 0 if its GPUs together have no slots, no cores or no memory."""
-    slots = sum(gpu.slots for gpu in gpus)
-    cores = sum(gpu.cores for gpu in gpus)
-    memory = sum(gpu.memory for gpu in gpus)
+    slots = sum(gpu.all_slots for gpu in gpus)
+    cores = sum(gpu.offered.cores for gpu in gpus)
+    memory = sum(map(memory_in_mib, gpus))
     if not (slots and cores and memory):
         return 0.0
     return _weighted(
-        (1, sum(gpu.used_slots for gpu in gpus), slots),
-        (1, sum(gpu.used_cores for gpu in gpus), cores),
-        (1, sum(gpu.used_memory for gpu in gpus), memory),
+        (1, sum(gpu.sharers for gpu in gpus), slots),
+        (1, sum(gpu.held.cores for gpu in gpus), cores),
+        (1, sum(map(held_memory_in_mib, gpus)), memory),
     )
 
 
@@ -96,11 +105,11 @@ SortKey = tuple[float | str, ...]
 class ScoredGpu(msgspec.Struct, frozen=True):
     """A GPU and how full it is."""
 
-    card: HamiGpuUsage
+    card: SharedGpu
     score: float
 
 
-def order_of_trial(gpus: Iterable[ScoredGpu], policy: str, numa_bind: bool = False) -> tuple[HamiGpuUsage, ...]:
+def order_of_trial(gpus: Iterable[ScoredGpu], policy: str, numa_bind: bool = False) -> tuple[SharedGpu, ...]:
     """The GPUs in the order in which they are tried."""
     ordered = sorted(gpus, key=lambda each: sort_key(each, policy, numa_bind), reverse=True)
     return tuple(each.card for each in ordered)
@@ -110,18 +119,19 @@ def sort_key(scored: ScoredGpu, policy: str, numa_bind: bool = False) -> SortKey
     """Sorts GPUs as upstream's list: the one that is tried first comes last."""
     gpu = scored.card
     score = scored.score
-    tie = (gpu.index, gpu.uuid)
+    numa_node = known_numa_node(gpu)
+    tie = (gpu.index, gpu.device)
     if "," in policy or policy == NUMA:
-        of_key = {GpuOrder.BINPACK: score, GpuOrder.SPREAD: -score, NUMA: gpu.numa}
+        of_key = {GpuOrder.BINPACK: score, GpuOrder.SPREAD: -score, NUMA: numa_node}
         keys = [word for word in split_list(policy) if word in of_key] or [GpuOrder.SPREAD]
         first = [NUMA] if numa_bind else []
         return (*(of_key[key] for key in dict.fromkeys((*first, *keys))), *tie)
     if policy == MUTEX:
-        return (-gpu.used_slots, gpu.numa, *tie)
+        return (-gpu.sharers, numa_node, *tie)
     fullest_last = score if policy == GpuOrder.BINPACK else -score
     if not numa_bind:
-        return (fullest_last, gpu.numa, *tie)
-    return (-gpu.numa if policy == GpuOrder.BINPACK else gpu.numa, fullest_last, *tie)
+        return (fullest_last, numa_node, *tie)
+    return (-numa_node if policy == GpuOrder.BINPACK else numa_node, fullest_last, *tie)
 
 
 # Chooses the GPUs of one container: they are scored, put in HAMi's order and tried one after another.
@@ -132,17 +142,11 @@ def sort_key(scored: ScoredGpu, policy: str, numa_bind: bool = False) -> SortKey
 # Source: HAMi 4707fb02, scoreNode.
 
 
-def score_gpus(
-    gpus: Iterable[HamiGpuUsage], requests: Sequence[HamiRequest], weights: Weights
-) -> tuple[ScoredGpu, ...]:
+def score_gpus(gpus: Iterable[SharedGpu], requests: Sequence[HamiRequest], weights: Weights) -> tuple[ScoredGpu, ...]:
     """The GPUs, each with how full it would be. `requests`: all of one container."""
     return tuple(ScoredGpu(gpu, hami_gpu_score(gpu, requests, weights)) for gpu in gpus)
 
 
 def choose_gpus_as_hami(scored: Iterable[ScoredGpu], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
-    """
-    The GPUs for one request, in the order in which they are taken, or why there are too few.
-
-    Raises TooMuchWork where the best connected GPUs are not found within the limit on work.
-    """
+    """The GPUs for one request, in the order in which they are taken, or why not. Raises TooMuchWork."""
     return fit(order_of_trial(scored, around.rules.hami, around.rules.numa_bind), request, around)

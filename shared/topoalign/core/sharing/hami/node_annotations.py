@@ -14,7 +14,7 @@ InvalidAnnotation. Source: HAMi 4707fb02.
 """
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from itertools import islice
@@ -137,7 +137,7 @@ def liveness_of(handshake: str | None, allocatable: int, now: datetime) -> HamiL
     """
     if handshake is not None and handshake.startswith(DELETED):
         return HamiLiveness.DELETED
-    return HamiLiveness.LIVE if check_handshake(handshake, allocatable, now).healthy else HamiLiveness.TIMED_OUT
+    return HamiLiveness.LIVE if is_plugin_alive(handshake, allocatable, now) else HamiLiveness.TIMED_OUT
 
 
 def read_registered_gpus(text: str) -> tuple[RegisteredGpu, ...]:
@@ -174,7 +174,7 @@ def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tu
     shares = []
     for (name, is_init), gpus in zip(places, groups, strict=True):
         for gpu in gpus:
-            check_printable_name(DEVICES_ALLOCATED, gpu.uuid)
+            _check_printable_name(DEVICES_ALLOCATED, gpu.uuid)
             _check_annotation_number(DEVICES_ALLOCATED, "memory", gpu.memory, MOST_MEMORY)
             _check_annotation_number(DEVICES_ALLOCATED, "cores", gpu.cores, MOST_CORES)
             uuid = gpu.uuid.partition("[")[0]  # an older version names an instance `GPU-x[template-slot]`
@@ -187,30 +187,43 @@ def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tu
 def foreign_gpus(
     gpus: Iterable[RegisteredGpu], cordon: str | None, pods: Iterable[ForeignPod]
 ) -> tuple[ForeignGpu, ...]:
-    """The GPUs of a node with what its pods hold of them. `cordon`: the annotation with its cordoned GPUs."""
+    """
+    The GPUs of a node with what its pods hold of them: of each at most `MOST_HOLDERS` pods, and what all of them use.
+    `cordon`: the annotation with its cordoned GPUs.
+    """
     known = tuple(gpus)
-    kept_back = read_list_annotation({CORDON: cordon or ""}, CORDON) or ()
+    cordoned = read_list_annotation({CORDON: cordon or ""}, CORDON) or ()
     holders: dict[str, list[GpuHolder]] = {gpu.id: [] for gpu in known}
     for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name, pod.uid)):
-        for uuid, shares in shares_by_gpu(pod.shares, holders).items():
-            holders[uuid].append(holder_of_shares(pod, shares))
-    return tuple(_to_foreign_gpu(gpu, gpu.id in kept_back, holders[gpu.id]) for gpu in known)
+        # one pass: a user can write a thousand shares of as many GPUs
+        by_gpu: dict[str, list[AnnotatedShare]] = {}
+        for share in pod.shares:
+            if share.card in holders:
+                by_gpu.setdefault(share.card, []).append(share)
+        for uuid, shares in by_gpu.items():
+            holders[uuid].append(_holder_of_shares(pod, shares))
+    return tuple(
+        ForeignGpu(
+            uuid=gpu.id,
+            index=gpu.index,
+            type=gpu.type,
+            numa=gpu.numa,
+            healthy=gpu.healthy,
+            cordoned=gpu.id in cordoned,
+            mode=gpu.mode,
+            slots=gpu.slots,
+            memory=gpu.memory,
+            cores=gpu.cores,
+            used_slots=sum(each.slots for each in holders[gpu.id]),
+            used_memory=sum(each.memory for each in holders[gpu.id]),
+            used_cores=sum(each.cores for each in holders[gpu.id]),
+            holders=tuple(holders[gpu.id][:MOST_HOLDERS]),
+        )
+        for gpu in known
+    )
 
 
-def shares_by_gpu(shares: Iterable[AnnotatedShare], gpus: Container[str]) -> dict[str, list[AnnotatedShare]]:
-    """
-    Of these GPUs those of which there is a share, with their shares. One pass: a user can write a thousand shares of as
-    many GPUs, and a registry reads them for every pod of a node.
-    """
-    found: dict[str, list[AnnotatedShare]] = {}
-    for share in shares:
-        if share.card in gpus:
-            found.setdefault(share.card, []).append(share)
-    return found
-
-
-def holder_of_shares(pod: ForeignPod, shares: Sequence[AnnotatedShare]) -> GpuHolder:
-    """What a pod has of a GPU. `shares`: all that it has of this GPU."""
+def _holder_of_shares(pod: ForeignPod, shares: Sequence[AnnotatedShare]) -> GpuHolder:
     init: dict[str, list[AnnotatedShare]] = {}
     for share in shares:
         if share.is_init:
@@ -228,28 +241,9 @@ def holder_of_shares(pod: ForeignPod, shares: Sequence[AnnotatedShare]) -> GpuHo
     )
 
 
-def _to_foreign_gpu(gpu: RegisteredGpu, is_cordoned: bool, holders: Sequence[GpuHolder]) -> ForeignGpu:
-    return ForeignGpu(
-        uuid=gpu.id,
-        index=gpu.index,
-        type=gpu.type,
-        numa=gpu.numa,
-        healthy=gpu.healthy,
-        cordoned=is_cordoned,
-        mode=gpu.mode,
-        slots=gpu.slots,
-        memory=gpu.memory,
-        cores=gpu.cores,
-        used_slots=sum(each.slots for each in holders),
-        used_memory=sum(each.memory for each in holders),
-        used_cores=sum(each.cores for each in holders),
-        holders=tuple(holders[:MOST_HOLDERS]),
-    )
-
-
 def _check_registered_gpu(gpu: RegisteredGpu) -> None:
     for text in (gpu.id, gpu.type, gpu.mode):
-        check_printable_name(REGISTER, text)
+        _check_printable_name(REGISTER, text)
     if not gpu.id:
         raise InvalidAnnotation(REGISTER, "a GPU without a uuid")
     for name, number, most in (
@@ -267,8 +261,7 @@ def _check_annotation_length(key: str, text: str) -> None:
         raise InvalidAnnotation(key, f"more than {LONGEST} characters")
 
 
-def check_printable_name(key: str, text: str) -> None:
-    """Raises InvalidAnnotation for a name that is too long or cannot be printed."""
+def _check_printable_name(key: str, text: str) -> None:
     if len(text) > LONGEST_NAME or not text.isprintable():
         raise InvalidAnnotation(key, f"a name that is longer than {LONGEST_NAME} characters or cannot be printed")
 
@@ -278,8 +271,7 @@ def _check_annotation_number(key: str, name: str, number: int, most: int) -> Non
         raise InvalidAnnotation(key, f"{name} is not between 0 and {most}")
 
 
-# Finds whether HAMi's device plugin on a node is alive, by the handshake annotation and by what the kubelet reports as
-# allocatable.
+# Whether HAMi's device plugin on a node is alive.
 #
 # The scheduler writes `Requesting_<time>` whenever the annotation has any other value, and then reads the node's GPUs
 # anew. No component answers the request any more. The kubelet having GPUs to allocate counts instead, which ends with
@@ -295,20 +287,12 @@ PATIENCE = timedelta(seconds=60)
 _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}) ([0-9]{1,2}):([0-9]{2}:[0-9]{2}(?:[.,][0-9]+)?)")
 
 
-class NodeHealth(msgspec.Struct, frozen=True):
-    """What follows for a node."""
-
-    healthy: bool
-    refresh: bool
-    """Whether its GPUs are to be read anew."""
-
-
-def check_handshake(handshake: str | None, allocatable: int, now: datetime) -> NodeHealth:
-    """The state by the annotation (None: absent). `refresh` also means that HAMi writes a new request."""
+def is_plugin_alive(handshake: str | None, allocatable: int, now: datetime) -> bool:
+    """Whether the plugin is alive by the annotation (None: absent) and the GPUs that the kubelet can allocate."""
     if handshake is None or REQUESTING not in handshake:
-        return NodeHealth(healthy=True, refresh=True)
+        return True
     asked = _time_of(handshake)
-    return NodeHealth(healthy=asked is None or now - asked < PATIENCE or allocatable > 0, refresh=False)
+    return asked is None or now - asked < PATIENCE or allocatable > 0
 
 
 def _time_of(handshake: str) -> datetime | None:
@@ -322,8 +306,7 @@ def _time_of(handshake: str) -> datetime | None:
         return None
 
 
-# Reads and writes the GPUs of a pod in HAMi's annotations: what the scheduler decides, and what its device plugin then
-# allocates.
+# The GPUs of a pod in HAMi's annotations: what the scheduler decides, and what its device plugin then allocates.
 #
 # A GPU is `uuid,type,memory,cores:`, a container its GPUs and `;`, init containers first; a container without GPUs
 # is only its `;`. So the text that is read back has one container more, after the last `;`, and it is empty.

@@ -50,14 +50,12 @@ class RegisteredGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """One GPU of a node, field by field as in the annotation."""
 
     id: str = ""
-    """Its uuid."""
     index: int = 0
     slots: int = msgspec.field(default=0, name="count")
     memory: int = msgspec.field(default=0, name="devmem")
     """MiB."""
     cores: int = msgspec.field(default=0, name="devcore")
     type: str = ""
-    """The model."""
     numa: int = 0
     mode: str = ""
     profiles: tuple[RegisteredProfile, ...] = msgspec.field(default=(), name="migProfiles")

@@ -29,7 +29,7 @@ from topoalign.tools.bench.device_plugin.machine import (
     with_uuids,
 )
 from topoalign.tools.bench.device_plugin.node import GPUS, MACHINE, WARM, Row, Settings, node, scratch, told
-from topoalign.tools.bench.measuring import measure_calls, summarize_times
+from topoalign.tools.measuring import measure_calls, summarize_times
 
 SIZE = 4
 PREFERRED = {"preferred-1000-shares": 125, "preferred-8192-shares": 1024}

@@ -19,7 +19,7 @@ from topoalign.tools.bench.device_plugin.kubelet import (
     preferred_allocation_request,
 )
 from topoalign.tools.bench.device_plugin.node import GPUS, MACHINE, WARM, Row, Settings, node
-from topoalign.tools.bench.measuring import summarize_times
+from topoalign.tools.measuring import summarize_times
 
 AT_ONCE = {"MACHINE": MACHINE, "GONE_SECONDS": "0", "SETTLE_SECONDS": "0", "RECONCILE_SECONDS": "3600"}
 """What is gone is released when it is looked for, and it is looked for in PreStartContainer alone."""

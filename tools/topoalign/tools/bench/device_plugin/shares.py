@@ -14,7 +14,7 @@ from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench.device_plugin.kubelet import PATIENCE_SECONDS, Kubelet, allocate_request
 from topoalign.tools.bench.device_plugin.machine import shared_node
 from topoalign.tools.bench.device_plugin.node import WARM, Row, Settings
-from topoalign.tools.bench.measuring import summarize_times
+from topoalign.tools.measuring import summarize_times
 
 REPLICAS = 1024
 """Shares of each of the eight GPUs."""

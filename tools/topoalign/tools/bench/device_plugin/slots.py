@@ -23,7 +23,7 @@ from topoalign.tools.bench.device_plugin.kubelet import (
 from topoalign.tools.bench.device_plugin.machine import node_in_slots
 from topoalign.tools.bench.device_plugin.node import WARM, Row, Settings
 from topoalign.tools.bench.device_plugin.pods import AT_ONCE
-from topoalign.tools.bench.measuring import summarize_times
+from topoalign.tools.measuring import summarize_times
 
 NAME = NodeName("slots")
 SLOTS = 10

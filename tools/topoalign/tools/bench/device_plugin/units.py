@@ -15,7 +15,7 @@ from topoalign.tools.bench.device_plugin.kubelet import (
 from topoalign.tools.bench.device_plugin.machine import CORES, MEMORY, node_in_units
 from topoalign.tools.bench.device_plugin.node import WARM, Row, Settings
 from topoalign.tools.bench.device_plugin.pods import AT_ONCE
-from topoalign.tools.bench.measuring import summarize_times
+from topoalign.tools.measuring import summarize_times
 
 BLOCKS = 320
 """Of each GPU: 80 GiB."""

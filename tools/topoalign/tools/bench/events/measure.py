@@ -16,7 +16,7 @@ from topoalign.tools.bench.device_plugin.kubelet import PATIENCE_SECONDS, BenchS
 from topoalign.tools.bench.device_plugin.machine import shared_node
 from topoalign.tools.bench.device_plugin.node import WARM, Row, scratch
 from topoalign.tools.bench.device_plugin.shares import KEPT, REPLICAS
-from topoalign.tools.bench.measuring import summarize_times
+from topoalign.tools.measuring import summarize_times
 
 T = TypeVar("T")
 

@@ -30,9 +30,9 @@ from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench.device_plugin.agent import Agent, running
 from topoalign.tools.bench.device_plugin.node import Row, scratch
 from topoalign.tools.bench.filter.scheduler import Amounts, Scheduler, pod_json
-from topoalign.tools.bench.measuring import summarize_times
 from topoalign.tools.bench.registry.measure import streams
 from topoalign.tools.bench.registry.reader import NotAnswered, Reader, until
+from topoalign.tools.measuring import summarize_times
 
 NODE = NodeName("gpu-00000.example.com")
 MACHINE = "hgx-h100"

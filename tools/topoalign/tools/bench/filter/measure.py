@@ -8,18 +8,18 @@ from itertools import count, cycle
 import msgspec
 from anyio.from_thread import start_blocking_portal
 
-from topoalign.cli import output
 from topoalign.testing.ports import kept_ports
 from topoalign.tools.bench.device_plugin.agent import Agent, running
 from topoalign.tools.bench.device_plugin.node import Row, scratch
 from topoalign.tools.bench.filter.cluster import ALL, FACTS, HALF, BusyNode
 from topoalign.tools.bench.filter.scheduler import Amounts, Filtered, Scheduler
-from topoalign.tools.bench.measuring import summarize_times
 from topoalign.tools.bench.registry import pages
 from topoalign.tools.bench.registry.allocators import Allocators, allocators
 from topoalign.tools.bench.registry.filling import UNDER_WAY, fill
 from topoalign.tools.bench.registry.measure import streams
 from topoalign.tools.bench.registry.reader import PATIENCE_SECONDS, NotAnswered, Reader, until
+from topoalign.tools.measuring import summarize_times
+from topoalign.tools.progress import show_progress
 
 Answer = tuple[float, Filtered]
 """What a call took in milliseconds, and which nodes passed."""
@@ -136,7 +136,7 @@ def filled(size: int, gpus_held: int, replicas: int = 1) -> Iterator[Cluster]:
         streams(portal, folder / "nats") as url,
     ):
         events = (event for node in nodes for event in node.said())
-        for _ in output.progress(fill(url, events), "facts", size * FACTS // UNDER_WAY + 1):
+        for _ in show_progress(fill(url, events), "facts", size * FACTS // UNDER_WAY + 1):
             pass
         with allocators(url, folder / "standings", nodes) as everybody:
             yield Cluster(nodes, url, everybody)

@@ -14,8 +14,8 @@ from topoalign.tools.bench.filter.cluster import HALF
 from topoalign.tools.bench.filter.measure import Asking, asking, filled
 from topoalign.tools.bench.filter.scheduler import Amounts, Scheduler, pod_json
 from topoalign.tools.bench.hostile.attackers import KINDS
-from topoalign.tools.bench.measuring import summarize_times
 from topoalign.tools.bench.registry.reader import NotAnswered
+from topoalign.tools.measuring import summarize_times
 
 Row = dict[str, object]
 OWN = "127.0.0.1"

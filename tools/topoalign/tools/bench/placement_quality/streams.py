@@ -11,8 +11,7 @@ from itertools import combinations
 from random import Random
 
 from topoalign.core.placement.gpus.device_policy import GpuChoice
-from topoalign.core.placement.gpus.seam import Members
-from topoalign.core.placement.gpus.set_scorer import SetScorer
+from topoalign.core.placement.gpus.seam import Members, SetScorer
 from topoalign.core.placement.preference import PLACEMENTS
 
 SIZES = (1, 2, 3, 4, 6, 8)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from topoalign.cli import output
 from topoalign.runtime import nats_server
 from topoalign.runtime.nats_bus import apply_stores
 from topoalign.testing.ports import kept_ports
@@ -19,6 +18,7 @@ from topoalign.tools.bench.registry.allocators import Allocators, allocators
 from topoalign.tools.bench.registry.filling import UNDER_WAY, fill, said, said_again
 from topoalign.tools.bench.registry.history import FACTS, MORE, READINGS, History
 from topoalign.tools.bench.registry.reader import Reader, until
+from topoalign.tools.progress import show_progress
 
 
 def measure(nodes: int, calls: int) -> Iterator[Row]:
@@ -29,7 +29,7 @@ def measure(nodes: int, calls: int) -> Iterator[Row]:
         streams(portal, folder / "nats") as url,
     ):
         histories = [History(number) for number in range(nodes)]
-        for _ in output.progress(fill(url, said(histories)), "facts", nodes * (READINGS + FACTS) // UNDER_WAY + 1):
+        for _ in show_progress(fill(url, said(histories)), "facts", nodes * (READINGS + FACTS) // UNDER_WAY + 1):
             pass
         with allocators(url, folder / "standings", histories) as everybody:
             yield from read(url, everybody, histories, calls)
@@ -45,7 +45,7 @@ def long(nodes: int, rounds: int) -> Row:
         kept_ports(1) as (port,),
     ):
         histories = [History(number) for number in range(nodes)]
-        for _ in output.progress(fill(url, said(histories, rounds)), "facts", events // UNDER_WAY + 1):
+        for _ in show_progress(fill(url, said(histories, rounds)), "facts", events // UNDER_WAY + 1):
             pass
         settings = {"NATS_URL": url, "HTTP_PORT": str(port), "LOG_LEVEL": "error"}
         with running("registry", settings, observed=True) as registry, closing(Reader(port)) as reader:

@@ -6,9 +6,9 @@ from itertools import cycle
 import msgspec
 
 from topoalign.tools.bench.device_plugin.node import Row
-from topoalign.tools.bench.measuring import measure_calls
 from topoalign.tools.bench.registry.history import History
 from topoalign.tools.bench.registry.reader import Reader
+from topoalign.tools.measuring import measure_calls
 
 LIMIT = 500
 ALLOCATIONS = "/v1/allocations"

@@ -12,10 +12,10 @@ from topoalign.testing.fake_scheduler.scheduler import as_sent
 from topoalign.tools.bench.device_plugin.node import Row
 from topoalign.tools.bench.filter.cluster import BusyNode
 from topoalign.tools.bench.filter.scheduler import Amounts, pod_json
-from topoalign.tools.bench.measuring import summarize_times
 from topoalign.tools.bench.registry.reader import NotAnswered
 from topoalign.tools.bench.schedule.control_plane import ControlPlane
 from topoalign.tools.bench.schedule.nodes import Nodes
+from topoalign.tools.measuring import summarize_times
 
 
 async def bind(plane: ControlPlane, nodes: Sequence[BusyNode], everywhere: Nodes, calls: int) -> Sequence[Row]:

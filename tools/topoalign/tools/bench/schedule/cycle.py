@@ -15,10 +15,10 @@ from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
 from topoalign.tools.bench.device_plugin.node import Row
 from topoalign.tools.bench.filter.scheduler import Amounts, pod_json
-from topoalign.tools.bench.measuring import summarize_times
 from topoalign.tools.bench.registry.reader import PATIENCE_SECONDS, NotAnswered
 from topoalign.tools.bench.schedule.control_plane import ControlPlane
 from topoalign.tools.bench.schedule.nodes import Nodes
+from topoalign.tools.measuring import summarize_times
 
 SHAPES = (Amounts(gpus=1), Amounts(gpus=2, cpus=16, mib=64 * 1024))
 """What pods ask for, in turn."""

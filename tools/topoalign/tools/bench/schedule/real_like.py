@@ -21,11 +21,11 @@ from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.objects import Object
 from topoalign.testing.fake_scheduler.scheduler import FakeScheduler
 from topoalign.tools.bench.device_plugin.node import Row
-from topoalign.tools.bench.measuring import summarize_times
 from topoalign.tools.bench.registry.reader import PATIENCE_SECONDS, NotAnswered
 from topoalign.tools.bench.schedule.control_plane import ControlPlane
 from topoalign.tools.bench.schedule.cycle import bind_all
 from topoalign.tools.bench.schedule.nodes import Nodes
+from topoalign.tools.measuring import summarize_times
 
 CYCLE_SECONDS = 0.017
 """A real kube-scheduler 1.36.2 placed 53 pods a second without an extender, with an API server and etcd."""

@@ -25,6 +25,7 @@ from anyio import Lock
 from topoalign.allocator.containers.hami_core.slot_directories import (
     CACHE,
     held_slots,
+    is_limited,
     read_directory_owner,
     slots_directory_name,
 )
@@ -305,10 +306,8 @@ class SharedFiles:
 
 def all_limited(state: NodeState) -> Iterator[Limited]:
     """The allocations whose containers are limited by HAMi-core now."""
-    offers = state.hardware.offers_of
     for allocation, (resource, slots) in held_slots(state):
-        limiters = {each.limiter for each in offers.get(resource, ())}
-        if allocation is not None and "hami-core" in limiters:
+        if allocation is not None and is_limited(state, resource):
             yield Limited(allocation.id, slots_directory_name(resource, slots), frozenset(map(base_of, slots)))
 
 

@@ -1,5 +1,5 @@
 """
-Manages the directories of HAMi-core's shared files: one for each allocation of slots, below one root.
+Manages the directories of HAMi-core's shared files, one for each allocation of slots, and adds them to Allocate's answers.
 
 A directory is named by a digest of the resource and the slots, so that the mount which the kubelet keeps for each start of a
 container stays valid even if the journal is lost, and a missing directory can be created again.
@@ -15,8 +15,9 @@ The root is closed to other users of the host (mode 0700), because root in a con
 import errno
 import os
 import re
+import secrets
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -25,12 +26,15 @@ import structlog
 from anyio import to_thread
 
 from topoalign.allocator.containers import limiter_files
+from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import (
     MODE,
     RecordView,
+    amount_of_slot,
     digest_of,
     discard,
     is_pod_present,
+    live_entries,
     make_root,
     open_directory,
     put_aside,
@@ -38,13 +42,27 @@ from topoalign.allocator.containers.limiter_files import (
     with_checkpoint,
     write_file,
 )
+from topoalign.allocator.containers.responses import ContainerDevices, EditProvider, VisibleDevice
 from topoalign.allocator.ports import Poll
+from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.errors import clean
-from topoalign.core.model.holdings import base_of, unit_kind
+from topoalign.core.model.errors import StateFault, clean
+from topoalign.core.model.holdings import Amount, base_of, unit_kind
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.topology.device_offers import CORES
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.plugin_config.configuration import Flags
+from topoalign.plugin_config.hook_files import (
+    CONTAINER_LIBRARY,
+    CONTAINER_PRELOAD,
+    CONTAINER_ROOT,
+    LIBRARY,
+    PRELOAD,
+    find_missing_file,
+)
 from topoalign.runtime.clock import until_tick
 
 NAME = re.compile(r"slots-[0-9a-f]{32}")
@@ -110,12 +128,9 @@ def make_open(at: int, name: str) -> None:
     """Creates a directory that all users may write to, or opens it again after its container. Raises OSError."""
     with suppress(FileExistsError):
         os.mkdir(name, OPEN, dir_fd=at)
-    directory = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-    try:
+    with open_directory(name, at, os.O_PATH) as directory:
         if stat.S_IMODE(os.fstat(directory).st_mode) != OPEN:
             os.chmod(f"/proc/self/fd/{directory}", OPEN)
-    finally:
-        os.close(directory)
 
 
 # The cleanup runs every few seconds and after the start of the agent.
@@ -167,12 +182,8 @@ class DirectoryCleanup:
         root = Path(configured)
         failure = None
         held = self._held(state)
-        # The entries of the checkpoint with slots, without those of deleted pods.
-        in_checkpoint = {
-            (each.resource, each.devices)
-            for each in (poll.listing.parts if poll is not None else ())
-            if are_slots(each.devices) and poll is not None and not poll.listing.is_gone(each.pod_uid)
-        }
+        entries = live_entries(poll.listing) if poll is not None else ()
+        in_checkpoint = {(each.resource, each.devices) for each in entries if are_slots(each.devices)}
         places = in_checkpoint.union(pair for _, pair in held_slots(state))
         limited = {slots_directory_name(*each) for each in places if is_limited(state, each[0])}
         entered = {slots_directory_name(*each) for each in in_checkpoint}
@@ -237,3 +248,116 @@ def held_slots(state: NodeState) -> Iterator[tuple[Allocation | None, Held]]:
 def are_slots(devices: Collection[DeviceID]) -> bool:
     """Whether these may be slots, also of a former configuration: ids of a device followed by a number."""
     return any(base_of(each) != each and unit_kind(each) is None for each in devices)
+
+
+# The edits of a container in Allocate's answers: limits as variables, the library and the preload list, and its directories.
+#
+# - The library counts GPUs as NVML does in the container, which is the order of the host: the limits are in that order.
+# - A limit of 0 means no limit, so the memory limit is at least one MiB. If the limit of cores is the same on all GPUs, one
+#   variable sets it; else each limited GPU has its own, because the common one would apply to GPUs without a limit.
+# - The limits are those of the first process that opens the shared file. The file has an unpredictable new name in each
+#   answer, so a container never gets the limits of an init container that had its slots.
+#
+# A pod can set these variables itself, so these limits do not stop a malicious pod. The priority of a pod is in its own
+# environment, where the webhook writes it.
+#
+# Source: HAMi-core 8f3a89c, how it reads its environment; HAMi 4707fb02, what its device plugin mounts.
+
+
+MEMORY_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT"
+CORE_LIMIT = "CUDA_DEVICE_SM_LIMIT"
+SHARED_FILE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+CONTAINER_LOCKS = "/tmp/vgpulock"  # noqa: S108  # where the library locks
+MOST_GPUS = 16
+"""The largest number of GPUs of a container that the library supports."""
+MIB = 1024 * 1024
+
+
+class HamiCoreEdits(EditProvider, frozen=True):
+    """Adds what one resource needs of the limiter to answers to Allocate."""
+
+    root: str
+    """`flags.hamiRoot`, on the host."""
+
+    def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
+        """Raises ContainerUnready for a container with more GPUs than the library supports."""
+        if len(gpus) > MOST_GPUS:
+            finding = f"the limiter hami-core limits {MOST_GPUS} GPUs of a container, and this one has {len(gpus)}"
+            raise ContainerUnready(finding, f"let the container ask for at most {MOST_GPUS}")
+
+    def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
+        """Adds variables and mounts for the container, and creates its directory. Raises StateFault."""
+        resource = devices.resource
+        allocation = devices.allocation
+        hardware = devices.hardware
+        # The container also sees the GPUs that it has by other resources.
+        named = devices.named.items()
+        others = [base_of(each) for name, ids in named if name != resource and has_gpus(hardware, name) for each in ids]
+        slots = allocation.from_kubelet[resource]
+        name = slots_directory_name(resource, slots)
+        try:
+            prepare_slots_directory(Path(self.root), name, DirectoryOwner(allocation.id, allocation.pod_uid))
+        except OSError as error:
+            finding = f"the directory of a container cannot be created below {clean(self.root)}: {error.strerror}"
+            raise StateFault(finding, "make room there, and see that it belongs to the agent's user") from error
+        file = f"{CONTAINER_ROOT}/{secrets.token_hex(16)}.cache"
+        limits = {**limit_variables(held_in_order(slots, allocation.slots, hardware, others)), SHARED_FILE: file}
+        response.envs.update(limits)
+        response.mounts += [
+            mount(CONTAINER_ROOT, f"{self.root}/{name}/{CACHE}"),
+            mount(CONTAINER_LIBRARY, f"{self.root}/{LIBRARY}", read_only=True),
+            mount(CONTAINER_LOCKS, f"{self.root}/{LOCKS}"),
+            mount(CONTAINER_PRELOAD, f"{self.root}/{PRELOAD}", read_only=True),
+        ]
+
+
+def mount(at: str, host_path: str, *, read_only: bool = False) -> v1beta1.Mount:
+    """A mount at this path of the container."""
+    return v1beta1.Mount(container_path=at, host_path=host_path, read_only=read_only)
+
+
+def held_in_order(
+    slots: Collection[DeviceID],
+    amounts: Mapping[DeviceID, Amount],
+    hardware: Topology,
+    others: Collection[DeviceID] = (),
+) -> list[Amount | None]:
+    """Returns the amount of each visible GPU in NVML's order; None: by another resource. Raises ContainerUnready."""
+    found: dict[int, Amount | None] = {hardware.gpu_by_id[hardware.card_of(each)].index: None for each in others}
+    for slot in slots:
+        gpu = hardware.card_of(base_of(slot))
+        amount = amount_of_slot(slot, gpu, amounts, hardware)
+        found[hardware.gpu_by_id[gpu].index] = amount
+    return [found[index] for index in sorted(found)]
+
+
+def limit_variables(held: Sequence[Amount | None]) -> dict[str, str]:
+    """The variables that limit a container to these amounts of the GPUs that it sees, in their order; None: no limit."""
+    response = {f"{MEMORY_LIMIT}_{place}": f"{max(1, each.memory // MIB)}m" for place, each in enumerate(held) if each}
+    cores = [each.cores if each is not None and each.cores < CORES else 0 for each in held]
+    if any(cores) and len({*cores}) == 1:
+        response[CORE_LIMIT] = str(cores[0])
+    else:
+        response.update({f"{CORE_LIMIT}_{place}": str(each) for place, each in enumerate(cores) if each})
+    return response
+
+
+def hami_core_edits(flags: Flags) -> HamiCoreEdits:
+    """Returns the current edits of the limiter. Raises ContainerUnready if it could not work for any container."""
+    root = flags.hami_root.rstrip("/")
+    if not root:
+        finding = "the limiter hami-core has no directory (flags.hamiRoot)"
+        raise ContainerUnready(finding, "give discovery and allocator the same configuration file")
+    if lacking := find_missing_file(Path(root)):
+        finding = f"the limiter hami-core has no usable {lacking} in {clean(root)}"
+        raise ContainerUnready(
+            finding,
+            f"run on the node: topoalign hook install --library libvgpu.so --to {clean(root)}; "
+            "the directory has to belong to the agent's user",
+        )
+    try:
+        make_locks(Path(root))
+    except OSError as error:
+        finding = f"the limiter hami-core cannot create its directories: {error.strerror}"
+        raise ContainerUnready(finding, "see that flags.hamiRoot is a directory that the agent may write") from error
+    return HamiCoreEdits(root)

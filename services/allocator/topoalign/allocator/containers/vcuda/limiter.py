@@ -23,7 +23,12 @@ from anyio import to_thread
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from topoalign.allocator.allocate.pre_start import entries_of_holder, limit_keys_by_kind, live_unit_entries
+from topoalign.allocator.allocate.pre_start import (
+    amounts_of_holder,
+    entries_of_holder,
+    limit_keys_by_kind,
+    live_unit_entries,
+)
 from topoalign.allocator.containers import limiter_files
 from topoalign.allocator.containers.limiter_files import RecordView, is_pod_present, with_checkpoint
 from topoalign.allocator.containers.vcuda import unit_directories
@@ -38,7 +43,6 @@ from topoalign.allocator.containers.vcuda.unit_directories import (
     units_directory_name,
 )
 from topoalign.allocator.ports import Poll, ResourceEntry
-from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.errors import StateFault, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_offers import CORES
@@ -109,7 +113,7 @@ class Calls:
 
 def limits_for(holder: Holder, parts: Collection[ResourceEntry], hardware: Topology) -> Limits:
     """Returns a container's limits; those of one GPU for equal parts of several, because the library reads only one."""
-    amounts = amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)
+    amounts = amounts_of_holder(holder, parts)
     gpus = [gpu for gpu in hardware.gpus if gpu.id in amounts]
     cores = sum(each.cores for each in amounts.values())
     memory = sum(each.memory for each in amounts.values())
@@ -154,7 +158,7 @@ class Registrations(Servicer, vcuda.VcudaServiceBase):
         try:
             self._register(connection.peer.pid)
         except RegistrationRefused as refused:
-            connection.server.complain("registration refused", str(refused), pid=connection.peer.pid)
+            connection.server.complaints.report("registration refused", str(refused), pid=connection.peer.pid)
             raise GRPCError(Status.PERMISSION_DENIED, clean(str(refused), LONGEST_MESSAGE)) from refused
         return vcuda.VDeviceResponse()
 
@@ -243,10 +247,7 @@ class VcudaLimiter:
         """Registrations that were refused."""
 
     async def starting(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
-        """
-        Prepares the directories of a container that is about to start. Raises StateFault if they cannot be written, and
-        Unavailable if the owner of the units is not known.
-        """
+        """Prepares the directories of a container that is about to start. Raises StateFault and Unavailable."""
         if not (configured := self._root()):
             return
         root = Path(configured)
@@ -257,23 +258,15 @@ class VcudaLimiter:
             await shield(self._start(root, resource, frozenset(units), poll))
 
     def register(self, root: Path, name: str, pid: int) -> None:
-        """
-        Registers the processes of the caller's container. Raises RegistrationRefused for a process of another one, and
-        StateFault if the files cannot be written.
-        """
+        """Registers the processes of the caller's container. Raises RegistrationRefused and StateFault."""
         who = caller_of(self._proc, pid)
-        try:
-            if who is None:
-                raise RegistrationRefused(
-                    "the caller's container is not known: it has ended, or the agent does not see its process"
-                )
-            if (who.pod_uid, who.container) not in self._owners(root, name):
-                raise RegistrationRefused(
-                    f"the units of this directory are not of container {who.container} of pod {who.pod_uid}"
-                )
-        except RegistrationRefused:
+        if who is None or (who.pod_uid, who.container) not in self._owners(root, name):
             self.refused += 1
-            raise
+            if who is None:
+                reason = "the caller's container is not known: it has ended, or the agent does not see its process"
+            else:
+                reason = f"the units of this directory are not of container {who.container} of pod {who.pod_uid}"
+            raise RegistrationRefused(reason)
         group = self._groups.get(who.container_id)
         if who.container_id not in self._groups or (group is not None and not group.is_dir()):
             group = self._groups[who.container_id] = directory_of(self._cgroups, who.group)

@@ -1,5 +1,6 @@
 """
-Manages the directories that containers see at /etc/vcuda: one for each allocation of units, below one root.
+Manages the directories that containers see at /etc/vcuda, one for each allocation of units, and adds them to Allocate's
+answers.
 
 A directory is named by a digest of the resource and the devices, because Allocate does not name the pod, and so that the
 mount which the kubelet keeps for each start of a container stays valid.
@@ -24,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import (
     MODE,
     digest_of,
@@ -37,8 +39,12 @@ from topoalign.allocator.containers.limiter_files import (
     remove_tree,
     write_file,
 )
+from topoalign.allocator.containers.responses import ContainerDevices, EditProvider
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_offers import CORES
+from topoalign.kubelet.control_groups import HIERARCHIES, PROCESSES, sees_all_processes
+from topoalign.kubelet.grpc.api import v1beta1
+from topoalign.plugin_config.configuration import Flags
 
 # The files that the library reads: `vcuda.config`, what a container is limited to, and `pids.config`, which processes
 # are its.
@@ -146,10 +152,7 @@ def read_config_owner(root: Path, name: str) -> tuple[str, str] | None:
 
 
 def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
-    """
-    Prepares the directory of a container that is about to start; creates that of another owner again. Raises OSError;
-    then no incomplete file exists, and the call can be repeated.
-    """
+    """Prepares the directory of a container that is about to start. Raises OSError; then it can be repeated."""
     make_root(root)
     with open_directory(root) as at:
         if read_config_owner(root, name) != (limits.pod_uid, limits.container) or count_entries(at, name) > MOST_KEPT:
@@ -188,3 +191,64 @@ def count_entries(at: int, name: str) -> int:
     """Counts the entries of a directory, `MOST_KEPT` + 1 at most. Raises OSError where there is none."""
     with open_directory(name, at) as directory:
         return len(list_entries(directory, MOST_KEPT + 1))
+
+
+# The edits of a container in Allocate's answers. Computing time and memory have separate answers, and of two mounts at one
+# path the kubelet keeps one. Either directory works, because both have the same content before the container starts
+# (`limiter`).
+
+
+CONTAINER_DIRECTORY = "/etc/vcuda"
+CONTAINER_LIBRARIES = "/usr/local/nvidia"
+LIBRARY_PATH = "LD_LIBRARY_PATH"
+
+
+class VcudaEdits(EditProvider, frozen=True):
+    """Adds what one resource needs of the limiter to answers to Allocate."""
+
+    root: str
+    """`flags.vcudaRoot`, on the host."""
+    libraries: str
+    """`flags.vcudaLibraries`, on the host; empty: containers get the library in another way."""
+
+    def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
+        """Adds the mounts for a container that was given these units, and where its libraries are."""
+        units = devices.allocation.from_kubelet[devices.resource]
+        response.mounts.append(
+            v1beta1.Mount(
+                container_path=CONTAINER_DIRECTORY,
+                host_path=f"{self.root}/{units_directory_name(devices.resource, units)}",
+                read_only=True,
+            )
+        )
+        if self.libraries:
+            response.envs[LIBRARY_PATH] = f"{CONTAINER_LIBRARIES}/lib64"
+            response.mounts.append(
+                v1beta1.Mount(container_path=CONTAINER_LIBRARIES, host_path=self.libraries, read_only=True)
+            )
+
+
+def vcuda_edits(flags: Flags, proc: Path, cgroups: Path) -> VcudaEdits:
+    """Returns the current edits of the limiter. Raises ContainerUnready if no container could be limited."""
+    if not flags.vcuda_root:
+        finding = "the limiter vcuda has no directory (flags.vcudaRoot)"
+        raise ContainerUnready(finding, "give discovery and allocator the same configuration file")
+    if not sees_all_processes(proc):
+        finding = "the limiter vcuda cannot identify callers: the agent does not see the node's processes"
+        raise ContainerUnready(finding, "run the agent in the host's PID namespace (hostPID)")
+    if not any(is_root(cgroups / each) for each in HIERARCHIES):
+        finding = f"the limiter vcuda does not find the host's control groups at {cgroups}"
+        raise ContainerUnready(finding, "mount the host's /sys/fs/cgroup there")
+    try:
+        make_root(Path(flags.vcuda_root))
+    except OSError as error:
+        finding = f"the limiter vcuda cannot create its directory: {error.strerror}"
+        remedy = "see that flags.vcudaRoot is a directory on the host that the agent may write"
+        raise ContainerUnready(finding, remedy) from error
+    return VcudaEdits(flags.vcuda_root.rstrip("/"), flags.vcuda_libraries)
+
+
+def is_root(hierarchy: Path) -> bool:
+    """Whether this is the host's hierarchy of control groups, and not the container's; version 1 does not show that."""
+    # In version 2 the root is the only group without events ("Control Group v2" of the kernel's documentation).
+    return os.path.isfile(hierarchy / PROCESSES) and not os.path.exists(hierarchy / "cgroup.events")

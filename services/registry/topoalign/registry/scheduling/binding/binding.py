@@ -37,20 +37,25 @@ from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import ConfirmRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock
-from topoalign.registry.ports import ApiConflict, ApiNotFound, ApiRefused, ApiUnavailable, KubernetesApi, SeenPod
+from topoalign.registry.ports import (
+    DEFAULT_SCHEDULER,
+    ApiConflict,
+    ApiNotFound,
+    ApiRefused,
+    ApiUnavailable,
+    KubernetesApi,
+    SeenPod,
+)
 from topoalign.registry.scheduling.binding.cluster_reservations import (
     ClusterReservations,
     ReservationChange,
     are_ambiguous_reservations,
 )
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
-from topoalign.registry.scheduling.cluster_state.node_eligibility import NOT_KNOWN
 from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
-from topoalign.registry.scheduling.filter.pod_quotas import Quotas
-from topoalign.registry.scheduling.filter.scheduler import NotReadYet, Scheduler
+from topoalign.registry.scheduling.cluster_state.view import NOT_KNOWN
+from topoalign.registry.scheduling.filter.scheduler import Scheduler
 from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
-
-DEFAULT_SCHEDULER = "default-scheduler"
 
 
 class NodeForbidden(NoFit):
@@ -85,7 +90,7 @@ WAIT_SECONDS = 3.2
 """How long a bind waits for other pods: the rest of its time is for the Binding."""
 CONFIRM_SECONDS = 1.5
 """Time limit of the node's allocator, which reads its kubelet's files."""
-SHOWN_SECONDS = 0.05
+REPORTED_SECONDS = 0.05
 """How long the watch may take to report a pod or a Binding (usually milliseconds), before the pod is read."""
 TIDY_SECONDS = 0.5
 """Time after a bind for cancelling reservations of earlier attempts on other nodes. The rest expires."""
@@ -179,42 +184,24 @@ class BindUnknown(Unavailable):
 class BindChecks:
     """The registry's data that a bind needs: the view of a scheduler, quotas, and what Kubernetes allows."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        behind: Callable[[], str | None],
-        foreign: Callable[[NodeName], str],
-        quotas: Quotas,
-        allows: Callable[[PodToSchedule, NodeName], bool],
-        scheduler_name: str,
-    ) -> None:
-        """
-        `behind`: why data that an answer depends on is missing. `foreign`: the code of the refusal if another system
-        allocates the node's GPUs; empty: none does. `allows`: whether Kubernetes has the node, and its filters allow it for
-        the pod. `scheduler_name`: the configured name; empty: the extender serves all profiles that it is configured for.
-        """
-        self.foreign = foreign
+    def __init__(self, scheduler: Scheduler, scheduler_name: str) -> None:
+        """`scheduler_name`: the configured name; empty: the extender serves all profiles that it is configured for."""
+        self.foreign = scheduler.view.foreign
         self._scheduler = scheduler
         self._view = scheduler.view
-        self._behind = behind
-        self._quotas = quotas
-        self._allows = allows
         self._scheduler_name = scheduler_name
 
     def check_placement(self, pod: SeenPod, node: NodeName) -> None:
-        """
-        Raises OtherScheduler and NodeForbidden. Any client that reaches the extender's address can call bind, and name any
-        pod and any node. A pod may always name Kubernetes' default scheduler.
-        """
-        named = pod.scheduler or DEFAULT_SCHEDULER
-        if self._scheduler_name and named not in (self._scheduler_name, DEFAULT_SCHEDULER):
-            raise OtherScheduler(named)
-        if not self._allows(pod.to_schedule(), node):
+        """Raises OtherScheduler and NodeForbidden: any client that reaches the extender can name any pod and node."""
+        # A pod may always name Kubernetes' default scheduler.
+        if self._scheduler_name and pod.scheduler not in (self._scheduler_name, DEFAULT_SCHEDULER):
+            raise OtherScheduler(pod.scheduler)
+        if not self._scheduler.allows(pod.to_schedule(), node):
             raise NodeForbidden(node)
 
     def passes(self, node: NodeName, pod: PodToSchedule) -> bool:
         """Whether the pod is bound without the node's confirmation, because topoalign does not manage the node."""
-        return self._behind() is None and self._scheduler.passes(pod, node)
+        return self._scheduler.behind() is None and self._scheduler.passes(pod, node)
 
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
         """Assumes the pod on the node, because the scheduler filters the next pod meanwhile."""
@@ -227,15 +214,14 @@ class BindChecks:
 
     async def fits(self, node: NodeName, pod: PodToSchedule) -> str:
         """
-        Returns the code of why the node would not admit the pod in every order of the pods pending there; empty: it would.
-        Its node has confirmed the pod, so only pods that are pending, or end, can change that.
+        The code of why the node would not admit the pod in every order of the pods pending there; empty: it would. Its node
+        has confirmed the pod, so only pods that are pending, or end, can change that.
 
         Raises NotReadYet while reservations and binds are not known; and as `Quotas.check_read`.
         """
-        finding = self._behind()
-        if finding is not None:
-            raise NotReadYet(finding)
-        self._quotas.check_read(pod, node)
+        self._scheduler.check_ready()
+        if self._scheduler.quotas is not None:
+            self._scheduler.quotas.check_read(pod, node)
         if not self._view.pods_on(node).has_others(pod.uid):
             return await self._scheduler.lone.refusal(node, pod)
         return await self._scheduler.fits_in_every_order(node, pod)
@@ -271,11 +257,11 @@ class PodBinder:
         reservations: ClusterReservations,
         checks: BindChecks,
         plan: Callable[[PodToSchedule, NodeName], Awaitable[str]],
-        shown: ReportedPods,
+        reported: ReportedPods,
     ) -> None:
         """
         `plan` reserves for the pod's whole gang, if it has one and that was not done yet, and returns its name; raises NoFit
-        if the pod must not be bound there. `shown`: the pods of the watch.
+        if the pod must not be bound there. `reported`: the pods of the watch.
         """
         self.counts: Counter[str] = Counter()
         """Binds by result: `bound`, or the code of the error; `stale`: the node contradicted the view."""
@@ -285,7 +271,7 @@ class PodBinder:
         self._reservations = reservations
         self._checks = checks
         self._plan = plan
-        self._shown = shown
+        self._reported = reported
         self._turns: WeakValueDictionary[NodeName, anyio.Lock] = WeakValueDictionary()
         """Node -> its lock, while a bind waits for it or has it."""
 
@@ -307,7 +293,7 @@ class PodBinder:
 
     async def _bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         until = anyio.current_time() + WAIT_SECONDS
-        seen = await self._shown.waiting_pod(namespace, name, uid, SHOWN_SECONDS)
+        seen = await self._reported.waiting_pod(namespace, name, uid, REPORTED_SECONDS)
         if seen is None:
             seen = await self._read(namespace, name, uid, node)
         if seen.node == node:
@@ -333,7 +319,7 @@ class PodBinder:
             refusal: TopoalignError | None = None
             try:
                 await self._api.bind(seen.namespace, seen.name, seen.uid, node)
-                if await self._shown.node_of(seen.uid, SHOWN_SECONDS) == node:
+                if await self._reported.node_of(seen.uid, REPORTED_SECONDS) == node:
                     return
             except ApiUnavailable:
                 await self._clock.sleep(PAUSE)
@@ -348,10 +334,7 @@ class PodBinder:
                 raise
 
     async def _read(self, namespace: str, name: str, uid: str, node: NodeName) -> SeenPod:
-        """
-        Reads the pod, which must be bound to this node or to none. Waits for the API server. Raises PodGone, BoundElsewhere
-        and ApiRefused.
-        """
+        """Reads the pod, which must be on this node or none. Raises PodGone, BoundElsewhere and ApiRefused."""
         while True:
             try:
                 seen = await self._api.pod(namespace, name)
@@ -407,13 +390,13 @@ class PodBinder:
                 return None
             # `fits` ignores the reservations of deleted pods, but the node uses them until they end.
             held = (each for each in self._reservations.held(node) if each.pod_uid != pod.uid)
-            if any(are_ambiguous_reservations(made, each) for each in held if not self._shown.has(each.pod_uid)):
+            if any(are_ambiguous_reservations(made, each) for each in held if not self._reported.has(each.pod_uid)):
                 return PodsPending(node)
             if reserved_device_set(made) & self._reserved_for_others(pod.uid, node):
                 # The node has allocated the devices to another pod, which is not reported yet.
                 await self._clock.sleep(PAUSE)
                 continue
-            self._shown.note_reserved(pod.uid, pod.request)
+            self._reported.note_reserved(pod.uid, pod.request)
             with suppress(BusConflict):
                 await self._reservations.write([ReservationChange(node=node, position=position, made=(made,))])
                 return None

@@ -56,8 +56,8 @@ class ReservationsByNode(dict[NodeName, NodeReservations]):
     def _note(self, node: NodeName, uids: Collection[str]) -> None:
         before = self[node].until.keys() if node in self else frozenset[str]()
         for uid in before - frozenset(uids):
-            if left := self._nodes.pop(uid) - {node}:
-                self._nodes[uid] = left
+            if others := self._nodes.pop(uid) - {node}:
+                self._nodes[uid] = others
         for uid in frozenset(uids) - before:
             self._nodes[uid] = self.nodes_of(uid) | {node}
 
@@ -203,10 +203,7 @@ class ClusterReservations:
                 self._changed(node)
 
     def forget(self, node: NodeName, *, although_reserved: bool = False) -> None:
-        """
-        Forgets a node that is gone, unless it has reservations. If it returns, its first change gets a conflict, after which
-        the newest message is read.
-        """
+        """Forgets a node that is gone, unless it has reservations. If it returns, its first change gets a conflict."""
         if although_reserved or not self.of(node).reservations:
             self._known.drop(node)
 

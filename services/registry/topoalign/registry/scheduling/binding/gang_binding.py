@@ -22,10 +22,10 @@ import anyio
 import msgspec
 import structlog
 
+from topoalign.core.admission.admit import drive_async
 from topoalign.core.admission.gang_plan import (
     GangMember,
     GangPlacement,
-    Plan,
     fabric_of,
     group_nodes_by_fabric,
     plan_gang,
@@ -38,7 +38,6 @@ from topoalign.core.model.requests import GANG
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import SeenPod
-from topoalign.registry.scheduling.binding.binding import DEFAULT_SCHEDULER
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations, ReservationChange
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
@@ -113,16 +112,14 @@ class Gangs:
 
     def see(self, pod: SeenPod) -> None:
         """Notes a pod that the API server reports."""
-        metadata = pod.content.metadata
-        named = metadata is not None and GANG in (metadata.annotations or {})
-        if not named and pod.uid not in self._gangs:  # true for most pods
+        if GANG not in pod.annotations and pod.uid not in self._gangs:  # true for most pods
             return
-        shown = member_of(pod)
-        if shown is None or self._gangs.get(pod.uid) != shown.gang.name:
+        member = member_of(pod)
+        if member is None or self._gangs.get(pod.uid) != member.gang.name:
             self.lose(pod.uid)
-        if shown is not None:
-            self._gangs[pod.uid] = shown.gang.name
-            self._members.setdefault(shown.gang.name, {})[pod.uid] = shown
+        if member is not None:
+            self._gangs[pod.uid] = member.gang.name
+            self._members.setdefault(member.gang.name, {})[pod.uid] = member
 
     def lose(self, uid: str) -> None:
         """Removes a pod."""
@@ -171,35 +168,33 @@ class Gangs:
             ]
             if all(each.uid != pod.uid for each in waiting):  # another registry has planned it, or it needs nothing
                 return
-            plan, positions = await self._plan(gang.name, waiting, best, pod, node)
-            if plan is None:
+            changes = await self._plan(gang.name, waiting, best, pod, node)
+            if changes is None:
                 break
             try:
-                await self._reservations.write(
-                    [ReservationChange(node=name, position=positions[name], made=made) for name, made in plan.items()]
-                )
+                await self._reservations.write(changes)
             except BusConflict:
                 continue
-            log.info("reserved for a gang", gang=clean(gang.name), pods=len(waiting), nodes=len(plan))
+            log.info("reserved for a gang", gang=clean(gang.name), pods=len(waiting), nodes=len(changes))
             # Pods may have been deleted, or got another node, during the write.
             known = self._members.get(gang.name, {})
-            for name, made in plan.items():
-                for uid in [each.pod_uid for each in made]:
-                    if uid not in known or known[uid].node not in (None, name):
-                        await self._reservations.cancel(uid, {name})
+            for change in changes:
+                for uid in [each.pod_uid for each in change.made]:
+                    if uid not in known or known[uid].node not in (None, change.node):
+                        await self._reservations.cancel(uid, {change.node})
             return
         raise GangWaits(gang.name, "it does not fit as a whole", "wait until devices are free, or ask for less")
 
     def _present_members(self, gang: Gang, uid: str) -> dict[str, SeenMember]:
         """Returns the present members by UID. Raises GangWaits if some are absent or differ in the gang's size."""
-        shown = self._members.get(gang.name, {})
-        members = {each: member for each, member in shown.items() if not member.has_succeeded}
+        known = self._members.get(gang.name, {})
+        members = {each: member for each, member in known.items() if not member.has_succeeded}
         if uid not in members:
             raise GangWaits(gang.name, "the pod is not shown by the API server", "the scheduler tries again")
         if {each.gang.size for each in members.values() if each.node is None} != {gang.size}:
             raise GangWaits(gang.name, "its pods differ in the gang's size", "give all of them the same")
         controllers = {each.controller for each in members.values()} - {""}
-        done = sum(each.has_succeeded and each.controller in controllers for each in shown.values())
+        done = sum(each.has_succeeded and each.controller in controllers for each in known.values())
         absences = {each: member.absence(members[uid].scheduler) for each, member in members.items()}
         present = {each: member for each, member in members.items() if not absences[each]}
         if len(present) + done < gang.size or uid not in present:
@@ -217,13 +212,16 @@ class Gangs:
 
     async def _plan(
         self, gang: str, waiting: Sequence[PodToSchedule], best: BestNodes, pod: PodToSchedule, node: NodeName
-    ) -> tuple[Plan | None, dict[NodeName, int]]:
-        """Plans, if possible with this pod on this node. Returns also the positions on which the plan is based."""
+    ) -> list[ReservationChange] | None:
+        """Plans, if possible with this pod on this node. Returns the changes to write; None: the gang does not fit."""
         positions: dict[NodeName, int] = {}
 
         def candidate(name: NodeName) -> GangPlacement | None:
             positions[name] = self._reservations.of(name).position
             return self._candidate(name)
+
+        async def give(_: None) -> None:
+            await self._turns.give()
 
         fitting = {pod_class(pod): await best(pod, node)}
         for each in waiting:
@@ -237,16 +235,12 @@ class Gangs:
             for group in group_nodes_by_fabric(fabrics, node):
                 if fixed is not None and node not in group:
                     continue
-                steps = plan_gang(gang, members, group, candidate, GANG_SECONDS, fixed)
-                while True:
-                    try:
-                        next(steps)
-                    except StopIteration as end:
-                        if end.value is not None:
-                            return end.value, positions
-                        break
-                    await self._turns.give()
-        return None, positions
+                plan = await drive_async(plan_gang(gang, members, group, candidate, GANG_SECONDS, fixed), give)
+                if plan is not None:
+                    return [
+                        ReservationChange(node=name, position=positions[name], made=made) for name, made in plan.items()
+                    ]
+        return None
 
 
 def pod_class(pod: PodToSchedule) -> tuple[bytes, bytes]:
@@ -255,7 +249,7 @@ def pod_class(pod: PodToSchedule) -> tuple[bytes, bytes]:
 
 
 def member_of(pod: SeenPod) -> SeenMember | None:
-    """Returns the pod as a member of its gang; None: it has none, is invalid, has failed, or is being deleted."""
+    """The pod as a member of its gang; None: it has none, is invalid, has failed, or is being deleted."""
     try:
         asked = pod.to_schedule()
         gang = gang_of(asked.request)
@@ -263,5 +257,4 @@ def member_of(pod: SeenPod) -> SeenMember | None:
         return None
     if gang is None or pod.deleting or (pod.finished and not pod.has_succeeded):
         return None
-    scheduler = pod.scheduler or DEFAULT_SCHEDULER
-    return SeenMember(asked, gang, pod.node, pod.controller, pod.has_succeeded, scheduler, pod.waits_for)
+    return SeenMember(asked, gang, pod.node, pod.controller, pod.has_succeeded, pod.scheduler, pod.waits_for)

@@ -45,7 +45,7 @@ from topoalign.core.state.terminated_pods import has_anything_of, without_pods
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 Requested = Callable[[Reservation], PodRequest | None]
-"""Returns the request of a reserved pod, if it is known."""
+"""The request of a reserved pod, if it is known."""
 
 
 def unknown_request(reserved: Reservation) -> PodRequest | None:
@@ -88,14 +88,11 @@ class NodePods:
         """In the order of binding."""
         self._assumed: dict[str, BoundPod] = {}
         """In the order in which their binds began."""
-        self._shown: dict[str, set[ReservedPart]] = {}
+        self._reported: dict[str, set[ReservedPart]] = {}
         """UID -> the ended parts of its reservation."""
 
     def reserve(self, reservations: Sequence[Reservation]) -> bool:
-        """
-        Replaces the reserved pods. A bound one keeps its devices until the node reports it. Returns whether anything
-        changed.
-        """
+        """Replaces the reserved pods; a bound one keeps its devices until it is reported. Returns whether any changed."""
         now = {each.pod_uid: msgspec.structs.replace(each, seconds_left=0.0) for each in reservations}
         if list(now.values()) == list(self._reserved.values()):
             return False
@@ -104,7 +101,7 @@ class NodePods:
             if uid not in now and bound is not None and bound.waiting is not None:
                 bound.hold = hold
         self._reserved = now
-        self._shown = {uid: parts for uid, parts in self._shown.items() if uid in now or uid in self._bound}
+        self._reported = {uid: parts for uid, parts in self._reported.items() if uid in now or uid in self._bound}
         return True
 
     def expect(self, pod: PodToSchedule) -> bool:
@@ -125,21 +122,18 @@ class NodePods:
         return was_assumed and uid not in self._reserved and uid not in self._bound
 
     def end(self, uid: str, until: float) -> bool:
-        """
-        Removes a pod that is deleted or will not be admitted. Returns whether it was assumed; then it counts as terminated
-        `until` this monotonic second.
-        """
+        """Removes a pod. Returns whether it was assumed; then it counts as terminated `until` this monotonic second."""
         self.terminating.discard(uid)
         names = self.names_of({uid})
         had = self._reserved.pop(uid, None), self._bound.pop(uid, None), self._assumed.pop(uid, None)
-        self._shown.pop(uid, None)
+        self._reported.pop(uid, None)
         if not any(had):
             return False
         self.terminated[uid] = TerminatedPod(names, until)
         return True
 
     def expire(self, now: float) -> bool:
-        """Lets the facts of pods that terminated long ago count again. Returns whether there were any."""
+        """Forgets pods that terminated long ago. Returns whether there were any."""
         kept = {uid: each for uid, each in self.terminated.items() if each.until > now}
         has_changed = len(kept) < len(self.terminated)
         self.terminated = kept
@@ -150,7 +144,7 @@ class NodePods:
         return tuple(uid for uid, each in self.terminated.items() if has_anything_of(facts, uid, each.names))
 
     def without_terminated(self, facts: NodeState) -> NodeState:
-        """Returns the facts without terminated pods. A name that a bound pod also has may be that pod's."""
+        """The facts without terminated pods. A name that a bound pod also has may be that pod's."""
         if not self.terminated:
             return facts
         names = frozenset[PodNames]().union(*(each.names for each in self.terminated.values()))
@@ -197,11 +191,10 @@ class NodePods:
 
     def waiting(self, state: NodeState, requested: Requested = unknown_request) -> list[tuple[PodToSchedule, bool]]:
         """
-        Returns the pods that the kubelet may admit in any order, after the last `settle`, each with whether it is
-        predicted to be admitted. The node, in this `state` without assumed pods, has reported nothing of these pods, and
-        their devices of a resource are not all with a container that is not known yet. If another pod has got a pod's
-        devices or CPUs, the kubelet will allocate others. A reserved pod with an unknown request keeps its position in
-        every order. So does one that is planned with its gang, because its kubelet has not received it yet.
+        The pods that the kubelet may admit in any order, after the last `settle`, each with whether it is predicted to be
+        admitted. The node, in this `state` without assumed pods, has reported nothing of these pods, and their devices of a
+        resource are not all with a container that is not known yet. A reserved pod with an unknown request keeps its
+        position in every order. So does one that is planned with its gang, because its kubelet has not received it yet.
         """
         found: list[tuple[PodToSchedule, Reservation | None]] = []
         for uid, hold in self._reserved.items():
@@ -224,20 +217,17 @@ class NodePods:
         return uid in self._reserved and self._reserved[uid].planned and uid not in self._bound
 
     def settle(self, facts: NodeState, state: NodeState, rules: AdmissionRules) -> None:
-        """
-        Updates the pods by these facts of the node. Then predicts the devices of bound pods in `state`: the node as its
-        kubelet has it, without assumed pods.
-        """
+        """Updates the pods by these facts. `state`: the node as its kubelet has it, without assumed pods."""
         held = [*self._reserved.values(), *(each.hold for each in self._bound.values() if each.hold is not None)]
         for part in reported_parts(facts, held):
-            self._shown.setdefault(part.pod_uid, set()).add(part)
-        given = ReportedHoldings(facts, co_allocated=False)
+            self._reported.setdefault(part.pod_uid, set()).add(part)
+        holdings = ReportedHoldings(facts, co_allocated=False)
         for uid, bound in self._bound.items():
             if bound.waiting is None or uid in self._reserved:
                 continue
             if bound.hold is not None and not self._rest_of(bound.hold).containers:
                 bound.hold = bound.waiting = None
-            elif bound.hold is None and given.knows(uid, bound.names):
+            elif bound.hold is None and holdings.knows(uid, bound.names):
                 bound.waiting = None
             elif bound.hold is None:
                 bound.hold = predict(self.added_to(state, rules, until=uid), bound.waiting, rules)
@@ -250,8 +240,8 @@ class NodePods:
         self, state: NodeState, rules: AdmissionRules, without: Collection[str] = (), until: str = ""
     ) -> NodeState:
         """
-        Returns a state of the node with the assumed pods, after the last `settle`. A bound pod that did not fit then may fit
-        here. `without`: UIDs of pods that count as gone; `until`: UID of the first bound or assumed pod that does not count.
+        A state of the node with the assumed pods, after the last `settle`. A bound pod that did not fit then may fit here.
+        `without`: UIDs of pods that count as gone; `until`: UID of the first bound or assumed pod that does not count.
         """
         for uid, hold in self._reserved.items():
             if uid not in without:
@@ -266,18 +256,16 @@ class NodePods:
         return state
 
     def _rest_of(self, hold: Reservation) -> Reservation:
-        """Returns the part of a reservation or prediction that has not ended."""
-        ended = frozenset(self._shown.get(hold.pod_uid, ()))
+        """The part of a reservation or prediction that has not ended."""
+        ended = frozenset(self._reported.get(hold.pod_uid, ()))
         rest = (rest_of(each, hold.pod_uid, ended) for each in hold.containers)
         return msgspec.structs.replace(hold, containers=tuple(filter(is_something, rest)))
 
     def _is_untouched(self, hold: Reservation, unknown: Collection[str]) -> bool:
-        """
-        Whether the node has reported nothing of a pod. `unknown`: devices of containers that are not known yet. If they
-        include all devices of a resource reserved for a container, they count as that container's.
-        """
-        if self._shown.get(hold.pod_uid):
+        """Whether the node has reported nothing of a pod. `unknown`: devices of containers that are not known yet."""
+        if self._reported.get(hold.pod_uid):
             return False
+        # An unknown container with all devices of a resource that are reserved for one may be that one.
         return not any(
             all(part in unknown for device in ids for part in held.virtual_functions.get(device, (device,)))
             for held in reserved_allocations(hold)
@@ -287,13 +275,13 @@ class NodePods:
 
 
 def devices_of_unknown_containers(state: NodeState) -> frozenset[str]:
-    """Returns the devices of containers that are not known yet; for a shared NIC, its virtual functions."""
+    """The devices of containers that are not known yet; for a shared NIC, its virtual functions."""
     unknown = (each for each in state.allocations.values() if each.owner is None)
     return frozenset[str]().union(*map(ids_held, unknown))
 
 
 def unreserved(pod: PodToSchedule) -> PodToSchedule:
-    """Returns a pod without a reservation: its limits decide, and its annotations are ignored."""
+    """The pod without a reservation: its limits decide, and its annotations are ignored."""
     return PodToSchedule(uid=pod.uid, request=msgspec.structs.replace(pod.request, annotations={}))
 
 

@@ -48,7 +48,7 @@ class OfferedResources:
         """Grows when `sizes_on` of some node changes."""
         self._nodes: dict[NodeName, tuple[Topology, str, Offered]] = {}
         self._sizes: dict[GpuSizes, GpuSizes] = {}
-        """Each that some node had, once: nodes that are alike have the same object."""
+        """Each size once, so that nodes that are alike have the same object."""
         self._counts = Counter[Offered]()
         """How many nodes offer this."""
         self._gpus = Counter[DeviceID]()
@@ -60,13 +60,21 @@ class OfferedResources:
         return self._gpus.keys()
 
     def note(self, node: NodeName, hardware: Topology, usage: UsageObserved | None = None) -> None:
-        """Takes the hardware of a node, and its reading of the kubelet."""
+        """Notes the hardware of a node, and its reading of the kubelet."""
         before = self._nodes.get(node)
-        compat = compat_of(usage)
+        compat = "" if usage is None or usage.kubelet is None else usage.kubelet.rules.compat
         if before is not None and before[0] is hardware and before[1] == compat:  # true for nearly every fact of a node
             return
-        now = offered_by(hardware, compat)
-        now = now._replace(sizes=self._sizes.setdefault(now.sizes, now.sizes))
+        offers = offers_of_machines((hardware.without_tables(),))
+        sizes = gpu_sizes(hardware.without_tables())
+        now = Offered(
+            names=offers.names,
+            units=frozenset(offers.units),
+            slots=frozenset(offers.slots),
+            not_in_slots=offers.otherwise,
+            compats=frozenset({compat} if offers.slots else ()),
+            sizes=self._sizes.setdefault(sizes, sizes),
+        )
         self._nodes[node] = hardware, compat, now
         self.sizes_version += before is None or before[2].sizes != now.sizes
         self._count(now, None if before is None else before[2])
@@ -78,15 +86,12 @@ class OfferedResources:
         return frozenset() if known is None else known[2].names
 
     def sizes_on(self, node: NodeName | None) -> GpuSizes:
-        """
-        How large the GPUs of one node are, the same object for all nodes that are alike; unknown sizes: nothing is known of
-        it, or no node is chosen.
-        """
+        """The sizes of a node's GPUs, the same object for nodes that are alike; unknown for an unknown node or None."""
         known = None if node is None else self._nodes.get(node)
         return UNKNOWN_SIZES if known is None else known[2].sizes
 
     def drop(self, node: NodeName) -> None:
-        """A node is gone."""
+        """Removes a node."""
         before = self._nodes.pop(node, None)
         if before is not None:
             self.sizes_version += 1
@@ -117,23 +122,5 @@ class OfferedResources:
                 del self._gpus[gpu.id]
 
     def left_out(self, pod: PodRequest) -> list[FilledIn]:
-        """Returns the amounts that a pod with slots does not name (`slot_defaults`)."""
+        """The amounts that a pod with slots does not name (`slot_defaults`)."""
         return slot_defaults(pod, self.slots, self.not_in_slots, unit_resource_names(self.units))
-
-
-def compat_of(usage: UsageObserved | None) -> str:
-    """Returns the compat mode of a node from its reading of the kubelet; empty: not known, or topoalign's own."""
-    return "" if usage is None or usage.kubelet is None else usage.kubelet.rules.compat
-
-
-def offered_by(hardware: Topology, compat: str = "") -> Offered:
-    """Returns what a node with this hardware offers. Does not cache anything in the hardware object."""
-    offers = offers_of_machines((hardware.without_tables(),))
-    return Offered(
-        names=offers.names,
-        units=frozenset(offers.units),
-        slots=frozenset(offers.slots),
-        not_in_slots=offers.otherwise,
-        compats=frozenset({compat} if offers.slots else ()),
-        sizes=gpu_sizes(hardware.without_tables()),
-    )

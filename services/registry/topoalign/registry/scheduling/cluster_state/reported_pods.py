@@ -1,45 +1,99 @@
-"""Keeps what the API server's watch reports: its nodes, the requests of waiting pods, and the nodes of bound ones."""
+"""
+Keeps what the API server's watch reports: its nodes, the requests of waiting pods, and the nodes of bound ones.
 
-from collections import OrderedDict
+Topoalign does not manage some nodes, such as those of NVIDIA's device plugin. The extender lets pods pass to them. A node
+without any published fact is unmanaged if its Node has the label `topoalign.io/managed: "false"`, or by the setting
+`TOPOALIGN_UNKNOWN_NODES`. A node with published facts is always managed, because its devices would otherwise be allocated
+twice; a label on it is logged once and noted. `topoalign forget` makes a node that was moved away unmanaged. Pods of gangs
+do not pass, because the gang cannot be reserved as a whole there.
+"""
+
 from collections.abc import Callable
 
 import anyio
 import msgspec
+import structlog
 
 from topoalign.core.demand.node_filters import NodeTraits, is_node_eligible
-from topoalign.core.model.errors import InvalidField
+from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.requests import GANG, PodRequest
 from topoalign.core.model.reservations import Reservation
+from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.ports import SeenNode, SeenPod
+from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, without_others
 
 REQUESTS_KEPT = 10_000
 """Reserved pods whose requests are kept: far more than are bound and not reported yet."""
+MANAGED = "topoalign.io/managed"
+"""Label of a Node; `false`: topoalign does not manage it."""
+
+log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class ReportedNodes:
     """The nodes of Kubernetes."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: Cluster, *, pass_unknown: bool = False) -> None:
+        """`cluster`: the nodes with published facts. `pass_unknown`: whether all other nodes are unmanaged."""
         self.uids: dict[NodeName, str] = {}
         """By name."""
         self.listed = False
         """Whether all of them were reported."""
         self._traits: dict[NodeName, NodeTraits] = {}
+        self._cluster = cluster
+        self._pass_unknown = pass_unknown
+        self._logged: set[NodeName] = set()
+        """Managed nodes whose label `false` was logged."""
+        cluster.listeners.append(self._log_managed)
 
-    def see(self, node: SeenNode) -> None:
-        """Takes a node."""
+    def see(self, node: SeenNode) -> NodeName | None:
+        """Notes a node. Returns it if the label about its management has changed."""
+        before = self._is_labelled(node.name)
         self.uids[node.name] = node.uid
         self._traits[node.name] = NodeTraits(
             name=node.name, labels=node.labels, taints=node.taints, unschedulable=node.unschedulable
         )
+        if not self._is_labelled(node.name):
+            self._logged.discard(node.name)
+        self._log_managed(node.name)
+        return node.name if self._is_labelled(node.name) != before else None
 
     def lose(self, node: NodeName) -> None:
         """Removes a node that was deleted."""
         self.uids.pop(node, None)
         self._traits.pop(node, None)
+        self._logged.discard(node)
+
+    def is_unmanaged(self, node: NodeName) -> bool:
+        """Whether topoalign does not manage this node of Kubernetes."""
+        if node not in self.uids or node in self._cluster:
+            return False
+        return self._pass_unknown or self._is_labelled(node)
+
+    def passes(self, pod: PodToSchedule, node: NodeName) -> bool:
+        """Whether the pod may go to the node because topoalign does not manage it."""
+        return self.is_unmanaged(node) and GANG not in pod.request.annotations
+
+    def finding(self) -> str | None:
+        """Names the managed nodes whose label is `false`; None: there are none."""
+        nodes = sorted(node for node in self.uids if self._is_labelled(node) and node in self._cluster)
+        if not nodes:
+            return None
+        remedy = "remove the label, or run `topoalign forget`"
+        return f"topoalign runs nodes that are labelled {MANAGED}=false: {quoted(nodes)}; {remedy}"
+
+    def _is_labelled(self, node: NodeName) -> bool:
+        return node in self._traits and self._traits[node].labels.get(MANAGED) == "false"
+
+    def _log_managed(self, node: NodeName) -> None:
+        if self._is_labelled(node) and node not in self._logged and node in self._cluster:
+            self._logged.add(node)
+            log.warning(
+                f"topoalign runs a node that is labelled {MANAGED}=false: the label has no effect", node=clean(node)
+            )
 
     def allows(self, pod: PodToSchedule, node: NodeName) -> bool:
         """Whether Kubernetes has the node, and its scheduler's filters allow it for the pod (`node_filters`)."""
@@ -61,18 +115,18 @@ class ReportedPods:
         """The nodes of pods that are bound and neither ended nor gone."""
         self.listed = False
         """Whether all pods were reported."""
-        self._reserved: OrderedDict[str, PodRequest] = OrderedDict()
+        self._reserved = RecentDict[str, PodRequest](REQUESTS_KEPT)
         """UID -> request, of the pods that this registry reserved last."""
         self._changed = anyio.Event()
         """Set when the next pod is reported: only a few binds wait at a time."""
 
     def wait(self, pod: SeenPod) -> None:
-        """Takes a pod without a node."""
+        """Notes a pod without a node."""
         self.waiting[pod.uid] = msgspec.structs.replace(pod, content=without_others(pod.content))
         self._notify_reported()
 
     def bind(self, uid: str, node: NodeName) -> None:
-        """Takes a pod that is bound to a node."""
+        """Notes a pod that is bound to a node."""
         self.waiting.pop(uid, None)
         self.bound[uid] = node
         self._notify_reported()
@@ -80,14 +134,9 @@ class ReportedPods:
     def note_reserved(self, uid: str, request: PodRequest) -> None:
         """Keeps the request of a pod that this registry reserves for."""
         self._reserved[uid] = request
-        while len(self._reserved) > REQUESTS_KEPT:
-            self._reserved.popitem(last=False)
 
     def request_of(self, reserved: Reservation) -> PodRequest | None:
-        """
-        Returns the request of a reserved pod. If another registry binds it, or if it is planned with its gang, the request
-        comes from the watch of Kubernetes.
-        """
+        """The request of a reserved pod. If this registry did not reserve for it, the watch may have it."""
         own = self._reserved.get(reserved.pod_uid)
         waiting = self.waiting.get(reserved.pod_uid)
         if own is not None or waiting is None:
@@ -105,16 +154,13 @@ class ReportedPods:
         return self.bound.pop(uid, None)
 
     async def waiting_pod(self, namespace: str, name: str, uid: str, seconds: float) -> SeenPod | None:
-        """
-        Returns the pod of this name and UID, if it has no node and is not being deleted. Waits at most `seconds` for a pod
-        that is not reported yet.
-        """
+        """The pod if it has no node and is not being deleted. Waits at most `seconds` until it is reported."""
         await self._until(lambda: self.has(uid), seconds)
         pod = self.waiting.get(uid)
         return pod if pod is not None and (pod.namespace, pod.name, pod.deleting) == (namespace, name, False) else None
 
     async def node_of(self, uid: str, seconds: float) -> NodeName | None:
-        """Returns the node of a pod. Waits at most `seconds` until it is reported; None: it was not."""
+        """The node of a pod. Waits at most `seconds` until it is reported; None: it was not."""
         await self._until(lambda: uid in self.bound, seconds)
         return self.bound.get(uid)
 
@@ -123,14 +169,13 @@ class ReportedPods:
         self._changed = anyio.Event()
 
     async def _until(self, is_shown: Callable[[], bool], seconds: float) -> None:
-        """Waits until the condition holds, at most `seconds`."""
         with anyio.move_on_after(seconds):
             while not is_shown():
                 await self._changed.wait()
 
 
 def read_scheduled_pod(pod: SeenPod) -> PodToSchedule | None:
-    """Returns the pod if it will hold exclusive resources of a node; None also for a pod that cannot be read."""
+    """The pod if it will hold exclusive resources of a node; None also for an invalid pod."""
     try:
         asked = pod.to_schedule()
     except InvalidField:

@@ -1,7 +1,6 @@
 """
-Serves kube-scheduler's extender protocol over HTTP, by a `SchedulingApi`.
+Serves kube-scheduler's extender protocol over HTTP, by a `Scheduler`.
 
 `arguments` decodes calls, and `extender_answers` encodes answers and has the texts of a pod's events and conditions.
-`handlers` is the HTTP application; `extender_server` and `extender_connection` serve it. Nothing here decides about
-nodes, and no answer depends on an earlier call.
+`handlers` is the HTTP application, which `extender_server` serves. No answer depends on an earlier call.
 """

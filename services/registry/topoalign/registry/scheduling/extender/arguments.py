@@ -2,11 +2,13 @@
 Decodes the arguments of kube-scheduler's calls from JSON.
 
 kube-scheduler writes Go's spelling (`NodeNames`), and Go reads keys in any case; so does this module. The usual spelling is
-decoded straight into the types below. Any other body is read a second time: keys in any case, unknown keys left out, and a
-key that stands twice refused, because readers differ on which of the two counts.
+decoded straight into the types below. Any other body is decoded a second time: keys in any case, unknown keys left out, and
+a repeated key refused, because readers differ on which of the two counts.
 
-Irrelevant data is not decoded: only a node's name and labels, and a pod's requests, are. Whole nodes are kept as bytes,
-because the answer returns them unchanged.
+Only a node's name and labels, and a pod's requests, are decoded. Whole nodes are kept as bytes, because the answer returns
+them unchanged. The number of nodes is checked before they are decoded, because millions of them would fill the memory. Each
+name and each item but the first has a comma before it, so `MOST_NODES` commas among names are too many. Whole nodes have
+commas of their own; among these the commas are too many if they are closer together than in any node.
 """
 
 import types
@@ -25,19 +27,12 @@ from topoalign.registry.scheduling import scheduling_api
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
 from topoalign.runtime.strict_json import refuse_malformed
 
-# The number of nodes in a call is checked before they are decoded: millions of names, or of items that are no nodes, would
-# fill the memory and block all other calls.
-#
-# Each name and each item but the first has a comma before it. So 20,000 commas among names are too many; among whole
-# nodes, which have commas of their own, they are where these lie closer together than in any node.
-
-
 MOST_NODES = 20_000
 """Four times as many as a Kubernetes cluster is tested with."""
 LARGEST_NAMES = MOST_NODES * 256
-"""Bytes of as many names: 253 each, and what is between them."""
+"""Bytes of as many names of 253 characters, and of what separates them."""
 LEAST_PER_COMMA = 16
-"""Bytes of whole nodes for each comma among them. Those of a real node have about 30, items that are no nodes have 2."""
+"""Bytes of whole nodes for each comma in them: about 30 in a real node, 2 in a list of items that are no nodes."""
 
 
 class TooManyNodes(InvalidField):
@@ -49,36 +44,15 @@ class TooManyNodes(InvalidField):
         super().__init__(field, f"more than {MOST_NODES} nodes", "send those of the cluster, as kube-scheduler does")
 
 
-def check_name_count(names: bytes) -> None:
-    """Raises TooManyNodes for the JSON of a list of names."""
-    if len(names) > LARGEST_NAMES or names.count(b",") >= MOST_NODES:
-        raise TooManyNodes("NodeNames")
-
-
-def check_whole(nodes: bytes) -> None:
-    """Raises TooManyNodes for the JSON of a list of whole nodes; not for each that is too long."""
-    commas = nodes.count(b",")
-    if commas >= MOST_NODES and commas * LEAST_PER_COMMA > len(nodes):
-        raise TooManyNodes("Nodes.items")
-
-
-def check_node_count(count: int, field: str) -> None:
-    """Raises TooManyNodes."""
-    if count > MOST_NODES:
-        raise TooManyNodes(field)
-
-
 S = TypeVar("S", bound=msgspec.Struct)
 
 NULL = Raw(b"null")
 LARGEST_POD = 1_000_000
 """Bytes. An API server stores objects of up to 1.5 MiB, and annotations of up to 256 KiB in all."""
 REMEMBERED = 512
-"""Pods that are not read again while their bytes are the same, as they are in filter and prioritize and on most retries."""
+"""Pods that are not decoded again while their bytes are the same, as in filter and prioritize and on most retries."""
 LARGEST_REMEMBERED = 16 * 1024
 """Bytes of such a pod, so that all take at most 8 MiB. A plain pod has one KiB."""
-
-
 LARGEST_RESPELLED = 8 * 1024 * 1024
 """Bytes that may be decoded a second time, which takes 50 ms for each MiB."""
 
@@ -134,6 +108,11 @@ class Object(msgspec.Struct, frozen=True, kw_only=True):
 
     metadata: ObjectMetadata = ObjectMetadata()
 
+    @property
+    def uid(self) -> str:
+        """The UID, as of `MetaPod`."""
+        return self.metadata.uid
+
 
 class WholeVictims(msgspec.Struct, frozen=True, kw_only=True):
     """The victims of a node as whole pods."""
@@ -163,17 +142,23 @@ class ExtenderCall(msgspec.Struct, frozen=True, kw_only=True):
 def read_arguments(body: bytes) -> ExtenderCall:
     """Decodes a call of filter or prioritize. Raises Undecodable, and InvalidField for no or too many nodes."""
     arguments = decode_arguments(body, Arguments)
-    check_name_count(bytes(arguments.node_names))
+    raw_names = bytes(arguments.node_names)
+    if len(raw_names) > LARGEST_NAMES or raw_names.count(b",") >= MOST_NODES:
+        raise TooManyNodes("NodeNames")
     names = typed(arguments.node_names, list[NodeName] | None, "NodeNames")
     if names is not None:
         return ExtenderCall(pod=bytes(arguments.pod), nodes=names)
-    check_whole(bytes(arguments.nodes))
+    raw_nodes = bytes(arguments.nodes)
+    commas = raw_nodes.count(b",")
+    if commas >= MOST_NODES and commas * LEAST_PER_COMMA > len(raw_nodes):
+        raise TooManyNodes("Nodes.items")
     listed = typed(arguments.nodes, RawNodeList | None, "Nodes")
     if listed is None:
         raise InvalidField(
             "NodeNames", "neither NodeNames nor Nodes is given", "send one of them, as kube-scheduler does"
         )
-    check_node_count(len(listed.items or ()), "Nodes.items")
+    if len(listed.items or ()) > MOST_NODES:
+        raise TooManyNodes("Nodes.items")
     whole: dict[NodeName, Raw] = {}
     labels: dict[NodeName, Mapping[str, str]] = {}
     for item in listed.items or ():
@@ -187,21 +172,19 @@ def read_arguments(body: bytes) -> ExtenderCall:
 
 
 def read_preempt(body: bytes) -> tuple[bytes, dict[NodeName, Victims]]:
-    """
-    Decodes a call of preempt: the pod as JSON, for `read_called_pod`, and the victims of each node. Raises Undecodable, and
-    InvalidField for too many.
-    """
+    """Decodes a call of preempt: pod and victims of each node. Raises Undecodable and TooManyNodes."""
     arguments = decode_arguments(body, PreemptArguments)
-    meta = spelled(arguments.meta_victims, dict[NodeName, MetaVictims | None] | None, "NodeNameToMetaVictims")
-    if meta is not None:
-        uids = {node: [pod.uid for pod in (each and each.pods) or ()] for node, each in meta.items()}
-        counts = {node: each.disruptions if each else 0 for node, each in meta.items()}
-    else:
-        whole = spelled(arguments.victims, dict[NodeName, WholeVictims | None] | None, "NodeNameToVictims") or {}
-        uids = {node: [pod.metadata.uid for pod in (each and each.pods) or ()] for node, each in whole.items()}
-        counts = {node: each.disruptions if each else 0 for node, each in whole.items()}
-    check_node_count(len(uids), "NodeNameToMetaVictims")
-    victims = {node: Victims(uids=tuple(some), disruptions=counts[node]) for node, some in uids.items()}
+    found = spelled(arguments.meta_victims, dict[NodeName, MetaVictims | None] | None, "NodeNameToMetaVictims")
+    if found is None:
+        found = spelled(arguments.victims, dict[NodeName, WholeVictims | None] | None, "NodeNameToVictims") or {}
+    if len(found) > MOST_NODES:
+        raise TooManyNodes("NodeNameToMetaVictims")
+    victims = {
+        node: Victims(
+            uids=tuple(pod.uid for pod in (each and each.pods) or ()), disruptions=each.disruptions if each else 0
+        )
+        for node, each in found.items()
+    }
     return bytes(arguments.pod), victims
 
 
@@ -254,12 +237,10 @@ def decode_arguments(body: bytes, kind: type[S]) -> S:
 
 
 def has_unique_keys(body: bytes, found: msgspec.Struct) -> bool:
-    """
-    Whether each key of the outermost object occurs once. This holds if encoding returns the same bytes. Else the inner
-    values are removed, and the rest must have no escapes, because these could hide keys.
-    """
+    """Whether each key of the outermost object occurs once."""
     if msgspec.json.encode(found) == body:
         return True
+    # Count the keys without the inner values. Escapes could hide keys.
     names = zip(found.__struct_encode_fields__, found.__struct_fields__, strict=True)
     fields = [(name, getattr(found, field)) for name, field in names]
     for _, value in fields:
@@ -270,13 +251,12 @@ def has_unique_keys(body: bytes, found: msgspec.Struct) -> bool:
 
 def spelled(raw: Raw, kind: Any, what: str) -> Any:
     """
-    Decodes a value with keys in any case. Raises Undecodable, also for a repeated key. If encoding the decoded value returns
-    the same bytes, it has the usual spelling and no repeated key.
+    Decodes a value with keys in any case. Raises Undecodable, also for a repeated key.
     """
     body = bytes(raw)
     with suppress(msgspec.MsgspecError, RecursionError):
         usual = msgspec.json.decode(body, type=kind)
-        if msgspec.json.encode(usual) == body:
+        if msgspec.json.encode(usual) == body:  # it has the usual spelling and no repeated key
             return usual
     if len(body) > LARGEST_RESPELLED:
         raise Undecodable(what, f"not as kube-scheduler writes it, and more than {LARGEST_RESPELLED} bytes")
@@ -289,8 +269,8 @@ def spelled(raw: Raw, kind: Any, what: str) -> Any:
 
 def go_spelled(value: Any, kind: Any) -> Any:
     """
-    Returns the value with the keys of structs in the spelling of this module. Unknown keys are dropped, as in Go; values
-    that do not have the shape of the type are left as they are. Raises Undecodable for two keys that are one field.
+    Returns the value with the keys of structs in the spelling of this module, without unknown keys. Values that do not have
+    the shape of the type stay as they are. Raises Undecodable for two keys that are one field.
     """
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(each for each in get_args(kind) if each is not type(None))
@@ -316,12 +296,12 @@ def go_spelled(value: Any, kind: Any) -> Any:
 
 @lru_cache
 def fields_by_key(kind: type[msgspec.Struct]) -> Mapping[str, msgspec.structs.FieldInfo]:
-    """Returns the fields of a type by their lower-case JSON name. Cached, because this takes longer than the rest."""
+    """The fields of a type by their lower-case JSON name. Cached, because this takes longer than the rest."""
     return {each.encode_name.casefold(): each for each in msgspec.structs.fields(kind)}
 
 
 def typed(raw: Raw, kind: Any, what: str) -> Any:
-    """The value as this type, its keys as Kubernetes spells them. Raises Undecodable."""
+    """Decodes a value of this type. Raises Undecodable."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -4,9 +4,14 @@ Encodes the answers to kube-scheduler's calls as JSON in Go's spelling.
 A node is in at most one map, because the text of the second one would win. A node in a preempt answer always has
 victims: null crashes the scheduler, and an empty list makes it drop the whole answer. Scores are integers, because `9.0`
 makes it drop the whole answer, too.
+
+The text of a refusal is in a pod's events and in its condition PodScheduled. kube-scheduler groups nodes by the text, joins
+the groups by commas, and writes the result to the pod. The write requeues the pod, so a text that differs from call to call
+causes a loop of calls: 2,143 in 25 s for one pod. Therefore each code has one text, `Code: finding; remedy`, without
+numbers, names, times and commas, and one more for each reason why the end of pods would not help
+(`NodeRefusal.resolvability`). `topoalign why` shows the details. An invalid pod has a text that names the field.
 """
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -16,17 +21,9 @@ from msgspec import field
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.ids import NodeName
+from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.extender.arguments import ExtenderCall, MetaPod, MetaVictims
 from topoalign.registry.scheduling.scheduling_api import Filtered, Victims
-
-# The text of each refusal, as in a pod's events and in its condition PodScheduled.
-#
-# kube-scheduler groups nodes by the text, joins the groups by commas, and writes the result to the pod. The write
-# requeues the pod, so a text that differs from call to call causes a loop of calls: 2,143 in 25 s for one pod. Therefore
-# each code has one text, `Code: finding; remedy`, without numbers, names, times and commas, and one more for each reason
-# why the end of pods would not help (`NodeRefusal.resolvability`). `topoalign why` shows the details. An invalid pod has
-# a text of its own that names the field (`text_of_pod`).
-
 
 OTHER = "would refuse the pod; ask topoalign why"
 """The text after a code that this version does not know, for example of a newer node."""
@@ -34,9 +31,7 @@ UNANSWERED = "no answer at present; wait or look at the log of the registry"
 """The text after the code of a temporary error."""
 
 LONGEST = 400
-"""Characters of a finding and of a remedy: a condition of a pod holds the text, and an Event is cut at 1,024 bytes."""
-
-FIELDS = ("spec", "metadata")
+"""Characters of a finding and of a remedy: an Event is cut at 1,024 bytes."""
 
 FINDINGS: Mapping[str, str] = {
     # amounts
@@ -130,7 +125,7 @@ CAUSES: Mapping[Resolvability, str] = {
 
 @lru_cache(maxsize=512)
 def refusal_text(code: str, resolvability: Resolvability | None = None) -> str:
-    """Returns the constant text of a refusal with this code and `NodeRefusal.resolvability`."""
+    """The constant text of a refusal with this code and `NodeRefusal.resolvability`."""
     finding, _, remedy = FINDINGS.get(code, OTHER).partition("; ")
     cause = CAUSES.get(resolvability) if resolvability is not None else None
     if cause is not None and "wait" in remedy:
@@ -138,18 +133,8 @@ def refusal_text(code: str, resolvability: Resolvability | None = None) -> str:
     return BY_CODE.get(code) or f"{code}: {OTHER}"
 
 
-def text_of_pod(error: TopoalignError) -> str:
-    """
-    Returns the text about an invalid pod: the error's, if it names a field of the pod. Other errors have the text of their
-    code, because the used part of a quota changes, and the size of a pod includes this text in its condition.
-    """
-    if not error.finding.startswith(FIELDS):
-        return refusal_text(error.code)
-    return f"{error.code}: {clean(error.finding, LONGEST)}; {clean(error.remedy, LONGEST)}"
-
-
 def text_of_error(code: str) -> str:
-    """Returns the text of an error with this code, if it is not known whether a node would refuse the pod."""
+    """The text of an error with this code, if it is not known whether a node would refuse the pod."""
     return BY_CODE.get(code) or f"{code}: {UNANSWERED}"
 
 
@@ -194,9 +179,9 @@ class PreemptAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BindAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to bind."""
+    """The answer to bind; without an error the pod is bound."""
 
-    error: str = field(name="Error")
+    error: str = field(name="Error", default="")
 
 
 def filter_answer(asked: ExtenderCall, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
@@ -209,16 +194,16 @@ def filter_answer(asked: ExtenderCall, filtered: Filtered, kubernetes: tuple[int
             refusal.code, refusal.resolvability
         )
     if asked.whole is None:
-        return encoded(FilterAnswer(node_names=filtered.passed, failed=failed, unresolvable=unresolvable))
+        return encode(FilterAnswer(node_names=filtered.passed, failed=failed, unresolvable=unresolvable))
     whole = NodeListAnswer(items=[asked.whole[node] for node in filtered.passed])
-    return encoded(FilterAnswer(nodes=whole, failed=failed, unresolvable=unresolvable))
+    return encode(FilterAnswer(nodes=whole, failed=failed, unresolvable=unresolvable))
 
 
 class RenderedRefusals:
     """Caches the bytes of answers without any node: all waiting pods of a class get the same answer."""
 
     def __init__(self) -> None:
-        self._rendered: OrderedDict[int, tuple[Filtered, bool, tuple[int, int], bytes]] = OrderedDict()
+        self._rendered = RecentDict[int, tuple[Filtered, bool, tuple[int, int], bytes]](RENDERED_KEPT)
         """By the identity of an answer, with the answer, so that no other one gets it."""
 
     def answer(self, asked: ExtenderCall, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
@@ -229,35 +214,23 @@ class RenderedRefusals:
             return known[3]
         answer = filter_answer(asked, filtered, kubernetes)
         self._rendered[id(filtered)] = filtered, named, kubernetes, answer
-        if len(self._rendered) > RENDERED_KEPT:
-            self._rendered.popitem(last=False)
         return answer
 
 
 def refuse_all(asked: ExtenderCall, error: TopoalignError) -> bytes:
-    """
-    Encodes the answer to filter for an invalid pod: no node admits it, and a retry does not help. The text names the
-    field and stays the same as long as the pod exists.
-    """
-    texts = dict.fromkeys(asked.nodes, text_of_pod(error))
+    """Encodes the answer to filter for an invalid pod: no node admits it, and a retry does not help."""
+    text = refusal_text(error.code)  # always the same, unlike the used part of a quota
+    if error.finding.startswith(("spec", "metadata")):
+        text = f"{error.code}: {clean(error.finding, LONGEST)}; {clean(error.remedy, LONGEST)}"
+    texts = dict.fromkeys(asked.nodes, text)
     if asked.whole is None:
-        return encoded(FilterAnswer(node_names=[], unresolvable=texts))
-    return encoded(FilterAnswer(nodes=NodeListAnswer(items=[]), unresolvable=texts))
-
-
-def filter_failed(code: str) -> bytes:
-    """Encodes the answer to filter if it is not known which nodes pass: the scheduler retries later."""
-    return encoded(FilterAnswer(error=text_of_error(code)))
-
-
-def scores_answer(nodes: Sequence[NodeName], scores: Sequence[int]) -> bytes:
-    """Encodes a score for each of the nodes, in their order."""
-    return encoded(list(map(Score, nodes, scores)))
+        return encode(FilterAnswer(node_names=[], unresolvable=texts))
+    return encode(FilterAnswer(nodes=NodeListAnswer(items=[]), unresolvable=texts))
 
 
 def preempt_answer(victims: Mapping[NodeName, Victims]) -> bytes:
     """Encodes the nodes with victims, by their UIDs."""
-    return encoded(
+    return encode(
         PreemptAnswer(
             victims={
                 node: MetaVictims(pods=[MetaPod(uid=uid) for uid in each.uids], disruptions=each.disruptions)
@@ -268,9 +241,4 @@ def preempt_answer(victims: Mapping[NodeName, Victims]) -> bytes:
     )
 
 
-def bind_answer(error: str = "") -> bytes:
-    """Encodes whether the pod is bound: no error."""
-    return encoded(BindAnswer(error=error))
-
-
-encoded = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode

@@ -1,12 +1,15 @@
 """Runs the server that a kube-scheduler and an API server call: its address, certificates and handlers."""
 
+import asyncio
 import re
 import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 
 import anyio
+import msgspec
 import structlog
 from anyio import to_thread
 from anyio.abc import TaskStatus
@@ -14,22 +17,14 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.ports import Clock
-from topoalign.registry.scheduling.extender.extender_connection import IDLE_SECONDS, SchedulerConnection
 from topoalign.registry.scheduling.extender.handlers import Extender, make_application
-from topoalign.registry.scheduling.scheduling_api import BindsPods, SchedulingApi
+from topoalign.registry.scheduling.filter.scheduler import Scheduler
+from topoalign.registry.scheduling.scheduling_api import BindsPods
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
 from topoalign.runtime.http_server import listen_on_port, serve_application
-
-# The certificates of the scheduler's address: `tls.crt`, `tls.key`, and `client-ca.crt` where clients have to show one,
-# too. A `ca.crt` is not looked at: a Secret of cert-manager has one for those who trust this address.
-#
-# They are read again every few seconds and compared by content, because a Secret is changed by swapping a link. New
-# ones are used for the next handshake, without a restart; connections that are open go on. Files that do not fit
-# together change nothing: those in use stay, and readiness shows this. An expired certificate is served, as there is no
-# better one, and readiness has its date.
-
+from topoalign.runtime.httptools_connections import HttpToolsConnection
 
 VARIABLE = "TOPOALIGN_SCHEDULER_TLS_DIR"
 POLL_SECONDS = 10.0
@@ -48,10 +43,17 @@ log = structlog.get_logger("topoalign.registry.certificates")
 
 
 class Certificates:
-    """The certificates in use. `context` stays the same while they change."""
+    """
+    The certificates of the scheduler's address: `tls.crt`, `tls.key`, and `client-ca.crt` if clients have to show one, too.
+    A `ca.crt` is not read: a Secret of cert-manager has one for clients of this address.
+
+    They are read again every few seconds and compared by content, because a Secret is changed by swapping a link. New
+    ones are used for the next handshake. If files do not fit together, the certificates in use stay, and readiness shows
+    this. An expired certificate is served, and readiness has its date.
+    """
 
     def __init__(self, directory: Path, clock: Clock) -> None:
-        """Reads them. Raises InvalidField: certificates that cannot be used are no start."""
+        """Reads the certificates. Raises InvalidField if they cannot be used."""
         self._directory = directory
         self._clock = clock
         self._files = read_files(directory)
@@ -60,11 +62,11 @@ class Certificates:
         self._valid_until = not_after(self._files[CERTIFICATE])
         self._trouble: str | None = None
         self.context = context_of(directory, self._files)
-        """For the server. Each handshake takes what is current."""
+        """For the server: each handshake takes the current certificates."""
         self.context.sni_callback = self._choose
 
     def trouble(self) -> str | None:
-        """The readiness check: why clients may refuse the certificate; None: they do not."""
+        """Readiness: why clients may refuse the certificate."""
         if self._trouble is not None:
             return self._trouble
         if self._clock.wall() >= self._valid_until.timestamp():
@@ -78,7 +80,7 @@ class Certificates:
             await to_thread.run_sync(self.look)
 
     def look(self) -> None:
-        """Takes the files as they are now, if they are others and fit together."""
+        """Uses the files as they are now, if they have changed and fit together."""
         files: Files | None = None
         try:
             files = read_files(self._directory)
@@ -104,7 +106,7 @@ class Certificates:
 
 
 def read_files(directory: Path) -> Files:
-    """The files that are there. Raises InvalidField where one is missing or cannot be read."""
+    """The files by name. Raises InvalidField if one is missing or cannot be read."""
     try:
         files = {name: (directory / name).read_bytes() for name in (CERTIFICATE, KEY)}
         authority = directory / AUTHORITY
@@ -116,11 +118,9 @@ def read_files(directory: Path) -> Files:
 
 def context_of(directory: Path, files: Files) -> ssl.SSLContext:
     """
-    A server's TLS context, from TLS 1.2 on, that asks clients for a certificate where there is an authority; then from
-    TLS 1.3 on and without resumption, as who resumes a session shows no certificate, whatever has changed since. The key is
-    loaded from the directory; where that has changed since `files` were read, the next look takes it again.
-
-    Raises InvalidField for files that do not fit together.
+    A server's TLS context, from TLS 1.2 on. With an authority it requires certificates of clients, TLS 1.3, and no
+    resumption, because a client that resumes a session shows no certificate. Raises InvalidField for files that do not fit
+    together.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -140,30 +140,24 @@ def context_of(directory: Path, files: Files) -> ssl.SSLContext:
 
 
 def not_after(certificate: bytes) -> datetime:
-    """When the first certificate of a PEM file expires (RFC 5280, 4.1). Raises InvalidField for what is none."""
+    """When the first certificate of a PEM file, the server's own, expires (RFC 5280, 4.1). Raises InvalidField."""
     try:
-        body = ssl.PEM_cert_to_DER_cert(first_certificate(certificate))
+        text = certificate.decode()
+        first = text[text.index(ssl.PEM_HEADER) : text.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)]
+        body = ssl.PEM_cert_to_DER_cert(first)
         fields = elements(elements(elements(body)[0][1])[0][1])
         validity = fields[4 if fields[0][0] == DER_VERSION else 3][1]
-        kind, text = elements(validity)[1]
+        kind, time = elements(validity)[1]
         years = "%y" if kind == UTC_TIME else "%Y"
-        found = datetime.strptime(text.decode(), f"{years}%m%d%H%M%SZ").replace(tzinfo=UTC)
+        found = datetime.strptime(time.decode(), f"{years}%m%d%H%M%SZ").replace(tzinfo=UTC)
     except (ValueError, IndexError) as error:
         finding = f"{CERTIFICATE} has no certificate with a time of validity"
         raise InvalidField(VARIABLE, finding, "have a PEM certificate in it") from error
     return found.replace(year=found.year - 100) if kind == UTC_TIME and found.year >= 2050 else found
 
 
-def first_certificate(certificates: bytes) -> str:
-    """The text of the first certificate of a PEM file: the server's own. Raises ValueError where there is none."""
-    text = certificates.decode()
-    start = text.index(ssl.PEM_HEADER)
-    end = text.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)
-    return text[start:end]
-
-
 def elements(body: bytes) -> list[tuple[int, bytes]]:
-    """Tag and content of each element of a sequence in DER. Raises IndexError and ValueError for what is not whole."""
+    """Tag and content of each element of a sequence in DER. Raises IndexError and ValueError for invalid data."""
     found = []
     at = 0
     while at < len(body):
@@ -181,15 +175,138 @@ def elements(body: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
+IDLE_SECONDS = 120
+"""An idle connection is closed after this time: more than the 90 s of Go's client, whose next call would fail else."""
+HEAD_SECONDS = 4.0
+"""How long the head of a request may take, from its first byte."""
+MOST_HEAD_BYTES = 64 * 1024
+"""Of the head of a request, its address and its headers, with the trailers; and of the framing of a body in chunks."""
+
+
+class SchedulerConnection(HttpToolsConnection):
+    """
+    A connection with limits on the head of a request, and errors in JSON. A request whose head is not complete in time is
+    answered and ended.
+    """
+
+    head_seconds = HEAD_SECONDS
+    head_timer: asyncio.TimerHandle | None = None
+    is_idle = True
+    """Whether nothing of a request has come after the last one."""
+    head_is_complete = True
+    """Whether the head of a request has come, or nothing of it."""
+    is_first = True
+    """Whether no request has begun in what has come since the connection was idle."""
+    is_refused = False
+    """Whether the request is answered already, as its head is too long."""
+    head_bytes = 0
+    """Of the address and the headers that were read, and of the trailers behind a body."""
+    raw_bytes = body_bytes = 0
+    """What has come of the request, and what of it is its body."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing any more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """
+        Read on. A head that has begun must end in time, and data other than a body must not exceed the limit of a head.
+        """
+        if self.is_idle:
+            self._begin()
+            self.is_first = True
+        self.raw_bytes += len(data)
+        super().data_received(data)
+        if self.head_is_complete:
+            self._stop_waiting()
+        elif self.head_timer is None:
+            self.head_timer = self.loop.call_later(self.head_seconds, self.end_slow_head)
+        if not self.is_idle and self.raw_bytes - self.body_bytes > MOST_HEAD_BYTES + self.body_bytes:
+            self._refuse()  # as chunks with long extensions, or with a byte each
+
+    def on_message_begin(self) -> None:
+        """A request has begun, after lines without text perhaps; in what came with the one before only it is counted."""
+        if not self.is_first:
+            self._begin()
+        self.is_first = False
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the address has come."""
+        self.head_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header or a trailer has come."""
+        self.head_bytes += len(name) + len(value) + len(b": \r\n")
+        if self.head_bytes > MOST_HEAD_BYTES:
+            self._refuse()
+        else:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head of a request has come."""
+        self.head_is_complete = True
+        if not self.is_refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body has come."""
+        self.body_bytes += len(body)
+        if not self.is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A request has come."""
+        self.is_idle = True
+        if not self.is_refused:
+            super().on_message_complete()
+
+    def end_slow_head(self) -> None:
+        """Answer a request whose head does not come."""
+        self.end_with(408, "TooSlow", f"the head of a request did not come within {self.head_seconds:g} s")
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP."""
+        self.end_with(400, "BadRequest", msg.rstrip("."))
+
+    def end_with(self, status: int, code: str, finding: str) -> None:
+        """Answer with an error, and close, if the connection is not ending anyway."""
+        if self.transport.is_closing():
+            return
+        body = msgspec.json.encode({"code": code, "finding": finding, "remedy": "send a whole HTTP/1.1 request"})
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _begin(self) -> None:
+        self.is_idle = self.head_is_complete = False
+        self.head_bytes = self.raw_bytes = self.body_bytes = 0
+
+    def _refuse(self) -> None:
+        """Answer a request whose head is too long, and pass on nothing more of it."""
+        self.is_refused = True
+        self.end_with(431, "TooLarge", f"the head of a request has more than {MOST_HEAD_BYTES} bytes")
+
+    def _stop_waiting(self) -> None:
+        if self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
+
+
 VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})([.+-].*)?")
 OLDEST = (1, 36)
-"""Taken where no version is known: its answers harm no later version."""
+"""Used if no version is known: its answers harm no later version."""
 
 READINESS = "scheduler"
 """The Service of extender and webhook, whose readiness page is /readyz/scheduler."""
 
 DRAIN_SECONDS = 5.0
-"""For which calls are answered after SIGTERM: more than the 4 s after which a bind is given up."""
+"""After SIGTERM calls are answered for this time: more than the 4 s after which a bind is given up."""
 
 HELP = "Time of a call of the scheduler, from the end of the request to the answer."
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
@@ -204,7 +321,7 @@ def call_seconds(registry: CollectorRegistry) -> Histogram:
 async def serve_scheduler(
     context: Context,
     settings: RegistrySettings,
-    scheduling: SchedulingApi,
+    scheduling: Scheduler,
     binder: BindsPods,
     webhook: Webhook,
     kubernetes: Callable[[], tuple[int, int] | None] = lambda: None,
@@ -212,11 +329,11 @@ async def serve_scheduler(
     task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """
-    Serves until cancelled, after SIGTERM for `DRAIN_SECONDS`; has started, with its URL, once it listens. Expects that the
-    settings have a port. The webhook is served at the same address. `kubernetes`: the version of the API server, which
-    counts as the scheduler's where the settings have none.
+    Serves extender and webhook until cancelled, after SIGTERM for `DRAIN_SECONDS`; has started, with its URL, once it
+    listens. The settings must have a port. `kubernetes`: the version of the API server, used as the scheduler's if the
+    settings have none.
 
-    Raises InvalidField for a version or certificates that cannot be used, and AddressInUse.
+    Raises InvalidField for an invalid version or certificates that cannot be used, and AddressInUse.
     """
     assert settings.scheduler_port is not None, "there is a port"
     context.drain.seconds = DRAIN_SECONDS
@@ -247,7 +364,7 @@ async def serve_scheduler(
 
 
 def parse_kubernetes_version(text: str) -> tuple[int, int] | None:
-    """Major and minor of a version of Kubernetes: `1.36`, `v1.38.2`. None for no text. Raises InvalidField."""
+    """Major and minor version: `1.36`, `v1.38.2`. None for an empty text. Raises InvalidField."""
     if not text:
         return None
     found = VERSION.fullmatch(text)

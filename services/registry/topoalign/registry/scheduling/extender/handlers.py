@@ -4,11 +4,11 @@ The HTTP application that kube-scheduler calls: `POST /scheduler/{filter,priorit
 An error costs the scheduler more than a refusal: it repeats an erroneous filter with growing pauses, whatever changes in
 the cluster. So each call has the answer that does least harm:
 
-    a pod that cannot be meant    filter refuses it on every node, in words of its own, prioritize scores 0, preempt none
-    what passes by itself         filter and bind answer with `Error`, prioritize and preempt as above
-    a body that is no call        400, 408, 413 or 415 with {"code", "finding", "remedy"}: it is not from a kube-scheduler
+    an invalid pod        filter refuses it on every node with a text that names the field, prioritize scores 0, preempt none
+    a temporary error     filter and bind answer with `Error`, prioritize and preempt as above
+    an invalid body       400, 408, 413 or 415 with {"code", "finding", "remedy"}: it is not from a kube-scheduler
 
-Nothing of it changes anything but bind.
+Only bind has an effect.
 """
 
 from collections.abc import Awaitable, Callable
@@ -26,16 +26,23 @@ from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError, cle
 from topoalign.registry.api import answer_defect, answer_product_error, error
 from topoalign.registry.scheduling.extender import extender_answers
 from topoalign.registry.scheduling.extender.arguments import read_arguments, read_bind, read_called_pod, read_preempt
-from topoalign.registry.scheduling.extender.extender_answers import text_of_error
-from topoalign.registry.scheduling.scheduling_api import BindsPods, SchedulingApi
+from topoalign.registry.scheduling.extender.extender_answers import (
+    BindAnswer,
+    FilterAnswer,
+    Score,
+    encode,
+    text_of_error,
+)
+from topoalign.registry.scheduling.filter.scheduler import Scheduler
+from topoalign.registry.scheduling.scheduling_api import BindsPods
 from topoalign.runtime.request_turns import outlive_connection, take_turn
 
 LARGEST_BODY = 64 * 1024 * 1024
 """Bytes: 5,000 whole nodes of 12 KiB each."""
 SMALL_BODY = 1024 * 1024
-"""Bytes: larger bodies come one at a time, as a scheduler sends them, so that a burst does not fill the memory."""
+"""Bytes: larger bodies are read one at a time, so that a burst does not fill the memory."""
 BODY_SECONDS = 4.0
-"""How long a body may take to come: less than the 5 s after which a kube-scheduler gives up."""
+"""Time for the arrival of a body: less than the 5 s after which a kube-scheduler gives up."""
 
 Call = Callable[[bytes], Awaitable[bytes]]
 """A function from body to body, both JSON."""
@@ -44,7 +51,7 @@ log = structlog.get_logger("topoalign.registry.extender")
 
 
 class RequestRefused(Exception):
-    """A request that is answered with an HTTP status: its body is too large, too slow, or of another type."""
+    """A request whose body is too large, too slow, or of another type. It is answered with an HTTP status."""
 
     def __init__(self, status: int, code: str, finding: str, remedy: str) -> None:
         super().__init__(finding)
@@ -55,11 +62,11 @@ class RequestRefused(Exception):
 
 
 class Extender:
-    """Answers a kube-scheduler from a `SchedulingApi`, and binds pods with `BindsPods`."""
+    """Answers a kube-scheduler by a `Scheduler`, and binds pods with `BindsPods`."""
 
     def __init__(
         self,
-        scheduling: SchedulingApi,
+        scheduling: Scheduler,
         binder: BindsPods,
         kubernetes: Callable[[], tuple[int, int]],
         *,
@@ -67,7 +74,7 @@ class Extender:
         timing: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """
-        `kubernetes`: major and minor version of the scheduler; `seconds`: how long a body may take; `timing`: measures a
+        `kubernetes`: major and minor version of the scheduler; `seconds`: for the arrival of a body; `timing`: measures a
         call of this name while its context is open.
         """
         self._scheduling = scheduling
@@ -109,7 +116,7 @@ class Extender:
             return extender_answers.refuse_all(asked, error)
         except TopoalignError as failure:
             log.warning("filter failed", code=failure.code, finding=failure.finding)
-            return extender_answers.filter_failed(failure.code)
+            return encode(FilterAnswer(error=text_of_error(failure.code)))
         if not filtered.passed:
             return self._refusals.answer(asked, filtered, self._kubernetes())
         return extender_answers.filter_answer(asked, filtered, self._kubernetes())
@@ -125,7 +132,7 @@ class Extender:
         except TopoalignError as failure:
             log.info("no scores", code=failure.code, finding=failure.finding)
             scores = [0] * len(asked.nodes)
-        return extender_answers.scores_answer(asked.nodes, scores)
+        return encode(list(map(Score, asked.nodes, scores)))
 
     async def preempt(self, body: bytes) -> bytes:
         """On which nodes these victims would make room for the pod."""
@@ -147,8 +154,8 @@ class Extender:
             log.warning(
                 "not bound", pod=f"{asked.pod_namespace}/{asked.pod_name}", node=asked.node, finding=str(failure)
             )
-            return extender_answers.bind_answer(text_of_error(failure.code))
-        return extender_answers.bind_answer()
+            return encode(BindAnswer(error=text_of_error(failure.code)))
+        return encode(BindAnswer())
 
 
 def make_application(routes: list[BaseRoute]) -> Starlette:
@@ -165,8 +172,7 @@ def make_application(routes: list[BaseRoute]) -> Starlette:
 
 
 def call_route(path: str, call: Call, most: int, seconds: float) -> Route:
-    """A route for a call; `most`: bytes that the body may have; `seconds`: how long it may take to come."""
-
+    """A route for a call. `most`: bytes of the body; `seconds`: for its arrival."""
     large = anyio.Lock()
 
     async def endpoint(request: Request) -> Response:
@@ -181,10 +187,7 @@ def call_route(path: str, call: Call, most: int, seconds: float) -> Route:
 
 
 async def read_body(request: Request, most: int, seconds: float, large: anyio.Lock) -> bytes:
-    """
-    The body. Who reads one above SMALL_BODY holds `large`. Raises Refused for another type, more than `most` bytes or more
-    than `seconds`, and ClientDisconnect where the client goes before its end.
-    """
+    """Raises RequestRefused for an invalid body, and ClientDisconnect. `large`: locked while a large body is read."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RequestRefused(415, "UnsupportedMediaType", f"content type {quoted([kind])}", "send application/json")
@@ -212,7 +215,7 @@ async def read_body(request: Request, most: int, seconds: float, large: anyio.Lo
 
 
 async def answer_refused(request: Request, exc: Exception) -> Response:
-    """A request that is not read on; what comes of it is not waited for."""
+    """Answers a request whose rest is not read."""
     assert isinstance(exc, RequestRefused)
     answer = error(exc.code, exc.finding, exc.remedy, exc.status)
     answer.headers["Connection"] = "close"
@@ -220,7 +223,7 @@ async def answer_refused(request: Request, exc: Exception) -> Response:
 
 
 async def not_served(request: Request, exc: Exception) -> Response:
-    """An address that does not exist, or a method other than POST."""
+    """Answers a request with an unknown address, or a method other than POST."""
     assert isinstance(exc, HTTPException)
     if exc.status_code == 405:
         answer = error("MethodNotAllowed", f"{clean(request.method, 20)} is not possible here", "send a POST", 405)

@@ -183,16 +183,14 @@ def fit_as_equals(state: NodeState, pods: Sequence[PendingPod]) -> bool:
 
 
 async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: PodNeed | None, turns: TaskTurns) -> bool:
-    """
-    Whether a pod with device annotations is also admitted after the end of any one other pod. A kubelet reads no
-    annotations, and may align it to NUMA nodes without a free GPU and a NIC together. `takes`: as of `PendingPod`.
-    """
+    """Whether a pod with device annotations is also admitted after the end of any one other pod."""
     is_joint = any(each.joint is not None for each in pod.containers)
     if takes is None or not is_joint or not POLICIES[pod.rules.policy].asks:
         return True
-    for left in iterate_realigning_ends(state, pod.rules, takes):
+    # A kubelet reads no annotations, and may align it to NUMA nodes without a free GPU and a NIC together.
+    for remaining in iterate_realigning_ends(state, pod.rules, takes):
         await turns.give()
-        if not isinstance(decide_demand(left, pod), Admission):
+        if not isinstance(decide_demand(remaining, pod), Admission):
             return False
     return True
 
@@ -233,10 +231,7 @@ def may_realign(state: NodeState, pod: PendingPod) -> bool:
 
 
 def keeps_containers_together(state: NodeState, pod: PodDemand, takes: PodNeed | None) -> bool:
-    """
-    Whether a pod that the node would admit now also fits with all of its containers after any end of other pods, or amounts
-    are not enough to judge that. `takes`: as of `PendingPod`.
-    """
+    """Whether a pod that the node admits now also fits after any end of others, or amounts do not decide that."""
     if takes is None or takes.rest is None or not state.allocations or POLICIES[pod.rules.policy].admits(NO_AFFINITY):
         return True
     emptied = msgspec.structs.replace(state, allocations={}, memory={})
@@ -247,6 +242,7 @@ def fits_before_all(state: NodeState, pod: PendingPod, later: Later) -> bool:
     """
     Decides as `all_fit`, for a single pod that is admitted before the `later` ones and fits together with them.
     """
+    # If amounts alone decide and no pod is refused for its alignment, the order of the pods does not matter.
     if all(each.decides for each in (pod, *later.pods)) and POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY):
         return True
     free = count_free(state, pod.demand.rules)
@@ -258,7 +254,7 @@ def fits_before_all(state: NodeState, pod: PendingPod, later: Later) -> bool:
     steps = AlignmentBudget()
     guarded = [in_amounts(each) for each in later.guarded]
     elsewhere = left_elsewhere(counted[0], free)
-    return all(fit_whatever_ends(left, (), steps, guarded) for left in elsewhere)
+    return all(fit_whatever_ends(remaining, (), steps, guarded) for remaining in elsewhere)
 
 
 def fit_in_turn(state: NodeState, pods: Sequence[PendingPod]) -> bool:
@@ -311,9 +307,9 @@ async def fit_from(  # noqa: C901  # one search over orders
         if steps is not None and (rest or later.guarded):
             others = [*map(in_amounts, rest)]
             guarded = [*map(in_amounts, later.guarded)]
-            for left in left_elsewhere(in_amounts(pod), count_free(state, pod.demand.rules)):
+            for remaining in left_elsewhere(in_amounts(pod), count_free(state, pod.demand.rules)):
                 await turns.give()
-                if not fit_whatever_ends(left, others, steps, guarded):
+                if not fit_whatever_ends(remaining, others, steps, guarded):
                     return False
         if rest:
             if not await fit_from(after, rest, turns, steps, ends, later, places):

@@ -34,8 +34,7 @@ from topoalign.core.model.topology.shapes import without_uuids
 from topoalign.core.scoring.scorers import Key, NodeScorer
 from topoalign.core.state.fold import NodeState, initial_state
 from topoalign.registry.recent_dict import RecentDict
-from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
-from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.cluster_state.view import ClusterView, NodeView
 from topoalign.registry.scheduling.scheduling_api import Filtered, NodeRefusal, PodToSchedule
 from topoalign.runtime.request_turns import TaskTurns
 
@@ -65,15 +64,12 @@ class NodeKeys:
         return len(self._keys) > MOST_STALE * len(self.numbers) + 64
 
     def scores_among(self, view: ClusterView, nodes: Sequence[NodeName], last: Collection[NodeName]) -> Sequence[int]:
-        """
-        Returns a score from 0 to 10 for each of these nodes, in their order; 0 for a node that is unknown, not offered,
-        or in `last`. Of nodes with equal keys those with pending pods come after the others, because a bind may have to
-        wait there.
-        """
+        """A score from 0 to 10 for each of these nodes; 0 for one that is unknown, not offered, or in `last`."""
         of_nodes = self.numbers
         places = view.places
         pending = view.nodes_with_pending
         numbers = [of_nodes[places[name]] if name in places and name not in last else 0 for name in nodes]
+        # A node with pending pods comes after others with an equal key, because a bind may have to wait there.
         if pending:
             numbers = [-number if name in pending else number for name, number in zip(nodes, numbers, strict=True)]
         present = [*{*numbers}]
@@ -131,15 +127,15 @@ class KindNeed:
     @cached_property
     def may_be_parted(self) -> bool:
         """
-        Whether a kubelet that aligns the pod to other NUMA nodes may find too little of what it does not align: parts of
-        GPUs, co-allocated devices, and devices of later containers.
+        Whether a kubelet that aligns the pod to other NUMA nodes may find too few resources that it does not align: parts
+        of GPUs, co-allocated devices, and devices of later containers.
         """
         has_rest = self.takes is not None and self.takes.rest is not None
         is_joint = any(each.joint is not None for each in self.demand.containers)
         return has_rest or is_joint or bool(containers_aligned_to_gpus(self._kind.topology, self.demand))
 
     def key(self, node: NodeView, scorer: NodeScorer) -> Key:
-        """Returns the sort key of a node of this kind for the pod; None if its free resources are not known."""
+        """The sort key of a node of this kind for the pod; None if its free resources are not known."""
         if (shape := node.shape) is None:
             return None
         if id(shape) not in self._score_needs:
@@ -214,7 +210,7 @@ class PodClasses:
         self._requests = RecentDict[object, PodClass](REQUESTS_KEPT)
 
     def of(self, pod: PodToSchedule) -> PodClass:
-        """Returns the class of a pod. Raises InvalidField for an invalid pod."""
+        """The class of a pod. Raises InvalidField for an invalid pod."""
         request, made = self._pods.get(pod.uid, (None, None))
         if made is None or request != pod.request:
             made = PodClass(nameless(validate_pod(pod.request)))
@@ -238,10 +234,7 @@ class DecisionCache:
         classes: PodClasses,
         conflict: Callable[[PodClass, NodeView], str] = lambda request, node: "",
     ) -> None:
-        """
-        `classes`: all classes that are decided about. `conflict`: why a pod must not go to a node that would admit it,
-        because it would take resources of planned pods; empty: it may.
-        """
+        """`classes`: all pod classes. `conflict`: why a pod must not take resources of planned pods; empty: it may."""
         self._view = view
         self._classes = classes
         self._conflict = conflict
@@ -251,7 +244,7 @@ class DecisionCache:
         self._numbers: dict[NodeRefusal, int] = {}
 
     def codes(self, request: PodClass) -> bytearray:
-        """Returns refusal codes by node index, 0 if a node would admit the pod. Raises InvalidField."""
+        """Refusal codes by node index, 0 if a node would admit the pod. Raises InvalidField."""
         view = self._view
         self._note_resources()
         if request.version < view.version:
@@ -262,10 +255,7 @@ class DecisionCache:
         return request.codes
 
     async def prepare(self, request: PodClass) -> None:
-        """
-        Does the work of `codes`, and yields to the event loop: if amounts do not decide, thousands of nodes take seconds.
-        Nodes are judged in the order of their changes, so that the next call continues where this one stops.
-        """
+        """Does the work of `codes`, which takes seconds if amounts do not decide, and yields to the event loop."""
         turns = self._view.turns()
         self._note_resources()
         if request.keys.are_stale:
@@ -277,6 +267,7 @@ class DecisionCache:
             due = [(node.version, node) for node in self._view.changed_since(request.version)]
             if not due:  # the changed nodes were dropped
                 return
+            # In the order of their changes, so that the next call continues where this one stops.
             for version, node in reversed(due):
                 if self._view.nodes.get(node.name) is node and node.version == version:  # else it comes later
                     self._note(request, node)
@@ -304,7 +295,7 @@ class DecisionCache:
         request.keys.note(node.place, None if need is None else need.key(node, self._view.scorer))
 
     def judge(self, request: PodClass, node: NodeView) -> str:
-        """Returns the code of a node's refusal; empty if it would admit the pod. Raises InvalidField."""
+        """The code of a node's refusal; empty if it would admit the pod. Raises InvalidField."""
         if node.refusal or node.kind is None:
             return node.refusal
         asked = request.of(node.kind, self._view)
@@ -315,21 +306,18 @@ class DecisionCache:
         return code or self._conflict(request, node)
 
     def judge_empty(self, request: PodClass, kind: NodeKind) -> str:
-        """Returns the code for an empty, healthy node of this kind."""
+        """As `judge`, for an empty, healthy node of this kind."""
         asked = request.of(kind, self._view)
         return asked.unlisted or asked.on_empty
 
     def resolvability(self, request: PodClass, node: NodeView) -> Resolvability | None:
-        """
-        Returns why the end of pods would not help on a node that refuses a pod: `never`, computed once for all nodes of a
-        kind if the pod names no GPUs, or `unhealthy`. None: it would help, or the refusal is not about free resources.
-        """
+        """Why the end of pods would not help on a node that refuses a pod. None: it would, or it is not about resources."""
         if node.refusal or node.kind is None:
             return None
         asked = request.of(node.kind, self._view)
         if asked.unlisted:
             return None
-        on_empty = asked.on_empty
+        on_empty = asked.on_empty  # the same for all nodes of a kind if the pod names no GPUs
         if not NAMING_GPUS.isdisjoint(request.pod.annotations):
             on_empty = decide_code(
                 with_healthy_devices(without_any_allocation(self._view.basis(node).state)), asked.demand
@@ -345,7 +333,7 @@ class DecisionCache:
         return Resolvability.UNHEALTHY if code and code not in UNDECIDED else None
 
     def number(self, code: str, *, helped: bool, resolvability: Resolvability | None = None) -> int:
-        """Returns the number of a refusal; 0 for none. `helped`, `resolvability`: as of `NodeRefusal`."""
+        """The number of a refusal; 0 for none. `helped`, `resolvability`: as of `NodeRefusal`."""
         if not code:
             return 0
         refusal = NodeRefusal(code=code, helped_by_victims=helped, resolvability=resolvability)
@@ -357,13 +345,13 @@ class DecisionCache:
 
 
 def decide_code(state: NodeState, demand: PodDemand) -> str:
-    """Decides and returns the code of the refusal; empty: the pod is admitted."""
+    """The code of the refusal; empty: the pod is admitted."""
     decision = decide_demand(state, demand)
     return "" if isinstance(decision, Admission) else decision.code
 
 
 def empty(kind: NodeKind) -> NodeState:
-    """Returns an empty, healthy node of this kind. It has none of the known GPUs."""
+    """An empty, healthy node of this kind, with no known uuid."""
     hardware = without_uuids(kind.topology)
     devices = (*hardware.gpu_by_id, *hardware.nic_by_id, *(other.id for other in hardware.others))
     return initial_state(NodeName(""), hardware, dict.fromkeys(devices, HEALTHY), "")
@@ -371,9 +359,9 @@ def empty(kind: NodeKind) -> NodeState:
 
 def unlisted(demand: PodDemand, kind: NodeKind, view: ClusterView) -> str:
     """
-    Returns the code of the refusal for a resource that nodes of this kind do not list; empty: there is none. A resource that
-    no node of the cluster offers and no plugin registered is ignored, as the kubelet does. Amounts of GPUs in slots are not
-    ignored, because the pod would get the whole GPU, or none of it.
+    The code of the refusal for a resource that nodes of this kind do not list; empty: there is none. As in the kubelet, a
+    resource that no node offers and no plugin registered is ignored; but not amounts of GPUs in slots, because the pod
+    would get the whole GPU, or none of it.
     """
     missing = demand.device_names - kind.topology.devices.keys() - amount_resources(kind.topology)
     if kind.registered is not None and missing & kind.registered:
@@ -382,7 +370,7 @@ def unlisted(demand: PodDemand, kind: NodeKind, view: ClusterView) -> str:
 
 
 def nameless(pod: PodRequest) -> PodRequest:
-    """Returns the request of a valid pod with fixed names and the annotations that decide."""
+    """The request of a valid pod with fixed names and the annotations that decide."""
     init, containers = (
         tuple(msgspec.structs.replace(each, name=ContainerName(f"{group}-{n}")) for n, each in enumerate(of_group))
         for group, of_group in (("init", pod.init_containers), ("app", pod.containers))

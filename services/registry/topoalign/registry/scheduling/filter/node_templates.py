@@ -15,8 +15,7 @@ from topoalign.core.model.events import DESCRIBED
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.machines import catalogue
-from topoalign.registry.scheduling.cluster_state.node_eligibility import UNKNOWN_NODE
-from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.cluster_state.view import UNKNOWN_NODE, ClusterView
 from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClass
 
 MACHINE = "topoalign.io/machine"

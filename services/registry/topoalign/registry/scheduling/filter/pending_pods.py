@@ -29,8 +29,7 @@ from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.ids import NodeName, PodName
 from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, unknown_request
-from topoalign.registry.scheduling.cluster_state.node_eligibility import NodeView
-from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.cluster_state.view import ClusterView, NodeView
 from topoalign.registry.scheduling.filter.admission_order import (
     Later,
     PendingPod,
@@ -50,17 +49,14 @@ class WaitingPods:
     """Judges single pending pods on the nodes of a view."""
 
     def __init__(self, view: ClusterView, request: Callable[[PodToSchedule], PodClass]) -> None:
-        """`request`: returns the class of a pod."""
+        """`request`: the class of a pod."""
         self._view = view
         self._request = request
         self._waited = RecentDict[str, set[NodeName]](PODS_KEPT)
         """UID of a pod -> the nodes where it had to wait."""
 
     async def refusal(self, node: NodeName, pod: PodToSchedule) -> str:
-        """
-        Returns `PODS_PENDING` if the end of others could lead the kubelet to refuse a pod that it would admit now; else
-        empty. Raises InvalidField.
-        """
+        """`PODS_PENDING` if the end of others could lead the kubelet to refuse the pod; else empty. Raises InvalidField."""
         view = self._view.nodes.get(node)
         if view is None or view.kind is None:
             return ""
@@ -79,7 +75,7 @@ class WaitingPods:
         return PODS_PENDING
 
     def last_for(self, uid: str) -> Collection[NodeName]:
-        """Returns the nodes where the pod had to wait."""
+        """The nodes where the pod had to wait."""
         return self._waited.get(uid, ())
 
 
@@ -114,17 +110,14 @@ class PlannedPods:
         request: Callable[[PodToSchedule], PodClass],
         requested: Requested = unknown_request,
     ) -> None:
-        """
-        `request`: returns the class of a pod. `requested`: returns the request of a reserved pod, if known; a pod with an
-        unknown request counts as held.
-        """
+        """`request`: the class of a pod. `requested`: the request of a reserved pod; None: it counts as held."""
         self._requested = requested
         self._view = view
         self._request = request
         self._crowds = WeakKeyDictionary[NodeView, Crowd]()
 
     def on(self, node: NodeView) -> list[Planned]:
-        """Returns the pods that are planned to a node, in the order of their reservations."""
+        """The pods that are planned to a node, in the order of their reservations."""
         if node.kind is None:
             return []
         planned = []
@@ -137,10 +130,7 @@ class PlannedPods:
         return planned
 
     def refusal(self, request: PodClass, node: NodeView, gone: frozenset[str] = frozenset()) -> str:
-        """
-        Returns `GANG_FIRST` if an unplanned pod leaves too little for the planned pods of an offered node; else empty.
-        `gone`: UIDs of pods that count as gone.
-        """
+        """`GANG_FIRST` if a pod leaves too little for the planned pods; else empty. `gone`: UIDs of pods to leave out."""
         if not self._view.pods_on(node.name).planned:  # true for most of thousands of nodes
             if self._crowds:
                 self._crowds.pop(node, None)
@@ -174,7 +164,7 @@ class PlannedPods:
 
 
 def pending_pod(name: str, request: PodClass, need: KindNeed, *, must_fit: bool = True) -> PendingPod:
-    """Returns a pending pod of a node with this need, under this name."""
+    """A pending pod of a node with this need, under this name."""
     named = msgspec.structs.replace(request.pod, name=PodName(f"{request.pod.name} {name}"))
     demand = pod_demand(named, need.demand.rules)
     return PendingPod(request.key, demand, must_fit, need.takes, need.is_decided_by_amounts)
@@ -182,8 +172,8 @@ def pending_pod(name: str, request: PodClass, need: KindNeed, *, must_fit: bool 
 
 def later_than(uid: str, planned: list[Planned]) -> Later:
     """
-    Returns the planned pods for which a pod must leave enough. If the pod is planned itself, the check for every end covers
-    only other gangs that were planned before it; else two gangs could wait for each other.
+    The planned pods for which a pod must leave enough. If the pod is planned itself, only other gangs that were planned
+    before it are guarded; else two gangs could wait for each other.
     """
     uids = [each.uid for each in planned]
     place = uids.index(uid) if uid in uids else len(planned)

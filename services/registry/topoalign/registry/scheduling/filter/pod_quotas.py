@@ -232,10 +232,8 @@ class Quotas:
         """Notes a pod that has not ended. Its request does not change."""
         self._read.discard(pod.uid)
         if pod.uid not in self._namespaces:
-            spec = pod.content.spec
-            containers = () if spec is None else (*(spec.init_containers or ()), *(spec.containers or ()))
-            if not any("/" in name for each in containers if each.resources for name in each.resources.limits or ()):
-                return  # most pods have no limit of an extended resource, and need not be read
+            if not any("/" in name for name, _ in pod.limits()):  # true for most pods, which need not be read
+                return
             try:
                 request = without_annotations(pod).to_schedule().request
             except InvalidField:  # no kubelet gives it anything
@@ -266,7 +264,18 @@ class Quotas:
         Raises OverQuota and QuotasUnknown for a pod that is to be bound to this node, with its gang; None: to any node, so
         the amounts that it names count. `without`: UIDs of pods that count as gone.
         """
-        self._check_one(pod.uid, pod.request, node, without)
+        reserved = self._reserved()
+        held = self._held.get(pod.request.namespace)
+        bound: Collection[str] = held.bound if held is not None else ()
+
+        def counts(uid: str) -> bool:
+            return uid in self._claims or uid in reserved or uid in bound
+
+        if counts(pod.uid):
+            return
+        mates = [each for each in self._mates(pod.uid) if each != pod.uid and not counts(each)]
+        gone = (pod.uid, *without)
+        self._check(pod.request, node, lambda held: held.placed(self._places(), gone), mates)
 
     def full_on(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], without: Collection[str] = ()
@@ -288,7 +297,7 @@ class Quotas:
         """
         namespace = self._namespaces.get(uid)
         if namespace is not None:
-            self._check_one(uid, self._held[namespace].pods[uid], node)
+            self.check_waiting(PodToSchedule(uid=uid, request=self._held[namespace].pods[uid]), node)
         claimed = {uid, *self._mates(uid)}
         self._claims.update(claimed)
         self._claimed_on = {**dict.fromkeys(claimed, node), **self._claimed_on, uid: node}
@@ -311,10 +320,7 @@ class Quotas:
                 self.end_pod(uid)
 
     def check_read(self, pod: PodToSchedule, node: NodeName) -> None:
-        """
-        Raises as `check_waiting` for a pod that is being bound and not reported yet. It counts until the bind ends, and
-        again when it is reported.
-        """
+        """Raises as `check_waiting` for an unreported pod that is being bound. It counts until the bind ends."""
         if pod.uid in self._namespaces or pod.uid not in self._claims:
             return
         if pod.uid not in self._reserved():
@@ -325,20 +331,6 @@ class Quotas:
     def _places(self) -> Mapping[str, NodeName]:
         """UID of each pod that is being bound or reserved -> its node, the first one of several."""
         return {**{uid: min(nodes) for uid, nodes in self._reserved().items()}, **self._claimed_on}
-
-    def _check_one(self, uid: str, pod: PodRequest, node: NodeName | None, without: Collection[str] = ()) -> None:
-        reserved = self._reserved()
-        held = self._held.get(pod.namespace)
-        bound: Collection[str] = held.bound if held is not None else ()
-
-        def counts(each: str) -> bool:
-            return each in self._claims or each in reserved or each in bound
-
-        if counts(uid):
-            return
-        mates = [each for each in self._mates(uid) if each != uid and not counts(each)]
-        gone = (uid, *without)
-        self._check(pod, node, lambda held: held.placed(self._places(), gone), mates)
 
     def _check(
         self,

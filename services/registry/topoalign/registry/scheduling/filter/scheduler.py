@@ -1,8 +1,7 @@
 """
 Answers kube-scheduler's filter, prioritize and preempt calls from the view of the cluster.
 
-Nothing here changes the view. An unknown node is judged by its node template (`node_templates`): the machine of
-`topoalign.io/machine`, or an empty node of the same instance type, with the rules of that node's kubelet.
+Nothing here changes the view. An unknown node is judged by its node template (`node_templates`).
 """
 
 from collections import Counter
@@ -27,9 +26,8 @@ from topoalign.registry.scheduling.cluster_state.assumed_pods import (
     devices_of_unknown_containers,
     unknown_request,
 )
-from topoalign.registry.scheduling.cluster_state.node_eligibility import UNKNOWN_NODE
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
-from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.cluster_state.view import UNKNOWN_NODE, ClusterView
 from topoalign.registry.scheduling.filter.admission_order import all_fit, are_ambiguous, are_too_many, fit_as_equals
 from topoalign.registry.scheduling.filter.decision_cache import (
     DecisionCache,
@@ -106,8 +104,6 @@ class NotReadYet(Unavailable):
     """
     Raised while data that an answer depends on is missing.
 
-    The scheduler has to call again.
-
     Remedy: Wait until the registry has read what the nodes published; `/readyz` shows when.
     """
 
@@ -148,37 +144,34 @@ class Scheduler:
         quotas: Quotas | None = None,
     ) -> None:
         """
-        `behind`: why data that an answer depends on is missing. A refusal then would keep a pod waiting for long. `planned`:
-        UID of a pod -> the only node for it, if it is planned with its gang. `allows`: whether Kubernetes' own filters let
-        the pod go to the node. `passes`: whether it may go there because topoalign does not run the node. `requested`: the
-        request of a pod for which this or another registry has a reservation. `refused` is called with a pod that all
-        requested nodes refuse, and the number of nodes for each reason (`NodeRefusal.label`). `quotas`: None: the registry
-        has no access to Kubernetes.
+        `behind`: why data that an answer depends on is missing. `planned`: UID of a pod -> the only node for it, if it is
+        planned with its gang. `allows`: whether Kubernetes' own filters allow the node for the pod. `passes`: whether the
+        pod may go there because topoalign does not manage the node. `requested`: the request of a reserved pod. `refused`
+        is called with a pod that all nodes of a call refuse, and the number of nodes for each `NodeRefusal.label`.
+        `quotas`: None: the registry has no access to Kubernetes.
         """
         self.view = view
         self.passes = passes
         self.checks = PodChecks(view.offers, ranks_as_hami=view.scorer is HAMI)
         """Refuses invalid pods."""
-        self._behind = behind
+        self.behind = behind
         self._planned_node = planned
-        self._allows = allows
+        self.allows = allows
         self._requested = requested
         self._refused = refused
-        self._quotas = quotas
+        self.quotas = quotas
         self._classes = PodClasses()
         self._planned = PlannedPods(view, self._classes.of, requested)
         self._decisions = DecisionCache(view, self._classes, self._planned.refusal)
         self.lone = WaitingPods(view, self._classes.of)
         """Judges pods without other pending pods."""
         self._asked = RecentDict[object, Sequence[NodeName]](GANGS_KEPT)
-        """
-        Gang, pod class and constraints -> the nodes of the last call: the scheduler's other filters exclude all others.
-        """
+        """Gang, pod class and constraints -> the nodes of the last call, which the scheduler's other filters allow."""
         self._nominated = RecentDict[tuple[str, NodeName], float](NOMINATED_KEPT)
         """UID of a pod and its nominated node -> monotonic second of its first refusal there."""
 
     async def prepare(self, pod: PodToSchedule) -> None:
-        """As `SchedulingApi.prepare`."""
+        """Does the long work of a following `filter` or `prioritize`, and yields to the event loop. Raises as `filter`."""
         turns = self.view.turns()
         while True:
             await self.view.catch_up()
@@ -191,7 +184,10 @@ class Scheduler:
     def filter(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
     ) -> Filtered:
-        """As `SchedulingApi.filter`. Raises NotReadYet."""
+        """
+        Returns which of these nodes would admit the pod. `labels`: of nodes that were sent as whole objects; an unknown node
+        is judged by them (a node that cluster-autoscaler may add). Raises NotReadYet, and InvalidField for an invalid pod.
+        """
         request = self._request(pod)
         if GANG in pod.request.annotations and len(nodes) > 1:  # a single node may be the nominated one
             known = self.view.nodes
@@ -211,36 +207,33 @@ class Scheduler:
         own = self.view.reserved_on.get(pod.uid)
         planned = self._planned_node(pod.uid)
         repeated = own is None and planned is None and pod.nominated is None  # else the answer applies to this pod only
-        if repeated and (known := refused_before(request, self.view.version, nodes)) is not None:
+        known = request.refused_by_all
+        if repeated and known is not None and known.version == self.view.version and known.nodes == frozenset(nodes):
             self._refused(pod, known.counts)
             return known.filtered
         try:
-            numbers = bytes(map(codes.__getitem__, map(places.__getitem__, nodes)))
+            numbers = bytearray(map(codes.__getitem__, map(places.__getitem__, nodes)))
         except KeyError:
             repeated = False
             new = NewNodes(self.view, self._decisions, request, partial(self.passes, pod))
-            numbers = bytes(
+            numbers = bytearray(
                 codes[places[node]] if node in places else new.number(node, labels.get(node, {})) for node in nodes
             )
-        for reserved in (own or frozenset()).intersection(nodes):
-            number = self._decisions.number(self._judge_without(request, reserved, frozenset({pod.uid})), helped=True)
-            numbers = bytes(number if node == reserved else other for node, other in zip(nodes, numbers, strict=True))
-        if planned is not None:
-            other = self._decisions.number(PLANNED_ELSEWHERE, helped=False)
-            numbers = bytes(number if node == planned else other for node, number in zip(nodes, numbers, strict=True))
-        full = (
-            frozenset[NodeName]() if self._quotas is None else self._quotas.full_on(pod, nodes, self._leaving_for(pod))
-        )
-        if full:
-            over = self._decisions.number(OverQuota.code, helped=False)
-            numbers = bytes(
-                number or (over if node in full else 0) for node, number in zip(nodes, numbers, strict=True)
-            )
+        full = set() if self.quotas is None else self.quotas.full_on(pod, nodes, self._leaving_for(pod))
+        if own or planned is not None or full:
             repeated = False
+            reserved = {
+                node: self._decisions.number(self._judge_without(request, node, frozenset({pod.uid})), helped=True)
+                for node in (own or frozenset()).intersection(nodes)
+            }
+            elsewhere = self._decisions.number(PLANNED_ELSEWHERE, helped=False)
+            over = self._decisions.number(OverQuota.code, helped=False)
+            for place, node in enumerate(nodes):
+                number = reserved.get(node, numbers[place]) if planned in (None, node) else elsewhere
+                numbers[place] = over if not number and node in full else number
         if pod.nominated is not None and pod.nominated in nodes:
             place = nodes.index(pod.nominated)
-            number = self._number_of_nominated(pod, request, pod.nominated, numbers[place])
-            numbers = bytes((*numbers[:place], number, *numbers[place + 1 :]))
+            numbers[place] = self._number_of_nominated(pod, request, pod.nominated, numbers[place])
         if numbers.count(0) == len(numbers):
             return Filtered(passed=nodes, refused={})
         refused = dict(zip(compress(nodes, numbers), map(refusals.__getitem__, filter(None, numbers)), strict=True))
@@ -255,13 +248,11 @@ class Scheduler:
         return filtered
 
     def _number_of_nominated(self, pod: PodToSchedule, request: PodClass, node: NodeName, number: int) -> int:
-        """
-        Returns the number of the refusal by the pod's nominated node. Its pods that are being deleted count as gone, as for
-        preempt. Raises VictimsTerminating while the node may still report them.
-        """
+        """The number of the nominated node's refusal. Raises VictimsTerminating while it may report the victims."""
         if not number or not self._decisions.refusals[number].helped_by_victims:
             self._nominated.pop((pod.uid, node), None)
             return number
+        # Its pods that are being deleted count as gone, as for preempt.
         if self.view.terminating(node):
             number = self._decisions.number(
                 self._refusal_without(pod, request, node, self.view.terminating(node)), helped=True
@@ -276,23 +267,22 @@ class Scheduler:
         return number
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
-        """As `SchedulingApi.prioritize`; 0 for an unknown node and one that comes last. Raises NotReadYet."""
+        """Returns a score from 0 to 10 for each node, 0 for an unknown or avoided one. Raises as `filter` does."""
         request = self._request(pod)
         self._decisions.codes(request)
         return request.keys.scores_among(self.view, nodes, self.lone.last_for(pod.uid))
 
     async def best(self, pod: PodToSchedule, chosen: NodeName | None = None) -> Sequence[NodeName]:
         """
-        Returns the nodes that would admit the pod, the best first. If equal pods of its gang were filtered, these are nodes
-        of that call, because only the scheduler knows all of its filters. Else they are nodes that Kubernetes' filters
-        allow as far as known. The node that the scheduler has `chosen` now is added. Yields to the event loop, as `prepare`.
-        Raises as `filter` does.
+        Returns the nodes that would admit the pod, the best first, among the nodes that the scheduler's other filters allow:
+        the last call for equal pods of its gang has them; else Kubernetes' filters as far as known. The node that the
+        scheduler has `chosen` now is added. Yields to the event loop, as `prepare`. Raises as `filter` does.
         """
         await self.prepare(pod)
         request = self._request(pod)
         asked = self._asked.get(key_of_gang(pod, request))
         if asked is None:
-            asked = [node for node in self.view.nodes if self._allows(pod, node)]
+            asked = [node for node in self.view.nodes if self.allows(pod, node)]
         if chosen in self.view.nodes and chosen not in asked:
             asked = [*asked, chosen]
         passed = self._filter(pod, request, asked).passed
@@ -300,7 +290,7 @@ class Scheduler:
         return sorted(passed, key=lambda node: (-scores[node], node))
 
     async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
-        """As `SchedulingApi.preempt`. Raises NotReadYet."""
+        """Returns the nodes that would admit the pod without these victims. Raises as `filter` does."""
         await self.view.catch_up()
         request = self._request(pod, quota=False)
         turns = self.view.turns()
@@ -309,7 +299,7 @@ class Scheduler:
             await turns.give()
             self.view.renew()  # nodes may have changed, or gone, meanwhile
             passes = self.passes(pod, node) or not self._refusal_without(pod, request, node, each.uids)
-            if passes and quota_has_room(self._quotas, pod, node, each.uids):
+            if passes and quota_has_room(self.quotas, pod, node, each.uids):
                 helped[node] = each
         planned = self._planned_node(pod.uid)  # filter will refuse all other nodes in any case
         return helped if planned is None else {node: each for node, each in helped.items() if node == planned}
@@ -357,42 +347,40 @@ class Scheduler:
         fit = await all_fit(self.view.basis_of(facts, moving).state, pending, self.view.turns(), later)
         return "" if fit else PODS_PENDING
 
+    def check_ready(self) -> None:
+        """Raises NotReadYet while data that an answer depends on is missing."""
+        finding = self.behind()
+        if finding is not None:
+            raise NotReadYet(finding)
+
     def would_admit_without(self, node: NodeName, pod: PodToSchedule, uids: Collection[str]) -> bool:
         """Whether the node would admit the pod without these pods of it. Raises as `filter` does."""
         request = self._request(pod, quota=False)
         return not self._refusal_without(pod, request, node, {*uids, *self.view.pods_on(node).assumed})
 
     def _refusal_without(self, pod: PodToSchedule, request: PodClass, node: NodeName, uids: Collection[str]) -> str:
-        """Returns the code of a node's refusal of the pod without these pods; empty if it would admit the pod then."""
         gone = frozenset((*uids, pod.uid))
         crowded = "" if self._planned_node(pod.uid) is not None else self._crowds(request, node, gone)
         return crowded or self._judge_without(request, node, gone)
 
     def _crowds(self, request: PodClass, node: NodeName, gone: frozenset[str]) -> str:
-        """As `PlannedPods.refusal`, of a node that may not be offered."""
         view = self.view.nodes.get(node)
         return "" if view is None else self._planned.refusal(request, view, gone)
 
     def _request(self, pod: PodToSchedule, *, quota: bool = True) -> PodClass:
-        """
-        Returns the class of the pod, after applying all received facts. Raises as `PodChecks` and, with `quota`,
-        `Quotas` do.
-        """
-        finding = self._behind()
-        if finding is not None:
-            raise NotReadYet(finding)
+        """The class of the pod, after applying all received facts. Raises as `PodChecks` and, with `quota`, `Quotas`."""
+        self.check_ready()
         self.view.renew()
         self.checks.check_waiting(pod)
-        if quota and self._quotas is not None:
-            self._quotas.check_waiting(pod, without=self._leaving_for(pod))
+        if quota and self.quotas is not None:
+            self.quotas.check_waiting(pod, without=self._leaving_for(pod))
         return self._classes.of(pod)
 
     def _leaving_for(self, pod: PodToSchedule) -> Collection[str]:
-        """Returns the UIDs of the pods that are being deleted on the pod's nominated node."""
         return () if pod.nominated is None else self.view.terminating(pod.nominated)
 
     def _judge_without(self, request: PodClass, node: NodeName, uids: frozenset[str]) -> str:
-        """Returns the code of a node's refusal without these pods; empty if it would admit the pod then."""
+        """The code of a node's refusal without these pods; empty if it would admit the pod then."""
         view = self.view.nodes.get(node)
         if view is None or view.kind is None:
             return (self.view.foreign(node) or UNKNOWN_NODE) if view is None else view.refusal
@@ -402,15 +390,7 @@ class Scheduler:
         return decide_code(self.view.basis_of(self.view.facts_without(node, uids), uids).state, asked.demand)
 
 
-def refused_before(request: PodClass, version: int, nodes: Sequence[NodeName]) -> RefusedByAll | None:
-    """Returns the last answer for this version of the cluster and the same nodes, in any order, if all refused."""
-    known = request.refused_by_all
-    if known is None or known.version != version or len(known.nodes) != len(nodes):
-        return None
-    return known if known.nodes == set(nodes) else None
-
-
 def key_of_gang(pod: PodToSchedule, request: PodClass) -> object:
-    """Returns a key that is equal for the pods of a gang with the same request and constraints."""
+    """A key that is equal for the pods of a gang with the same request and constraints."""
     where = msgspec.json.encode(pod.constraints, order="deterministic")
     return pod.request.namespace, pod.request.annotations.get(GANG), request.key, where

@@ -14,9 +14,8 @@ from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.ports import Clock
-from topoalign.registry.ports import PodEvent, SeenPod
+from topoalign.registry.ports import DEFAULT_SCHEDULER, PodEvent, SeenPod
 from topoalign.registry.recent_dict import RecentDict
-from topoalign.registry.scheduling.binding.binding import DEFAULT_SCHEDULER
 
 CHECK_SECONDS = 15.0
 """A pod is checked after this time, or at most twice as long. Within it a node that does not answer is known: the bus may be
@@ -64,7 +63,7 @@ class BypassedPods:
 
     def note_bound(self, pod: SeenPod, node: NodeName) -> None:
         """Notes a pod that waited and is now bound to this node."""
-        if pod.uid not in self._reserved and (pod.scheduler or DEFAULT_SCHEDULER) in self._schedulers:
+        if pod.uid not in self._reserved and pod.scheduler in self._schedulers:
             self._bound[pod.uid] = pod, node
 
     async def run(self) -> None:
@@ -89,7 +88,13 @@ class BypassedPods:
     def _check(self, pod: SeenPod, node: NodeName) -> None:
         if pod.uid in self._reserved:
             return
-        names = sorted(requested_resources(pod).intersection(self._offered(node)))
+        try:
+            request = pod.to_schedule().request
+        except InvalidField:
+            return
+        containers = (*request.init_containers, *request.containers)
+        requested = {name for each in containers for name, amount in each.limits.items() if amount}
+        names = sorted(requested.intersection(self._offered(node)))
         if not names:
             return
         for name in names:
@@ -116,13 +121,3 @@ class BypassedPods:
                 kind="Warning",
             )
         )
-
-
-def requested_resources(pod: SeenPod) -> set[ResourceName]:
-    """Returns the resources that a container of the pod requests; empty for an invalid pod."""
-    try:
-        request = pod.to_schedule().request
-    except InvalidField:
-        return set()
-    containers = (*request.init_containers, *request.containers)
-    return {name for each in containers for name, amount in each.limits.items() if amount}

@@ -21,7 +21,7 @@ from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.foreign_nodes import ForeignNodes
-from topoalign.registry.ports import Gone, KubernetesApi, SeenNode, SeenPod, SeenQuota, Synced
+from topoalign.registry.ports import GoneObject, KubernetesApi, SeenNode, SeenPod, SeenQuota, Synced
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
 from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedNodes, ReportedPods, read_scheduled_pod
@@ -31,7 +31,6 @@ from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.kubernetes.pod_events import EventWriter
 from topoalign.registry.scheduling.kubernetes.refused_pods import RefusedPods, was_refused
 from topoalign.registry.scheduling.kubernetes.requeue import Requeue
-from topoalign.registry.scheduling.kubernetes.unmanaged_nodes import UnmanagedNodes
 
 VERSION_SECONDS = 300.0
 """Between two reads of the API server's version, which an upgrade changes."""
@@ -48,7 +47,6 @@ class KubernetesRecords:
     pods: ReportedPods
     nodes: ReportedNodes
     foreign: ForeignNodes
-    unmanaged: UnmanagedNodes
     gangs: Gangs
     quotas: Quotas
     bypassed: BypassedPods
@@ -118,7 +116,7 @@ class KubernetesWatch:
                 match each:
                     case SeenPod():
                         self._see(each)
-                    case Gone():
+                    case GoneObject():
                         self._lose(each.key)
                     case Synced():
                         self.pods.listed = True
@@ -128,16 +126,14 @@ class KubernetesWatch:
             async for each in changes:
                 match each:
                     case SeenNode():
-                        self.nodes.see(each)
+                        self._mark(self.nodes.see(each))
                         self._view.label(each.name, each.labels)
                         self._mark(self._records.foreign.see(each))
-                        self._mark(self._records.unmanaged.see(each))
-                    case Gone():
+                    case GoneObject():
                         name = NodeName(each.key)
                         self.nodes.lose(name)
                         self._view.forget(name)
                         self._records.foreign.lose(name)
-                        self._records.unmanaged.lose(name)
                         self._reservations.forget(name)
                     case Synced():
                         self.nodes.listed = True
@@ -150,7 +146,7 @@ class KubernetesWatch:
                 match each:
                     case SeenQuota():
                         has_changed = quotas.see(each)
-                    case Gone():
+                    case GoneObject():
                         has_changed = quotas.lose(each.key)
                     case Synced():
                         quotas.listed = True
@@ -215,10 +211,7 @@ class KubernetesWatch:
         self._is_cancelled.set()
 
     async def _cancel_all(self) -> None:
-        """
-        Cancels the reservations of pods that hold nothing, or are on another node. A reservation that cannot be
-        cancelled now expires.
-        """
+        """Cancels reservations of pods that hold nothing here. One that cannot be cancelled now expires."""
         while True:
             while not self._cancelled:
                 self._is_cancelled = anyio.Event()

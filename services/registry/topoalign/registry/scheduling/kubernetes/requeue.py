@@ -64,20 +64,15 @@ class Requeue:
             self._news = anyio.Event()
             if self._clock.monotonic() > self._since + KEPT_SECONDS:
                 self._why = ""
-            if self._why and self._waiting and await self._requeue(api):
-                await self._clock.sleep(PAUSE)
-
-    async def _requeue(self, api: KubernetesApi) -> bool:
-        """Changes an annotation. Returns whether it tried. A failure leaves the request open."""
-        node = next(iter(self._nodes), None)
-        if node is None:
-            return False
-        why = self._why
-        self._why = ""
-        try:
-            await api.wake(node, f"{why} {self._clock.wall():.3f}")
-            self.done += 1
-        except TopoalignError as error:
-            log.warning("waiting pods were not woken", node=node, finding=error.finding)
-            self.ask(self._why or why)
-        return True
+            node = next(iter(self._nodes), None)
+            if not self._why or not self._waiting or node is None:
+                continue
+            why = self._why
+            self._why = ""
+            try:
+                await api.wake(node, f"{why} {self._clock.wall():.3f}")
+                self.done += 1
+            except TopoalignError as error:
+                log.warning("waiting pods were not woken", node=node, finding=error.finding)
+                self.ask(self._why or why)  # the request stays open
+            await self._clock.sleep(PAUSE)

@@ -36,6 +36,7 @@ from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.sharing.quota_amounts import OverQuota
 from topoalign.core.sharing.slot_defaults import FilledIn, with_defaults
 from topoalign.kubelet.files import manifest
+from topoalign.registry.ports import DEFAULT_SCHEDULER
 from topoalign.registry.scheduling.extender.handlers import BODY_SECONDS, Call, call_route
 from topoalign.registry.scheduling.scheduling_api import with_counting
 
@@ -45,7 +46,6 @@ BINDINGS = (("pods", "binding"), ("bindings", ""))
 """Resource and subresource of what is created to bind a pod; the second is the older form of the first."""
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
-DEFAULT_SCHEDULER = "default-scheduler"
 MIRROR = "kubernetes.io/config.mirror"
 """The annotation of a pod by which a kubelet shows one of its static pods: it runs already."""
 NODES = "system:nodes"

@@ -6,9 +6,8 @@ before the pod: they run one after another, and end before the others start. The
 container, so two containers spread over two GPUs. A node's score counts what is used before the pod, and no links (as
 upstream).
 
-Only HAMi uses this sequence; here only the published cases (suites `hami/place` and `hami/mig_place`) use it. A node of
-topoalign follows the kubelet, by which a container takes over the devices of its init containers; both use
-`gpu_scores` to choose the GPUs of each container.
+Only HAMi uses this sequence. A node of topoalign follows the kubelet, by which a container takes over the devices of its
+init containers; both use `gpu_scores` to choose the GPUs of each container.
 
 Source: HAMi 4707fb02, scoreNode.
 """
@@ -19,11 +18,13 @@ import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR, GpuRules
 from topoalign.core.demand.shares import HamiRequest
-from topoalign.core.model.topology.mig import find_place
-from topoalign.core.sharing.hami.fit import MIG_MODE, Shares, Surroundings, Unfit
+from topoalign.core.model.holdings import Amount
+from topoalign.core.model.topology.mig import MigPlacement, find_place
+from topoalign.core.sharing.hami.fit import MIG_MODE, HamiShare, Shares, Surroundings, Unfit
 from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, choose_gpus_as_hami, hami_gpus_score, score_gpus
-from topoalign.core.sharing.hami.hami_amounts import MIB, HamiGpuUsage, HamiShare, with_share
 from topoalign.core.sharing.hami.registration import PairScores
+from topoalign.core.sharing.shared_gpus import SharedGpu
+from topoalign.core.state.share_amounts import MIB, sum_amounts
 
 INSUFFICIENT = "NodeInsufficientDevice"
 """The reason of a node with fewer GPUs than one container asks for."""
@@ -34,9 +35,8 @@ UNKNOWN_VENDOR = "Device type not found"
 class NodeGpus(msgspec.Struct, frozen=True, kw_only=True):
     """A node's GPUs."""
 
-    cards: tuple[HamiGpuUsage, ...]
+    cards: tuple[SharedGpu, ...]
     scores: PairScores = {}
-    """The scores of the links between them."""
     cordoned: frozenset[str] = frozenset()
     """Uuids."""
 
@@ -74,8 +74,8 @@ def place_pod_as_hami(node: NodeGpus, pod: PodShares) -> Placed | Unfit:
 
 
 def _serve(
-    node: NodeGpus, gpus: tuple[HamiGpuUsage, ...], requests: Sequence[HamiRequest], rules: GpuRules
-) -> tuple[Shares, tuple[HamiGpuUsage, ...]] | Unfit:
+    node: NodeGpus, gpus: tuple[SharedGpu, ...], requests: Sequence[HamiRequest], rules: GpuRules
+) -> tuple[Shares, tuple[SharedGpu, ...]] | Unfit:
     """The shares of one container, and the GPUs as it leaves them."""
     given: list[HamiShare] = []
     scored = score_gpus(gpus, requests, rules.weights)
@@ -85,7 +85,7 @@ def _serve(
             continue
         if request.vendor != VENDOR:
             return Unfit(UNKNOWN_VENDOR)
-        its = [each for each in scored if request.vendor.lower() in each.card.type.lower()]
+        its = [each for each in scored if request.vendor.lower() in each.card.model.lower()]
         takes_instances = rules.takes_mode(MIG_MODE) and any(each.card.mode == MIG_MODE for each in its)
         if len(its) < request.count and not takes_instances:  # of those one GPU can serve it more than once
             return Unfit(INSUFFICIENT)
@@ -100,9 +100,10 @@ def _serve(
 
 def _take(gpus: tuple[ScoredGpu, ...], share: HamiShare) -> tuple[tuple[ScoredGpu, ...], HamiShare]:
     """The GPUs with this share held, and the share, which of a GPU in mode `mig` is a whole instance."""
-    position = next(i for i, each in enumerate(gpus) if each.card.uuid == share.uuid)
+    position = next(i for i, each in enumerate(gpus) if each.card.device == share.uuid)
     gpu = gpus[position].card
-    instance = find_place(gpu.profiles, gpu.instances, share.memory * MIB) if gpu.mode == MIG_MODE else None
+    taken = gpu.taken or frozenset[MigPlacement]()
+    instance = find_place(gpu.profiles, taken, share.memory * MIB) if gpu.mode == MIG_MODE else None
     if instance is not None:
         profile, placement = instance
         share = HamiShare(
@@ -112,5 +113,10 @@ def _take(gpus: tuple[ScoredGpu, ...], share: HamiShare) -> tuple[tuple[ScoredGp
             profile=profile.name,
             placement=placement,
         )
-    left = ScoredGpu(with_share(gpu, share), gpus[position].score)
-    return (*gpus[:position], left, *gpus[position + 1 :]), share
+    left = msgspec.structs.replace(
+        gpu,
+        sharers=gpu.sharers + 1,
+        held=sum_amounts((gpu.held, Amount(cores=share.cores, memory=share.memory * MIB))),
+        taken=taken if share.placement is None else taken | {share.placement},
+    )
+    return (*gpus[:position], ScoredGpu(left, gpus[position].score), *gpus[position + 1 :]), share

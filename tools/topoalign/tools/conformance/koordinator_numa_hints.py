@@ -24,11 +24,7 @@ MOST_NODES = 10
 
 
 class NumaHint(msgspec.Struct, frozen=True):
-    """
-    A set of NUMA nodes on which a pod's devices could be.
-
-    `score` is `SAME_GPUS` if the GPUs chosen there are those chosen on the whole machine, else 0.
-    """
+    """A set of NUMA nodes; `score`: `SAME_GPUS` if the GPUs chosen there are those chosen on the whole machine, else 0."""
 
     nodes: tuple[int, ...]
     preferred: bool
@@ -37,7 +33,7 @@ class NumaHint(msgspec.Struct, frozen=True):
 
 def numa_hints(asked: JointRequest) -> Mapping[DeviceType, Sequence[NumaHint]]:
     """
-    Finds type -> hints, the narrowest first; equal for all types. Empty where no device is on a known NUMA node.
+    Type -> hints, the narrowest first, equal for all types; empty where no device is on a known NUMA node.
 
     Raises DevicesDoNotFit where the whole machine cannot give the devices, and TooMuchWork.
     """

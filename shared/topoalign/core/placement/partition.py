@@ -1,0 +1,174 @@
+"""
+Finds the best partition of devices into sets of one size, which device policy `best-effort` maximises.
+
+A partition is a split of some devices into as many sets of `size` as there can be, and what is left over as one smaller
+set. It is worth the sum of the scores of all its sets, and the score of a set is the sum over its pairs (`Scores`). Of
+the partitions in which a set of full size holds all required devices, the best are those worth the most; the chosen set
+is the best that occurs in any of these and holds the required ones, of equals the one with the lowest indexes. So the
+answer depends on the scores alone, and not on the order of the devices.
+
+Up to 16 devices the search is exact. With more, sets grow greedily and then exchange devices; the answer is marked as not
+exact (docs/decisions/0026-one-exact-and-one-greedy-partition-search.md).
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache
+from itertools import combinations
+from operator import add, itemgetter
+from typing import NamedTuple
+
+from topoalign.core.placement.gpus.seam import Scores, grow_set, total_score
+
+
+class Partition(NamedTuple):
+    """The best partition that a search found, and its chosen set."""
+
+    members: tuple[int, ...]
+    """The chosen set: positions, ascending."""
+    total: int
+    """What the partition is worth that it belongs to."""
+    exact: bool
+    """Whether no partition is worth more, and no set is chosen before this one. False: greedy."""
+
+
+def best_split(scores: Scores, available: Collection[int], required: Collection[int], size: int) -> Partition:
+    """
+    The chosen set of a best partition of the available positions, and what that partition is worth. Requires distinct
+    positions of the table, all required ones available, and max(1, len(required)) <= size <= len(available).
+    """
+    free = sorted(available)
+    if size == len(free):
+        return Partition(tuple(free), total_score(scores, free), exact=True)
+    if size == 1:
+        return Partition(tuple(required) or (free[0],), 0, exact=True)
+    among_free = itemgetter(*free)
+    rows = [among_free(row) for row in among_free(scores)]
+    fixed = [free.index(position) for position in sorted(required)]
+    exact = len(free) <= MOST_EXACT
+    members, total = (best_by_subsets if exact else greedy_split)(rows, fixed, size)
+    return Partition(tuple(free[member] for member in members), total, exact)
+
+
+# The exact search: a table with the best partition of each subset that can be left.
+#
+# A set of devices is a mask in which the first device has the highest bit, so of two sets of one size the one with the
+# lower indexes has the greater mask. The device with the lowest bit of a subset is in one of its sets: in one of full
+# size, or in the smaller one of what is left over. So the best partition of the subset is the best of these sets with
+# the best partition of the rest.
+
+
+MOST_EXACT = 16
+"""Devices. Sixteen take 10 ms to 0.3 s, depending on the size; each more doubles the number of subsets."""
+
+
+def best_by_subsets(scores: Scores, required: Sequence[int], size: int) -> tuple[Sequence[int], int]:
+    """Finds the chosen set, ascending, and the total; 1 < size < devices <= MOST_EXACT."""
+    devices = len(scores)
+    everything = (1 << devices) - 1
+    worth = _score_subsets(scores)
+
+    @cache
+    def total_of(subset: int) -> int:
+        """What a best partition of the subset is worth."""
+        count = subset.bit_count()
+        if count <= size:
+            return worth[subset]
+        lowest, *others = _bits_of(subset)
+        left_over = count % size
+        sizes = (size, left_over) if left_over else (size,)
+        sets = [lowest + rest for each in sizes for rest in map(sum, combinations(others, each - 1))]
+        total_of_rest: Callable[[int], int] = worth.__getitem__ if count <= 2 * size else total_of
+        best: int = max(map(add, map(worth.__getitem__, sets), map(total_of_rest, map(subset.__xor__, sets))))
+        return best
+
+    def total_with(mask: int) -> int:
+        """What the best partition is worth that has this set."""
+        return worth[mask] + total_of(everything ^ mask)
+
+    fixed = sum(1 << devices - 1 - member for member in required)
+    others = combinations(_bits_of(everything ^ fixed), size - len(required))
+    sets = [fixed + mask for mask in map(sum, others)]
+    total = max(map(total_with, sets)) if required else total_of(everything)
+    sets.sort(key=lambda mask: (worth[mask], mask), reverse=True)
+    chosen = next(mask for mask in sets if total_with(mask) == total)
+    return [member for member in range(devices) if chosen >> devices - 1 - member & 1], total
+
+
+def _bits_of(subset: int) -> list[int]:
+    return [1 << place for place in range(subset.bit_length()) if subset >> place & 1]
+
+
+def _score_subsets(scores: Scores) -> list[int]:
+    """Mask -> the score of the set, as a list. A device adds its links to the devices that are there."""
+    worth = [0]
+    for position in reversed(range(len(scores))):
+        gains = [0]
+        for value in scores[position][:position:-1]:
+            gains += [value + smaller for smaller in gains]
+        worth += map(add, worth, gains)
+    return worth
+
+
+# The greedy search. Each set grows by the device that adds most, from every start there is, and the best of these is
+# kept; the next one grows out of the rest. Then devices of different sets change places while that adds to the total.
+
+
+MOST_LOOKS = 40_000
+"""At pairs that might change places: 20 ms. Sixty-four devices have 2,016, and a dozen rounds bring nearly all there is."""
+
+Sets = list[list[int]]
+"""Positions, ascending; sets of full size in the order in which they grew, and what is left over as the last."""
+
+
+def greedy_split(scores: Scores, required: Sequence[int], size: int) -> tuple[Sequence[int], int]:
+    """A good set that holds all required positions, and what the partition of the table is worth that it belongs to."""
+    sets = _exchange_devices(scores, _grow_partition(scores, required, size), required)
+    holding = [members for members in sets if len(members) == size and {*required} <= {*members}]
+    return _best_set(scores, holding), sum(total_score(scores, members) for members in sets)
+
+
+def _grow_partition(scores: Scores, required: Sequence[int], size: int) -> Sets:
+    """Splits all positions into sets that grow one after the other, the first from the required ones."""
+    rest = list(range(len(scores)))
+    indifferent = [0] * len(scores)
+    sets: Sets = []
+    while len(rest) > size:
+        seeds = [list(required)] if required and not sets else [[start] for start in rest]
+        best = _best_set(scores, ([*grow_set(scores, rest, seed, size, indifferent)] for seed in seeds))
+        sets.append(best)
+        rest = [position for position in rest if position not in best]
+    return [*sets, rest] if rest else sets
+
+
+def _best_set(scores: Scores, sets: Iterable[list[int]]) -> list[int]:
+    """The set with the highest score; of equals the one with the lowest indexes."""
+    return min(sets, key=lambda members: (-total_score(scores, members), members))
+
+
+def _exchange_devices(scores: Scores, sets: Sets, fixed: Collection[int]) -> Sets:
+    """Exchanges two devices of different sets as long as that adds to the total; the `fixed` ones stay."""
+    home = {device: at for at, members in enumerate(sets) for device in members}
+    links = [[sum(row[member] for member in members) for members in sets] for row in scores]
+    movable = [device for device in sorted(home) if device not in fixed]
+    looks = 0
+    improving = True
+    while improving and looks < MOST_LOOKS:
+        improving = False
+        for a, b in combinations(movable, 2):
+            looks += 1
+            ours = home[a]
+            theirs = home[b]
+            if ours == theirs:
+                continue
+            our_gain = links[b][ours] - links[a][ours] - scores[a][b]
+            their_gain = links[a][theirs] - links[b][theirs] - scores[a][b]
+            # the first set, which grew out of all devices, loses nothing
+            first_gain = our_gain if ours == 0 else their_gain if theirs == 0 else 0
+            if our_gain + their_gain > 0 and first_gain >= 0:
+                improving = True
+                home[a] = theirs
+                home[b] = ours
+                for row, linked in zip(scores, links, strict=True):
+                    linked[ours] += row[b] - row[a]
+                    linked[theirs] += row[a] - row[b]
+    return [[device for device in sorted(home) if home[device] == at] for at in range(len(sets))]
