@@ -74,7 +74,7 @@ async def serving(folder: Path) -> AsyncIterator[str]:
         await tasks.start(lambda *, task_status: discovery.run(task_status=task_status))
         while await bus.last_position(Stream.NODES) < 3:
             await anyio.lowlevel.checkpoint()
-        discovery.hear(HardwareEvent(kind=Occurrence.XID, gpu=DeviceID("GPU-7"), xid=79))
+        discovery.receive(HardwareEvent(kind=Occurrence.XID, gpu=DeviceID("GPU-7"), xid=79))
         while await bus.last_position(Stream.NODES) < 4:
             await anyio.lowlevel.checkpoint()
         yield url

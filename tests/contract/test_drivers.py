@@ -112,7 +112,7 @@ async def test_a_driver_says_what_it_reads_by(driver: Driver) -> None:
 class Nobody:
     """Hears, and fails the test if what it hears is that nothing can be received."""
 
-    def hear(self, event: HardwareEvent) -> None:
+    def receive(self, event: HardwareEvent) -> None:
         pass
 
     def lose_subscription(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:

@@ -32,7 +32,7 @@ def world(tmp_path: Path) -> World:
 
 async def happens(world: World, kind: Occurrence, gpu: DeviceID | None = A, **more: int) -> None:
     assert world.hardware.listener is not None
-    world.hardware.listener.hear(HardwareEvent(kind=kind, gpu=gpu, **more))
+    world.hardware.listener.receive(HardwareEvent(kind=kind, gpu=gpu, **more))
 
 
 async def word(world: World, word: Override, *devices: str, reason: str = "") -> dict[DeviceID, DeviceHealth]:

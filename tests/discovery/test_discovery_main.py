@@ -191,8 +191,8 @@ async def test_health_settings_count_as_soon_as_they_change(tmp_path: Path) -> N
         assert await configuration.look()
         await world.clock.advance(READ_SECONDS)
 
-        world.discovery.hear(HardwareEvent(kind=Occurrence.XID, gpu=first, xid=79))
-        world.discovery.hear(HardwareEvent(kind=Occurrence.XID, gpu=second, xid=13))
+        world.discovery.receive(HardwareEvent(kind=Occurrence.XID, gpu=first, xid=79))
+        world.discovery.receive(HardwareEvent(kind=Occurrence.XID, gpu=second, xid=13))
         await world.clock.advance(0)
         said = (await world.health()).devices
         assert [HealthState.HEALTHY, HealthState.UNHEALTHY] == [said[first].state, said[second].state]

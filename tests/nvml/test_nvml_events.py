@@ -40,7 +40,7 @@ class Recorder:
         self.events: list[HardwareEvent] = []
         self.subscription_loss: list[tuple[str | None, frozenset[DeviceID]]] = []
 
-    def hear(self, event: HardwareEvent) -> None:
+    def receive(self, event: HardwareEvent) -> None:
         self.events.append(event)
 
     def lose_subscription(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:

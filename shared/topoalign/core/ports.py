@@ -201,7 +201,7 @@ class HardwareEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class Listener(Protocol):
     """Port to the receiver of hardware events between two readings. Called in the event loop."""
 
-    def hear(self, event: HardwareEvent) -> None:
+    def receive(self, event: HardwareEvent) -> None:
         """Takes in an event of a GPU."""
 
     def lose_subscription(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:

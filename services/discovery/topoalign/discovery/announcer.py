@@ -72,7 +72,7 @@ class Announcer:
             return self._published
 
         return Endpoint(
-            name="said", subject=wire.published_subject(node), answer=answer_with(PublishedRequest, published)
+            name="published", subject=wire.published_subject(node), answer=answer_with(PublishedRequest, published)
         )
 
     def request_announce(self) -> None:

@@ -210,28 +210,15 @@ class Discovery:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Runs until cancelled. Started once questions are answered; the first reading may take longer."""
-        endpoints = [
-            Endpoint(
-                name="announce",
-                subject=wire.announce_subject(self._node),
-                answer=answer_with(AnnounceRequest, self._answer_announce),
-            ),
-            self.announcer.endpoint(self._node),
-            *self._answers,
-            Endpoint(
-                name="alive",
-                subject=wire.alive_subject(self._node),
-                answer=answer_with(AliveRequest, self._answer_alive),
-            ),
-            *(
-                Endpoint(
-                    name=override,
-                    subject=wire.devices_subject(self._node, override),
-                    answer=answer_with(DevicesRequest, partial(self._answer_override, override)),
-                )
-                for override in OVERRIDES
-            ),
-        ]
+        answers = {
+            "announce": (wire.announce_subject(self._node), answer_with(AnnounceRequest, self._answer_announce)),
+            "alive": (wire.alive_subject(self._node), answer_with(AliveRequest, self._answer_alive)),
+        }
+        for override in OVERRIDES:
+            answer = answer_with(DevicesRequest, partial(self._answer_override, override))
+            answers[override] = (wire.devices_subject(self._node, override), answer)
+        own = [Endpoint(name=name, subject=subject, answer=answer) for name, (subject, answer) in answers.items()]
+        endpoints = [*own, self.announcer.endpoint(self._node), *self._answers]
         async with self._bus.serve(SERVICE, endpoints), anyio.create_task_group() as tasks:
             tasks.start_soon(self.announcer.run)
             tasks.start_soon(self.announcer.watch, self.announce)
@@ -292,7 +279,7 @@ class Discovery:
     def _hardware(self) -> Topology:
         return self._topology.topology if self._topology is not None else Topology()
 
-    def hear(self, event: HardwareEvent) -> None:
+    def receive(self, event: HardwareEvent) -> None:
         """Takes an event of the driver between two readings."""
         self._metrics.observe(event)
         if self._health_keeper.observe(event, self._hardware):

@@ -252,18 +252,6 @@ class ReservationsChanged(Fact, frozen=True, kw_only=True, tag="ReservationsChan
     """UIDs of pods that are gone, were refused, or could not be bound."""
 
 
-Event = (
-    TopologyDiscovered
-    | DeviceHealthChanged
-    | UsageObserved
-    | AllocationGranted
-    | AllocationBound
-    | AllocationReleased
-    | AllocationRefused
-    | AllocationDeviated
-    | AllocationsSnapshot
-    | ReservationsChanged
-)
 LedgerEvent = (
     AllocationGranted
     | AllocationBound
@@ -272,3 +260,4 @@ LedgerEvent = (
     | AllocationDeviated
     | AllocationsSnapshot
 )
+Event = TopologyDiscovered | DeviceHealthChanged | UsageObserved | LedgerEvent | ReservationsChanged

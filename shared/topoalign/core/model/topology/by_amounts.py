@@ -21,6 +21,7 @@ def gpu_of(topology: Topology, base: DeviceID) -> Gpu:
     return topology.gpu_by_id[topology.card_of(base)]
 
 
+@computed_once
 def is_by_amounts(topology: Topology) -> bool:
     """Whether any GPU or MIG instance is offered in units or in slots."""
-    return topology.has_units or bool(offers_in_slots(topology))
+    return any(offer.unit is not None for offer in topology.offered) or bool(offers_in_slots(topology))

@@ -230,11 +230,6 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
                 found[base] = (*found.get(base, ()), offer)
         return found
 
-    @cached_property
-    def has_units(self) -> bool:
-        """Whether any GPU is offered in units."""
-        return any(offer.unit is not None for offer in self.offered)
-
     def kind_of(self, resource: ResourceName) -> Kind:
         """What a resource consists of, which decides how its devices are chosen."""
         offers = self.offers_of.get(resource, ())

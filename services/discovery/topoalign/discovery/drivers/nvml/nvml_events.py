@@ -136,7 +136,7 @@ class NvmlEvents:
             listener.lose_subscription(reason, silent)
             log.info("events of GPUs are received") if reason is None else log.warning(reason, gpus=sorted(silent))
         if event is not None:
-            listener.hear(event)
+            listener.receive(event)
 
     def _report_failure(self, listener: Listener, fault: DriverFault | CallFailed, gpus: frozenset[DeviceID]) -> None:
         # the first failed wait in a row is not reported
