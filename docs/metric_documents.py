@@ -63,7 +63,7 @@ SHARES = NodeShares(
     devices=(
         DeviceShares(
             device=GPU,
-            card=GPU,
+            gpu=GPU,
             memory=0,
             memory_used=0,
             utilization=0,

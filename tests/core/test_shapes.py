@@ -22,7 +22,7 @@ QUERIES = (
     "offered",
     "offers_of",
     "offers_by_base",
-    "cards",
+    "parents",
     "cpus_by_node",
     "node_ids",
     "gpu_by_id",

@@ -58,7 +58,7 @@ def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool
     rows = [*device_rows(allocation, topology)]
     if rows:
         output.columns(("RESOURCE", "INDEX", "DEVICE", "PCI", "NUMA"), rows)
-    gpus = {topology.card_of(device) for device in allocation.device_ids} & topology.gpu_by_id.keys()
+    gpus = {topology.parent_of(device) for device in allocation.device_ids} & topology.gpu_by_id.keys()
     if len(gpus) > 1:
         output.print_line(f"seam        {seam_of(topology, gpus)}")
     if not decided:

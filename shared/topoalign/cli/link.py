@@ -241,7 +241,7 @@ class AnnouncedNode:
         for allocation in self.allocations:
             pod = "?" if allocation.owner is None else f"{allocation.owner.namespace}/{allocation.owner.pod}"
             for device in allocation.device_ids:
-                for name in {base_of(device), self.topology.card_of(device)}:
+                for name in {base_of(device), self.topology.parent_of(device)}:
                     held.setdefault(name, {})[pod] = None
         return {device: tuple(pods) for device, pods in held.items()}
 

@@ -13,7 +13,7 @@ from topoalign.core.sharing.share_refusals import ShareFields
 from topoalign.core.sharing.shared_gpus import SharedGpu
 
 GIB = 2**30
-PATHS = ShareFields(cores="limits[x/cores]", memory="limits[x/memory]", cards="annotations[x/cards]")
+PATHS = ShareFields(cores="limits[x/cores]", memory="limits[x/memory]", gpus="annotations[x/cards]")
 EMPTY = shared_gpu(0, 8 * GIB, model="NVIDIA L4")
 
 

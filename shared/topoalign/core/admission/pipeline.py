@@ -307,7 +307,7 @@ class AdmissionRun:
         hardware = self.state.hardware
         chooses_gpus = any(  # annotations choose the GPUs of which it asks for slots, or spread its units
             (each.gpu_annotations and share_in_slots(hardware, each.devices) is not None)
-            or (each.cards > 1 and share_in_units(hardware, each.devices) is not None)
+            or (each.gpus > 1 and share_in_units(hardware, each.devices) is not None)
             for each in self.demand.containers
         )
         if (self.demand.jointly or chooses_gpus) and not self.profile.aligns_jointly:

@@ -249,5 +249,5 @@ def seam_on(question: ClusterQuestion, node: QueriedNode) -> str:
 def gpu_positions_of_allocation(allocation: Allocation, topology: Topology) -> Members:
     """The positions of the GPUs that a container has, or has a share of, but for those in MIG mode."""
     position = positions_by_gpu(topology)
-    gpus = {topology.card_of(device) for device in allocation.device_ids}
+    gpus = {topology.parent_of(device) for device in allocation.device_ids}
     return tuple(sorted(position[gpu.id] for gpu in topology.gpus if gpu.id in gpus and gpu.mig is None))

@@ -304,7 +304,7 @@ def device_need(topology: Topology, demand: PodDemand) -> DeviceNeed:
     if not {"unit", "slot"}.isdisjoint(kinds.values()):
         # without the annotations, which the node's decision has looked at and which other nodes may not be able to read
         asked = (
-            share_in_slots(topology, each.devices) or share_in_units(topology, each.devices, each.cards)
+            share_in_slots(topology, each.devices) or share_in_units(topology, each.devices, each.gpus)
             for each in lasting
         )
         shares = [share for share in asked if share is not None]

@@ -159,7 +159,7 @@ def _groups_by_numa_node(
     large = [group for group in by_node.values() if len(group) >= size]
     if not large:
         raise ShareSplit(
-            fields.cards, f"{size} of one NUMA node are asked for, and no node has as many with enough left"
+            fields.gpus, f"{size} of one NUMA node are asked for, and no node has as many with enough left"
         )
     return large
 

@@ -21,7 +21,7 @@ class ShareFields(NamedTuple):
 
     cores: str = "cores"
     memory: str = "memory"
-    cards: str = "cards"
+    gpus: str = "gpus"
     types: str = "types"
     uuids: str = "uuids"
     modes: str = ""
@@ -121,7 +121,7 @@ class NoGpuAccepted(ShareDoesNotFit):
         found = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "it has none"
         lists = {OTHER_TYPE: fields.types, OTHER_UUID: fields.uuids, OTHER_MODE: fields.modes}
         super().__init__(
-            " and ".join(field for reason, field in lists.items() if reason in reasons) or fields.cards,
+            " and ".join(field for reason, field in lists.items() if reason in reasons) or fields.gpus,
             f"no GPU of the node may be chosen: {found}",
             MODE_SETTINGS
             if OTHER_MODE in reasons
@@ -136,7 +136,7 @@ class NotEnoughShareGpus(ShareDoesNotFit):
 
     def __init__(self, fields: ShareFields, asked: int, gpus: int) -> None:
         super().__init__(
-            fields.cards,
+            fields.gpus,
             f"{asked} GPUs are asked for, and {gpus} of the node may be chosen",
             "ask for fewer GPUs, or choose a node that has more",
         )
@@ -149,7 +149,7 @@ class NotEnoughUnusedGpus(ShareDoesNotFit):
 
     def __init__(self, fields: ShareFields, asked: int, unused: int) -> None:
         super().__init__(
-            fields.cards,
+            fields.gpus,
             f"{asked} unused GPUs are asked for, and the node has {unused}: containers hold parts of the others",
         )
 
@@ -178,7 +178,7 @@ class NotEnoughShareSlots(ShareDoesNotFit):
     code = "NotEnoughShareSlots"
 
     def __init__(self, fields: ShareFields, gpus: int, left: Sequence[int]) -> None:
-        super().__init__(fields.cards, describe_lacking_amount(1, gpus, left, "{} slots".format))
+        super().__init__(fields.gpus, describe_lacking_amount(1, gpus, left, "{} slots".format))
 
 
 class ShareSplit(ShareDoesNotFit):
@@ -205,7 +205,7 @@ class SlotsBeyondNumaNode(ShareDoesNotFit):
 
     def __init__(self, fields: ShareFields, asked: int, most: int) -> None:
         super().__init__(
-            fields.cards,
+            fields.gpus,
             f"{asked} GPUs are asked for, and a NUMA node has {most}: slots have NUMA nodes (sharing.slots.numaTopology), "
             "and the kubelet, which counts slots, aligns them to too few GPUs",
             f"ask for at most {most} GPUs; {UNALIGNED}",
@@ -220,7 +220,7 @@ class NoneByHami(ShareDoesNotFit):
     def __init__(self, fields: ShareFields, asked: int, reason: str) -> None:
         self.reason = reason
         super().__init__(
-            fields.cards,
+            fields.gpus,
             f"enough is left of {asked}, and HAMi's rules choose none: {reason}",
             "ask for less or by other annotations, or choose a node without compat hami",
         )

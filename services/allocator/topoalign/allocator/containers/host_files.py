@@ -170,7 +170,7 @@ def present(root: HostRoot, paths: Iterable[str]) -> tuple[str, ...]:
 
 def gpu_and_instance(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice | None] | None:
     """Returns the GPU, or GPU and MIG instance, of a device id without its share; None for other devices."""
-    gpu = topology.gpu_by_id.get(topology.card_of(base))
+    gpu = topology.gpu_by_id.get(topology.parent_of(base))
     if gpu is None or gpu.id == base:
         return None if gpu is None else (gpu, None)
     return next((gpu, instance) for instance in gpu.mig or () if instance.uuid == base)
