@@ -21,7 +21,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import GPU_COUNT, AdmissionRules, Mode, Policy
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.gpus.seam import Scores, gpu_scores
+from topoalign.core.placement.gpus.bandwidth import Scores, gpu_scores
 from topoalign.core.sharing.choosers import units_on
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import NONE_HELD, ShareLeft

@@ -30,7 +30,7 @@ SCORES = (
     "of NICs, summed over their PCIe paths to the container's GPUs. More is better connected.\n"
     "Four GPUs with 12 NVLinks a pair and PIX: 6 pairs x 1250 = 7500."
 )
-"""The legend of the seams (`placement.gpus.seam`) and scores (those of go-gpuallocator)."""
+"""The legend of the seams (`placement.gpus.bandwidth`) and scores (those of go-gpuallocator)."""
 
 
 def owner(of: Owner | None) -> str:

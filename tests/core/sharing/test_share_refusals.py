@@ -7,7 +7,7 @@ from shared_gpu_support import shared_gpu
 from topoalign.core.demand.share_annotations import GpuRules, Selection
 from topoalign.core.demand.shares import Share
 from topoalign.core.model.errors import NoFit, TopoalignError
-from topoalign.core.placement.gpus.seam import SetScorer
+from topoalign.core.placement.gpus.bandwidth import SetScorer
 from topoalign.core.sharing.choice import choose_gpus
 from topoalign.core.sharing.share_refusals import ShareFields
 from topoalign.core.sharing.shared_gpus import SharedGpu

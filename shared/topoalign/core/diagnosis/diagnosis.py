@@ -30,7 +30,7 @@ from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.gpus.seam import Members
+from topoalign.core.placement.gpus.bandwidth import Members
 from topoalign.core.placement.preference import positions_by_gpu, set_scorer
 from topoalign.core.scoring.scorers import NodeScorer
 

@@ -15,6 +15,16 @@ from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import connection_score
+from topoalign.core.placement.gpus.bandwidth import (
+    NO_NICS,
+    Members,
+    NicLocality,
+    Nics,
+    SetScorer,
+    gpu_links,
+    gpu_scores,
+    nic_locality,
+)
 from topoalign.core.placement.gpus.device_policy import (
     DGX1_PASCAL,
     DGX1_VOLTA,
@@ -24,16 +34,6 @@ from topoalign.core.placement.gpus.device_policy import (
     GpuChoice,
     Simple,
     StaticSets,
-)
-from topoalign.core.placement.gpus.seam import (
-    NO_NICS,
-    Members,
-    NicLocality,
-    Nics,
-    SetScorer,
-    gpu_links,
-    gpu_scores,
-    nic_locality,
 )
 from topoalign.core.placement.gpus.topology import ByTopology
 

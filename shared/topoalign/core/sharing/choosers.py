@@ -65,7 +65,7 @@ from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.placement.device_choice import DeviceChoice
-from topoalign.core.placement.gpus.seam import SetScorer, gpu_scores
+from topoalign.core.placement.gpus.bandwidth import SetScorer, gpu_scores
 from topoalign.core.placement.preference import set_scorer
 from topoalign.core.sharing.choice import FIELDS, accepted_gpus, choose_gpus
 from topoalign.core.sharing.gaia.evaluators import choose_gpus_as_gaia

@@ -21,7 +21,7 @@ import structlog
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.listing import api_health
 from topoalign.allocator.device_plugin.plugin_server import DevicePlugin, register, socket_path
-from topoalign.allocator.device_plugin.registration_states import (
+from topoalign.allocator.device_plugin.registration import (
     POLL_SECONDS,
     QUIET_SECONDS,
     SETTLE_SECONDS,

@@ -36,9 +36,9 @@ from topoalign.registry.scheduling.filter.decision_cache import (
     RefusedByAll,
     decide_code,
 )
+from topoalign.registry.scheduling.filter.namespace_quotas import Quotas, quota_has_room
 from topoalign.registry.scheduling.filter.node_templates import NewNodes
 from topoalign.registry.scheduling.filter.pending_pods import PlannedPods, WaitingPods, later_than, pending_pod
-from topoalign.registry.scheduling.filter.pod_quotas import Quotas, quota_has_room
 from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, Filtered, PodToSchedule, Victims
 
 PODS_KEPT = 4_096
