@@ -59,8 +59,6 @@ class NothingRuns(Unavailable):
     Remedy: Start `topoalign up`, or give the address with `--nats`.
     """
 
-    code = "NothingRuns"
-
     def __init__(self, remedy: str = "start `topoalign up` in another terminal, or give --nats URL") -> None:
         super().__init__(
             "no NATS is known: neither --nats nor TOPOALIGN_NATS_URL is set, and no `topoalign up` of this user runs",

@@ -238,8 +238,6 @@ class NodesUnknown(Unavailable):
     Remedy: Wait until the registry has read Kubernetes; `/readyz` shows when.
     """
 
-    code = "NodesUnknown"
-
     def __init__(self, finding: str) -> None:
         super().__init__(finding, "wait until the registry has read what Kubernetes has; /readyz shows when")
 

@@ -31,8 +31,6 @@ from topoalign.core.profile import profile_of
 class NotAligned(NoFit):
     """The policy refuses the best alignment that the providers' hints allow."""
 
-    code = "NotAligned"
-
     def __init__(
         self, rules: AdmissionRules, container: ContainerName | None, alignment: Alignment, shortage: str = ""
     ) -> None:

@@ -84,8 +84,6 @@ class ShareDoesNotFit(NoFit):
     Remedy: Wait until pods end, or ask for less.
     """
 
-    code = "ShareDoesNotFit"
-
     def __init__(self, field: str, finding: str, remedy: str = WAIT) -> None:
         self.field = field
         super().__init__(f"{field}: {finding}", remedy)
@@ -93,8 +91,6 @@ class ShareDoesNotFit(NoFit):
 
 class MemoryAboveGpu(ShareDoesNotFit):
     """Raised for more memory than a GPU has, even if nobody held anything of it. `text`: an amount, for people."""
-
-    code = "MemoryAboveGpu"
 
     def __init__(self, fields: ShareFields, asked: int, largest: int, text: Callable[[int], str] = format_mib) -> None:
         self.asked = asked
@@ -115,8 +111,6 @@ class NoGpuAccepted(ShareDoesNotFit):
     Remedy: Change the lists in its annotations; `topoalign gpu list` shows the GPUs.
     """
 
-    code = "NoGpuAccepted"
-
     def __init__(self, fields: ShareFields, reasons: Mapping[str, int]) -> None:
         found = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "it has none"
         lists = {OTHER_TYPE: fields.types, OTHER_UUID: fields.uuids, OTHER_MODE: fields.modes}
@@ -132,8 +126,6 @@ class NoGpuAccepted(ShareDoesNotFit):
 class NotEnoughShareGpus(ShareDoesNotFit):
     """Raised when the node has fewer GPUs that may be chosen than are asked for."""
 
-    code = "NotEnoughShareGpus"
-
     def __init__(self, fields: ShareFields, asked: int, gpus: int) -> None:
         super().__init__(
             fields.gpus,
@@ -145,8 +137,6 @@ class NotEnoughShareGpus(ShareDoesNotFit):
 class NotEnoughUnusedGpus(ShareDoesNotFit):
     """Raised when whole GPUs are asked for, or GPUs that nobody else uses, and too few are unused."""
 
-    code = "NotEnoughUnusedGpus"
-
     def __init__(self, fields: ShareFields, asked: int, unused: int) -> None:
         super().__init__(
             fields.gpus,
@@ -157,8 +147,6 @@ class NotEnoughUnusedGpus(ShareDoesNotFit):
 class NotEnoughShareCores(ShareDoesNotFit):
     """Raised when too few GPUs have the cores left, and all together neither. `left`: the cores of each GPU."""
 
-    code = "NotEnoughShareCores"
-
     def __init__(self, fields: ShareFields, asked: int, gpus: int, left: Sequence[int]) -> None:
         super().__init__(fields.cores, describe_lacking_amount(asked, gpus, left, "{} cores".format))
 
@@ -166,16 +154,12 @@ class NotEnoughShareCores(ShareDoesNotFit):
 class NotEnoughShareMemory(ShareDoesNotFit):
     """Raised when too few GPUs have the memory left, and all together neither. `left`: the bytes of each GPU."""
 
-    code = "NotEnoughShareMemory"
-
     def __init__(self, fields: ShareFields, asked: int, gpus: int, left: Sequence[int]) -> None:
         super().__init__(fields.memory, describe_lacking_amount(asked, gpus, left, format_mib))
 
 
 class NotEnoughShareSlots(ShareDoesNotFit):
     """Raised when too few GPUs have a slot left. `left`: the slots of each GPU."""
-
-    code = "NotEnoughShareSlots"
 
     def __init__(self, fields: ShareFields, gpus: int, left: Sequence[int]) -> None:
         super().__init__(fields.gpus, describe_lacking_amount(1, gpus, left, "{} slots".format))
@@ -188,8 +172,6 @@ class ShareSplit(ShareDoesNotFit):
     Remedy: Wait until pods end, or ask for less.
     """
 
-    code = "ShareSplit"
-
 
 class SlotsBeyondNumaNode(ShareDoesNotFit):
     """
@@ -200,8 +182,6 @@ class SlotsBeyondNumaNode(ShareDoesNotFit):
 
     Remedy: Ask for fewer, or leave out `sharing.slots.numaTopology`.
     """
-
-    code = "SlotsBeyondNumaNode"
 
     def __init__(self, fields: ShareFields, asked: int, most: int) -> None:
         super().__init__(
@@ -232,8 +212,6 @@ class WholeGpuInUse(ShareDoesNotFit):
 
     Remedy: Wait until the other pod ends.
     """
-
-    code = "WholeGpuInUse"
 
     def __init__(self, gpus: Sequence[str], holder: str, field: str = "devices_ids") -> None:
         self.gpus = tuple(gpus)

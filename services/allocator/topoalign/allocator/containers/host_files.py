@@ -27,8 +27,6 @@ class ContainerUnready(Unavailable):
     Remedy: Correct on the node what the message names.
     """
 
-    code = "ContainerUnready"
-
 
 class HostRoot(NamedTuple):
     """A root directory on the host, and where this process sees it. Paths below it are given as if it were `/`."""

@@ -106,8 +106,6 @@ class NoKubernetes(Unavailable):
     Remedy: Set `TOPOALIGN_KUBERNETES`, or remove `bindVerb` from the scheduler.
     """
 
-    code = "NoKubernetes"
-
     def __init__(self) -> None:
         super().__init__(
             "the registry does not bind pods: it has no access to Kubernetes",

@@ -49,8 +49,6 @@ FIELDS = ShareFields()
 class NoFreeGpu(ShareDoesNotFit):
     """Raised when no GPU, or not enough GPUs, have what is asked for."""
 
-    code = "NoFreeGpu"
-
     def __init__(self, request: Amount) -> None:
         super().__init__(
             FIELDS.cores,

@@ -107,8 +107,6 @@ class NotReadYet(Unavailable):
     Remedy: Wait until the registry has read what the nodes published; `/readyz` shows when.
     """
 
-    code = "NotReadYet"
-
     def __init__(self, finding: str) -> None:
         super().__init__(finding, "wait until the registry has read what the nodes have published; /readyz shows when")
 
@@ -118,8 +116,6 @@ class VictimsTerminating(Unavailable):
     Raised for a pod that has preempted others on a node which still reports them. A refusal would start another preemption;
     an error does not (kube-scheduler v1.36).
     """
-
-    code = "VictimsTerminating"
 
     def __init__(self, node: NodeName) -> None:
         super().__init__(
