@@ -300,7 +300,7 @@ def test_a_snapshot_keeps_what_kubernetes_has_of_the_nodes(tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("line", "nodes", "reason"),
     [
-        ("why --gpus 2", NODES, "the options describe no pod of Kubernetes"),
+        ("why --gpus 2", NODES, "the pod comes from options"),
         ("why --pod-file pod --from cluster.ndjson", NODES, "the file does not have them"),
         ("why --pod-file pod", {"other": {}}, "kubectl shows none of these nodes"),
         ("why --pod-file pod", {"half": {"labels": {"pool": 7}}}, "kubectl printed no list of nodes"),
@@ -319,7 +319,7 @@ def test_why_judges_by_topology_alone_without_nodes_of_kubernetes(
 
     assert (0, 1) == (status, len(err.splitlines()))
     assert out.startswith("1 of 3 nodes would admit the pod; the best is half")
-    assert err.startswith(f"labels, taints and cordons of the nodes were not looked at: {reason}")
+    assert err.startswith(f"labels, taints and cordons of the nodes were ignored: {reason}")
 
 
 @pytest.mark.usefixtures("streams")
@@ -329,7 +329,7 @@ def test_an_answer_of_kubectl_about_the_nodes_is_bounded(
     install_kubectl(tmp_path, pod_with(2), NODES)
     monkeypatch.setattr("topoalign.cli.whole_cluster.LARGEST_NODES", 100)
 
-    assert "not looked at: kubectl printed more than" in run("why --pod-file pod", capsys)[2]
+    assert "were ignored: kubectl printed more than" in run("why --pod-file pod", capsys)[2]
 
 
 @pytest.mark.usefixtures("streams")
@@ -342,7 +342,7 @@ def test_a_kubectl_that_does_not_answer_in_time_is_given_up(
     install_kubectl(tmp_path, pod_with(2), NODES)
     monkeypatch.setattr("subprocess.run", never_ends)
 
-    assert "not looked at: kubectl did not answer within 15 s" in run("why --pod-file pod", capsys)[2]
+    assert "were ignored: kubectl did not answer within 15 s" in run("why --pod-file pod", capsys)[2]
     assert (69, True) == (
         run("why ml/train", capsys)[0],
         "kubectl did not answer within 15 s" in run("why ml/train", capsys)[2],

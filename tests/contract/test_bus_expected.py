@@ -153,7 +153,7 @@ async def test_a_batch_of_the_largest_size_is_stored(bus: Bus) -> None:
     ],
 )
 async def test_what_is_no_batch_is_refused(bus: Bus, messages: list[Message]) -> None:
-    with pytest.raises(BusRefused, match="are no batch"):
+    with pytest.raises(BusRefused, match="cannot be one batch"):
         await bus.publish_batch([(message, 0) for message in messages])
     assert 0 == await bus.last_position(Stream.RESERVATIONS)
 

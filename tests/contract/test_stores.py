@@ -60,7 +60,7 @@ def test_a_server_that_elects_is_waited_for_and_one_without_room_is_not(code: in
     error = event_stores.store_error("store", event_stores.StoreRefusal(code=code, err_code=err_code))
 
     assert passes == isinstance(error, BusUnavailable)
-    assert (err_code in (10023, 10047)) == ("more room" in error.remedy)
+    assert (err_code in (10023, 10047)) == ("increase `max_file_store`" in error.remedy)
 
 
 def test_no_store_takes_a_request_or_news() -> None:
@@ -255,4 +255,4 @@ async def test_subjects_that_another_stream_takes_are_refused_with_a_remedy(tmp_
         with pytest.raises(BusRefused, match="subjects overlap") as caught:
             await apply_stores(server.url)
 
-    assert "another stream takes its subjects" in caught.value.remedy
+    assert "another stream has these subjects" in caught.value.remedy

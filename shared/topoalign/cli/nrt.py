@@ -34,7 +34,7 @@ def nrt() -> None:
     "from_file",
     type=FILE,
     metavar="FILE",
-    help="Read a file that `why --snapshot` wrote; no cluster is asked.",
+    help="Read a file that `why --snapshot` wrote, not a cluster.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML; of several nodes a List.")
 def export(node: str | None, nats: str | None, from_file: Path | None, as_json: bool) -> None:

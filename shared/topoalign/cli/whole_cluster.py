@@ -1,8 +1,8 @@
 """
-Questions to all nodes of a cluster: where their facts come from, and how the answer is printed.
+Answers `topoalign why` and `what-if --cluster`: reads the facts of all nodes, computes the answer and prints it.
 
-The facts are read from the streams of a running cluster, or from a file that another run wrote; the answer is computed here,
-from these facts alone.
+The facts come from the streams of a running cluster, or from a file that another run wrote. The answer depends on these
+facts alone.
 """
 
 import subprocess
@@ -75,18 +75,22 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options of a question to a cluster, and passes them to the command as `query`."""
 
     @click.option(
-        "--pods", type=Count(least=1, most=MOST_PODS), metavar="N", help="Number of pods at once.  [default: 1]"
+        "--pods", type=Count(least=1, most=MOST_PODS), metavar="N", help="Number of equal pods to place.  [default: 1]"
     )
     @click.option("--scoring", type=click.Choice(SCORINGS), help="How nodes are ranked.  [default: quality]")
     @click.option("--snapshot", type=FILE, metavar="FILE", help="Write the facts about the cluster to this file.")
     @click.option(
-        "--from", "from_file", type=FILE, metavar="FILE", help="Answer from a file of --snapshot; no cluster is asked."
+        "--from",
+        "from_file",
+        type=FILE,
+        metavar="FILE",
+        help="Read the facts from a file of --snapshot, not from a cluster.",
     )
     @wraps(command)
     def asking(
         pods: int | None, scoring: str | None, snapshot: Path | None, from_file: Path | None, **rest: Any
     ) -> Any:
-        """The command, with these options in one."""
+        """Calls the command with these options as one `ClusterOptions`."""
         return command(query=ClusterOptions(pods, scoring, snapshot, from_file), **rest)
 
     return asking
@@ -106,11 +110,11 @@ def ask_cluster(
     InvalidField and InvalidShare for an invalid pod or invalid rules, and what reading the facts raises.
     """
     record = read_cluster_record(nats, query.from_file)
-    why_not_applied = "the options describe no pod of Kubernetes"
+    why_not_applied = "the pod comes from options, which have no nodeSelector, affinity or tolerations"
     if constraints is not None:
         record, why_not_applied = with_node_objects(record, query.from_file)
     if why_not_applied:
-        output.note(f"labels, taints and cordons of the nodes were not looked at: {why_not_applied}")
+        output.note(f"labels, taints and cordons of the nodes were ignored: {why_not_applied}")
     demand = check_in_cluster(pod, record, rules)
     scorer = scorer_by_name(Scoring(query.scoring or Scoring.QUALITY), NodePacking.BINPACK)
     shown = len(record.nodes) if as_json else MOST_ROWS
@@ -120,12 +124,16 @@ def ask_cluster(
     if query.snapshot is not None:
         with query.snapshot.open("wb") as file:
             file.writelines(encode_lines(record))
-        output.note(f"{clean(str(query.snapshot), 200)}: what is known of {format_count(len(record.nodes), 'node')}")
+        output.note(
+            f"wrote the facts of {format_count(len(record.nodes), 'node')} to {clean(str(query.snapshot), 200)}"
+        )
     return record, answer
 
 
 def is_by_halves(record: ClusterRecord, demand: PodDemand, rules: Changes) -> bool:
-    """Whether the kubelets of these nodes make separate calls for the units of one GPU that the pod needs."""
+    """
+    Whether a kubelet of these nodes would allocate computing time and memory of the pod's share in separate calls.
+    """
     machines = [each.topology.topology for each in record.nodes if each.topology is not None]
     return rules.get("mode") != Mode.BEST and any(
         asks_for_both_halves(machine, each.devices) for machine in machines for each in demand.containers
@@ -134,8 +142,8 @@ def is_by_halves(record: ClusterRecord, demand: PodDemand, rules: Changes) -> bo
 
 def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[ClusterRecord, str]:
     """
-    The records with what kubectl shows of each node, or as they were read from the file; and why constraints cannot be
-    applied to them, empty where they can.
+    The records, with labels, taints and cordons from kubectl unless they come from a file, and the reason why the pod's
+    constraints cannot be applied; empty if they can.
     """
     if file is not None:
         return record, "" if record.has_traits else "the file does not have them"
@@ -150,8 +158,8 @@ def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[Cluster
 
 def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> PodDemand:
     """
-    The demand of the pod. Raises InvalidField and NoFit as the filter does, by the hardware of all nodes, also of those that
-    do not answer; and UnservedResource for devices that none of them serves.
+    The demand of the pod. Raises InvalidField and NoFit as filter does, by the hardware of all nodes, also of nodes
+    that do not answer. Raises UnservedResource for a device resource that no node offers.
     """
     nodes = [each for each in record.nodes if not each.foreign]
     machines = [each.topology.topology for each in nodes if each.topology is not None]
@@ -182,7 +190,10 @@ def list_served_devices(record: ClusterRecord) -> set[ResourceName] | None:
 
 
 def read_cluster_record(nats: str | None, file: Path | None) -> ClusterRecord:
-    """The records of the nodes, from a file or a running cluster. Raises NotFound without a node, and as their readers."""
+    """
+    The records of the nodes, from a file or a running cluster. Raises NotFound if there is no node, and as their
+    readers.
+    """
     if file is None:
         record = from_streams(nats)
     else:
@@ -208,8 +219,8 @@ def show_answer(
     record: ClusterRecord, answer: ClusterAnswer, as_json: bool, show: Callable[[ClusterAnswer], None]
 ) -> int | None:
     """
-    Prints an answer: as JSON with the time of the facts, else what it does not cover, a headline, and what `show` prints.
-    Returns the exit code of a refusal.
+    Prints an answer. With `as_json`: the answer and the time of the facts; else what the answer does not cover, a
+    headline, and the output of `show`. Returns the exit code of a refusal.
     """
     if as_json:
         output.print_json({"time": record.time, **msgspec.to_builtins(answer)})
@@ -237,7 +248,7 @@ def show_reasons(answer: ClusterAnswer) -> None:
             ("REASON", "STATE", "NODES", "FOR EXAMPLE"),
             [
                 (
-                    # Of nodes that Kubernetes keeps the pod off also what excludes them.
+                    # For nodes that Kubernetes' filters exclude, also the reason.
                     f"{each.code}: {each.finding}" if each.code == NodeNotAllowed.code else each.code,
                     WORDS[each.resolvability],
                     each.nodes,
@@ -282,8 +293,8 @@ def format_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-# kubectl reads a pod, and what kube-scheduler's filters use of all nodes. It decides by its own configuration which cluster
-# is asked and as whom.
+# kubectl reads a pod, and the fields of all nodes that kube-scheduler's filters use. Its own configuration selects the
+# cluster and the user.
 
 
 SECONDS = 15.0

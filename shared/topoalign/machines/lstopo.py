@@ -1,14 +1,15 @@
 """
 Reads a machine from the XML of hwloc's lstopo, of its versions 1, 2 and 3.
 
-Objects are nested: a CPU (PU) in its core, caches and package. In version 2 memory is a child of the object that it is
-near to, so a CPU is on the node of the nearest enclosing object that has one; in version 1 a NUMA node encloses its
-CPUs. PCI devices are nested in their bridges, and bridges in the object that they are near to: a package if it is
-known, else the whole machine, which leaves the NUMA node open on a machine of several nodes.
+Objects are nested: a CPU (PU) in its core, caches and package. In version 2, a NUMA node is a memory child of the
+object that it is local to, so a CPU belongs to the NUMA node of its nearest ancestor that has one. In version 1, a NUMA
+node is an ancestor of its CPUs. PCI devices are children of their bridges, and bridges of the object that they are
+local to: a package if hwloc knows it, else the Machine. In the second case the NUMA node is not known if the machine
+has several.
 
 GPUs are NVIDIA's display devices. Their id is the uuid that NVML reported to lstopo, else `GPU-<PCI address>`; their
-index is that of NVML or CUDA, else the order of PCI addresses. NICs are the OpenFabrics devices of PCI devices.
-A virtual function cannot be recognised here and is a NIC of its own. NVLinks are not read.
+index is that of NVML or CUDA, else the order of PCI addresses. Each OpenFabrics device of a PCI device is a NIC. A
+virtual function cannot be recognised here and is a NIC of its own. NVLinks are not read.
 """
 
 import re
@@ -49,12 +50,12 @@ class Cores:
             raise InvalidMachine("the topology has no CPUs (objects of type PU)", EXPORT_AGAIN)
         self._memory: dict[int, int | None] = {}
         self._near: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        """What devices inside an object are near to."""
+        """Id of an object -> the CPUs and NUMA nodes that devices in it are local to."""
         self._machine = next((e for e in elements if e.type == "Machine"), root)
         self.node_of = {cpu: self._home(unit) for cpu, unit in self._units.items()}
 
     def cpus(self) -> tuple[Cpu, ...]:
-        """All CPUs, by ascending id. What has no id of its own is numbered by its lowest CPU."""
+        """All CPUs, by ascending id. A core, and a cache without an os_index, has the id of its lowest CPU."""
         cores = self._lowest(lambda unit: next((place for place in unit.above() if place.type == "Core"), None))
         caches = self._lowest(_cache)
         cache_ids = {cpu: parse_number(cache.get("os_index")) for cpu in caches if (cache := _cache(self._units[cpu]))}
@@ -64,7 +65,7 @@ class Cores:
         packages: dict[int, tuple[int | None, int]] = {}  # CPU -> hwloc's id, and a key
         for cpu, unit in self._units.items():
             package = next((place for place in unit.above() if place.type in PACKAGES), None)
-            outside = (None, 0)  # CPUs outside of all packages share one
+            outside = (None, 0)  # CPUs outside of packages are on one extra socket
             packages[cpu] = outside if package is None else (parse_number(package.get("os_index")), id(package))
         sockets = number_sockets(packages)
         return tuple(
@@ -87,7 +88,10 @@ class Cores:
         return tuple(_parse_node(node, element, default_memory) for node, element in sorted(self.nodes.items()))
 
     def near(self, device: Element) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The CPUs and the nodes that a device is near to; neither if it is as near to every node of several."""
+        """
+        The CPUs and NUMA nodes that a device is local to; both empty if it is equally near to all of several NUMA
+        nodes.
+        """
         place = next(e for e in device.above() if e.type not in ("Bridge", "PCIDev"))
         if id(place) not in self._near:
             cpus = tuple(sorted(os_index(element) for element in place.all() if element.type == "PU"))
@@ -104,7 +108,9 @@ class Cores:
         return None
 
     def _home(self, unit: Element) -> int:
-        """The node around the CPU, or the first one attached to an object around it; the lowest if there is none."""
+        """
+        The nearest ancestor that is a NUMA node or has one as memory child; the lowest NUMA node if there is none.
+        """
         for place in unit.above():
             if place.type == "NUMANode":
                 return os_index(place)
@@ -114,7 +120,7 @@ class Cores:
         return min(self.nodes, default=0)
 
     def _attached(self, place: Element) -> int | None:
-        # the lowest node that the object has as its memory, GPUs' memory last
+        # the lowest NUMA node among its memory children; GPU memory only if there is no other
         if id(place) not in self._memory:
             caches = [child for child in place.children if child.type == "MemCache"]
             nodes = [child for around in (place, *caches) for child in around.children if child.type == "NUMANode"]
@@ -124,7 +130,7 @@ class Cores:
         return self._memory[id(place)]
 
     def _lowest(self, around: Callable[[Element], Element | None]) -> dict[int, int]:
-        """CPU -> the lowest CPU inside the same object of a kind, for those that are inside one."""
+        """CPU -> the lowest CPU in the same object that `around` returns; only CPUs with such an object."""
         places = {cpu: place for cpu, unit in sorted(self._units.items()) if (place := around(unit)) is not None}
         lowest: dict[int, int] = {}
         for cpu, place in places.items():
@@ -142,7 +148,8 @@ def os_index(element: Element) -> int:
 
 def _by_index(elements: Sequence[Element], most: int) -> dict[int, Element]:
     if len(elements) > most:
-        raise InvalidMachine(f"{len(elements)} objects {elements[0].type}: there can be {most}", EXPORT_AGAIN)
+        finding = f"{len(elements)} objects of type {elements[0].type}; at most {most} are supported"
+        raise InvalidMachine(finding, EXPORT_AGAIN)
     found: dict[int, Element] = {}
     for element in elements:
         if found.setdefault(os_index(element), element) is not element:
@@ -221,7 +228,7 @@ _PORT_STATE = re.compile(r"Port([0-9]{1,3})State")
 _STATES = {"1": "DOWN", "2": "INIT", "3": "ARMED", "4": "ACTIVE", "5": "ACTIVE_DEFER"}
 """As the kernel names the port states of InfiniBand."""
 _KIBIBYTES = re.compile(r"([0-9]{1,15})(?:KiB)?")
-"""Before hwloc 3 without the unit."""
+"""hwloc versions before 3 write no unit."""
 
 
 def read_lstopo(source: IO[bytes]) -> Topology:
@@ -252,13 +259,13 @@ def read_lstopo(source: IO[bytes]) -> Topology:
 
 
 def _parse_gpus(elements: Sequence[Element], cores: Cores) -> tuple[Gpu, ...]:
-    elements = sorted(elements, key=_pci_address)[: MOST_GPUS + 1]  # one too many is refused all the same
+    elements = sorted(elements, key=_pci_address)[: MOST_GPUS + 1]  # the caller refuses more than MOST_GPUS
     gpus = [_parse_gpu(element, index, cores) for element, index in zip(elements, _indices(elements), strict=True)]
     return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
 
 def _indices(elements: Sequence[Element]) -> list[int]:
-    # NVML's indices, else CUDA's, else positions: the first that number all GPUs
+    # NVML's indices if each GPU has another one, else CUDA's, else positions
     for prefix in ("nvml", "cuda"):
         names = [[device.get("name") for device in _os_devices(element)] for element in elements]
         found = [[parse_number(name[4:]) for name in each if name.startswith(prefix)] for each in names]

@@ -1,10 +1,11 @@
 """
 The stores on the bus: their subjects, their limits, and how they are created, changed and checked.
 
-They are data (the field names are those of NATS' stream configuration), so that the two buses and the documents agree.
-`create_or_change_stores` is the administrative step that creates missing stores and changes those of another version
-(`topoalign stores apply`). Bounds of age and size are the administrator's, and stay. Services use the stores as they
-are: a right to manage streams is a right to publish on every subject, so no service has it.
+They are defined as data, with the field names of NATS' stream configuration, so that both buses and the documentation
+use the same definitions. `create_or_change_stores` is the administrative step that creates missing stores and changes
+those of another version (`topoalign stores apply`). It does not change limits of age and size, because an administrator
+may have set them. Services do not create or change stores: an account that may manage streams may publish on every
+subject, so no service has this permission.
 
 The subjects of the stores of facts follow from the table of events (`wire.SUBJECTS`).
 
@@ -27,10 +28,12 @@ MIB = 1024 * 1024
 DAY = 24 * 3600 * SECOND
 
 SCHEMA = {"topoalign.owner": "topoalign", "topoalign.schema": "1"}
-"""Written into every store: whose it is, and the version of these settings."""
+"""Written into every store: its owner, and the version of these settings."""
 
 ANSWERED = ("admission", "allocator", "discovery", "hints", "devices", "registry", "stored")
-"""Subjects below the prefix that no store may take: requests, which NATS would answer, and `NEWS`."""
+"""
+First tokens below the prefix that no store may take: those of requests, which NATS would acknowledge, and of `NEWS`.
+"""
 NOT_FOUND = 10059
 NAME_IN_USE = 10058
 """NATS' error codes of a stream that does not exist, and of one that exists with another configuration."""
@@ -52,7 +55,10 @@ class Republish(msgspec.Struct, frozen=True, kw_only=True):
     src: str = f"{PREFIX}.>"
     dest: str = f"{NEWS}.>"
     headers_only: bool | msgspec.UnsetType = msgspec.UNSET
-    """Whether positions alone are published: of large messages, a slow follower is sent no more than it reads."""
+    """
+    Whether NATS republishes only headers with the position. A follower then reads only the large messages that it
+    needs.
+    """
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +70,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     max_age: int
     """Nanoseconds; 0 for ever."""
     max_bytes: int
-    """NATS sets this much of its `max_file_store` aside."""
+    """NATS reserves this much of its `max_file_store`."""
     max_msgs_per_subject: int = -1
     duplicate_window: int = 600 * SECOND
     """A message id received again within it is stored once. Ten minutes: longer than any outbox waits between two tries."""
@@ -108,9 +114,10 @@ NODES = Store(
     description="The newest hardware, health and usage facts of every node.",
     subjects=stream_subjects(Stream.NODES),
     max_age=0,  # a node that has not changed for a year is still there
-    # Five topologies of up to 40 kB of each node, and five usages: 14 kB each with 30 pods, 48 kB with 100. That is enough
-    # for 3,900 nodes with 30 pods each, or 2,400 with 100; for 9,700 and 3,800 whose topology never changed. Beyond that
-    # the oldest facts are cut off, and a writer whose newest fact is gone publishes it again within a minute.
+    # Of each node, five topologies (up to 40 kB each) and five usages (14 kB each with 30 pods, 48 kB with 100). That
+    # is enough for 3,900 nodes with 30 pods or 2,400 with 100; for 9,700 or 3,800 if their topology never changed.
+    # Beyond that NATS deletes the oldest facts, and a writer whose newest fact is gone publishes it again within a
+    # minute.
     max_bytes=1024 * MIB,
     max_msgs_per_subject=5,
     republish=Republish(headers_only=True),
@@ -127,7 +134,7 @@ STORES = (ALLOCATIONS, RESERVATIONS, NODES, DEADLETTERS)
 BOUNDS = ("max_age", "max_bytes", "max_msgs", "num_replicas", "storage", "duplicate_window", "max_msgs_per_subject")
 """Fields that an administrator may set otherwise; `create_or_change_stores` leaves them as they are."""
 FOREIGN = ("mirror", "sources", "subject_transform", "allow_msg_schedules", "allow_rollup_hdrs", "allow_msg_ttl")
-"""Fields that no store has: with them messages that nobody published could be in it, or messages could be missing."""
+"""Fields that must not be set: with them a store could contain messages that no service published, or lack messages."""
 
 Request = Callable[[str, bytes], Awaitable[bytes]]
 """Asks NATS' JetStream API; raises BusUnavailable and BusRefused."""
@@ -159,7 +166,9 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def store_of(message: Message) -> Stream:
-    """The stream that stores this message. Raises BusRefused if none does, or if the message is too large for a bus."""
+    """
+    The stream that stores this message. Raises BusRefused if there is none, or if the message is too large for a bus.
+    """
     check_size(message.subject, message.body)
     for store in STORES:
         if takes_subject(store.subjects, message.subject):
@@ -169,14 +178,14 @@ def store_of(message: Message) -> Stream:
 
 def store_of_batch(messages: Sequence[Message]) -> Stream:
     """
-    The stream that stores these messages as one atomic batch. Raises BusRefused unless it is one stream that takes batches,
-    and the messages are few enough and each of another subject.
+    The stream that stores these messages as one atomic batch. Raises BusRefused if they belong to several streams or to
+    one without batches, if there are too many, or if two have the same subject.
     """
     streams = {store_of(message) for message in messages}
     subjects = {message.subject for message in messages}
     if streams != {Stream.RESERVATIONS} or len(messages) > MOST_IN_BATCH or len(subjects) < len(messages):
         raise BusRefused(
-            f"{len(messages)} messages on {len(subjects)} subjects of {len(streams)} streams are no batch",
+            f"{len(messages)} messages cannot be one batch: they have {len(subjects)} subjects and {len(streams)} streams",
             f"publish 1 to {MOST_IN_BATCH} messages of {RESERVATIONS.name} at once, each on another subject",
         )
     return Stream.RESERVATIONS
@@ -219,8 +228,9 @@ async def create_or_change_stores(request: Request, replicas: int | None) -> lis
     """
     Creates the stores that are missing and changes those that differ, bounds excepted. Returns a line for each change.
 
-    `replicas` is 1 or 3; None creates with 1 and leaves what exists. Raises BusRefused that names the store and the reason,
-    also for a stream of this name that is not topoalign's; raises BusUnavailable if NATS does not answer.
+    `replicas` is 1 or 3; None: a new store gets 1, and an existing one keeps its number. Raises BusRefused that names
+    the store and the reason, also for a stream of this name that is not topoalign's; raises BusUnavailable if NATS does
+    not answer.
     """
     changes: list[str] = []
     for store in STORES:
@@ -279,7 +289,7 @@ def changed_fields(wanted: Store, found: dict[str, object]) -> list[str]:
 
 
 def kept_bounds(store: Store, found: dict[str, object], replicas: int | None) -> Store:
-    """The store with the bounds of an existing one; `replicas` not None: with so many copies."""
+    """The store with the limits of the existing stream, and with `replicas` replicas unless that is None."""
     bounds = {field: found[field] for field in BOUNDS if field in found}
     kept = msgspec.convert(msgspec.to_builtins(store) | bounds, Store)
     return kept if replicas is None else msgspec.structs.replace(kept, num_replicas=replicas)
@@ -291,11 +301,11 @@ def store_error(what: str, refusal: StoreRefusal) -> BusRefused | BusUnavailable
     if refusal.code in (408, 503) and refusal.err_code not in (10023, NO_JETSTREAM):
         return BusUnavailable(f"{what}: NATS reports {text!r} ({refusal.err_code})")
     if refusal.err_code in (10023, 10047, 10028):
-        remedy = "give the server more room (`max_file_store`) or the store a smaller bound"
+        remedy = "increase `max_file_store` of the NATS server, or reduce `max_bytes` of the store"
     elif refusal.err_code == NO_JETSTREAM:
         remedy = "use the credentials of the administrator of NATS, or enable JetStream for the account"
     elif refusal.err_code == SUBJECTS_OVERLAP:
-        remedy = "another stream takes its subjects: find it with `nats stream ls`, and remove it or take them from it"
+        remedy = "another stream has these subjects: find it with `nats stream ls`; delete it, or its subjects"
     else:
         remedy = "look up the NATS error code and check the account's JetStream limits and permissions"
     return BusRefused(f"{what}: NATS refuses: {text} ({refusal.err_code})", remedy)

@@ -36,7 +36,7 @@ from topoalign.core.state.fold import NodeState
 ResourceAmount = tuple[ResourceName, int]
 
 NONE = -1
-"""Below 0, which means that all are held."""
+"""No device is healthy; 0 means that all are held."""
 
 
 class Free(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,19 +47,19 @@ class Free(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     devices: Mapping[ResourceName, int]
-    """In all, of each resource that the node has; below 0 where no device of it is healthy."""
+    """Resource -> free devices of the whole node; `NONE` if no device of it is healthy."""
     cpus: int
-    """In all, for containers that have CPUs to themselves; below 0 where those to keep cannot be chosen."""
+    """CPUs of the whole node that can be allocated exclusively; `NONE` if the reserved CPUs cannot be chosen."""
     whole_cores: int
-    """CPUs that no container has to itself, on cores of which no CPU is kept for the system (full-pcpus-only)."""
+    """Of these, CPUs on physical cores without a reserved CPU (option full-pcpus-only)."""
     within: Mapping[ResourceName, tuple[int, ...]]
-    """Devices, CPUs, and bytes of memory and hugepages: by set of NUMA nodes how much is near one of them."""
+    """Resource -> for each set of NUMA nodes, the free devices, CPUs or bytes that are near one of its nodes."""
     usable: tuple[bool, ...]
-    """By set of NUMA nodes: whether a container may use their memory as one group."""
+    """For each set of NUMA nodes: whether a container may use their memory as one group."""
     reusable: frozenset[int]
-    """The usable sets whose nodes a container may have in use."""
+    """The usable sets whose memory may be in use by a container."""
     used: int
-    """The NUMA nodes of whose memory a container has some, as a set."""
+    """The set of NUMA nodes whose memory is in use by a container."""
 
 
 def count_free(state: NodeState, rules: AdmissionRules) -> Free:
@@ -96,7 +96,9 @@ def count_free(state: NodeState, rules: AdmissionRules) -> Free:
 
 
 def has_more(now: Free, before: Free) -> bool:
-    """Whether more is free than before, of anything or on any set of NUMA nodes: a pod that did not fit may fit."""
+    """
+    Whether more of any resource is free, in total or on a set of NUMA nodes, so that a pod that did not fit may fit.
+    """
     amounts = [(now.cpus, before.cpus), (now.whole_cores, before.whole_cores)]
     amounts += [(amount, before.devices.get(name, NONE)) for name, amount in now.devices.items()]
     tables: list[tuple[Sequence[int], Sequence[int]]] = [(now.usable, before.usable)]
@@ -127,7 +129,9 @@ def _sum_by_node_set(machine: tuple[int, ...], supply: tuple[tuple[Mask, int], .
 
 
 def _in_use(machine: tuple[int, ...], nodes: Mapping[int, MemoryNode]) -> tuple[frozenset[int], int]:
-    """The sets of NUMA nodes whose memory may be used though it may be in use: alone, or as the group as which it is."""
+    """
+    The sets that a container may use although their memory is in use: a single NUMA node, or an existing memory group.
+    """
     numbers = subsets(machine).numbers
     used = node_mask(node for node, each in nodes.items() if each.used)
     kept = {1 << node for node in machine} | {each.group for each in nodes.values() if each.used}
@@ -137,15 +141,14 @@ def _in_use(machine: tuple[int, ...], nodes: Mapping[int, MemoryNode]) -> tuple[
 
 @lru_cache(maxsize=1 << 12)
 def usable_sets(nodes: int, reusable: frozenset[int], used: int) -> tuple[bool, ...]:
-    """By set of so many NUMA nodes, whether a container may use their memory as one group."""
-    # unused ones, one that is used alone, or a group that is used as this very group
+    """For each set of `nodes` NUMA nodes, whether a container may use their memory as one group."""
+    # unused NUMA nodes, a node that is used by itself, or a set that is used as the same group
     return tuple(number in reusable or (several(number) and not number & used) for number in range(1 << nodes))
 
 
 # The sets of NUMA nodes to which the kubelet prefers to align a demand.
-#
-# In mode `kubelet` a hint is preferred if it has as few NUMA nodes as the empty machine could do with, so what is
-# held on a node does not matter. The merge prefers a set that every hint provider prefers (kubelet v1.36.3,
+# In mode `kubelet` a hint is preferred if it has the fewest NUMA nodes that suffice on the empty machine; what is
+# held does not matter. The merge prefers a set that every hint provider prefers (kubelet v1.36.3,
 # topologymanager):
 #
 #     2 NUMA nodes with 4 GPUs each: 3 GPUs prefer {0} and {1}; 3 GPUs and 70 of 2 x 64 CPUs prefer no set at all
@@ -166,7 +169,10 @@ class NodeSets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sets_for(topology: Topology, rules: AdmissionRules, aligned: Demand, *, looks: bool = True) -> NodeSets:
-    """To which sets the kubelet may align this, and by what. `looks`: whether it is to be found which it prefers."""
+    """
+    The sets to which the kubelet may align the demand, and the amounts that it compares. `looks`: whether to find the
+    preferred sets.
+    """
     devices = {name: aligned.devices[name] for name in placed_resources(topology, aligned)}
     return NodeSets(
         preferred=preferred_sets(topology, rules, aligned, memory=True) if looks else (),
@@ -176,7 +182,7 @@ def sets_for(topology: Topology, rules: AdmissionRules, aligned: Demand, *, look
 
 
 def placed_resources(topology: Topology, demand: Demand) -> list[ResourceName]:
-    """The resources of the demand with devices here of which a NUMA node is known."""
+    """The resources of the demand whose devices on this machine have a known NUMA node."""
     known = topology.devices
     return [name for name in demand.devices if name in known and any(known[name].by_nodes)]
 
@@ -184,7 +190,7 @@ def placed_resources(topology: Topology, demand: Demand) -> list[ResourceName]:
 def first_with_room(
     sets: tuple[int, ...], near: tuple[ResourceAmount, ...], memory: tuple[ResourceAmount, ...], free: Free
 ) -> int:
-    """The first of these sets of NUMA nodes that has all of it; 0: none has."""
+    """The first of these sets of NUMA nodes that has all amounts; 0: none has."""
     if not sets:
         return 0
     within = free.within
@@ -203,9 +209,9 @@ def first_with_room(
 
 def preferred_sets(topology: Topology, rules: AdmissionRules, demand: Demand, *, memory: bool) -> tuple[int, ...]:
     """
-    The sets that all providers prefer on the empty machine, by their numbers in `subsets(topology.node_ids)`; of several
-    with room the policy aligns to the first. All NUMA nodes, if no provider has an opinion. `memory`: whether the memory
-    manager has one.
+    The sets that all hint providers prefer on the empty machine, by their numbers in `subsets(topology.node_ids)`; if
+    several have room, the policy chooses the first. All NUMA nodes, if no provider has a hint. `memory`: whether the
+    memory manager has one.
     """
     space = subsets(topology.node_ids)
     found = []
@@ -261,7 +267,7 @@ def _memory_sets(
 
 
 def _narrowest_sets(space: Subsets, nodes: Mask, needs: Iterable[tuple[int, dict[Mask, int]]]) -> frozenset[Mask]:
-    # the sets of these NUMA nodes that meet all needs, as (amount, where there is some), with the fewest nodes
+    # the smallest sets of these NUMA nodes that meet all needs; a need is (amount, supply by NUMA node)
     enough = [
         [total >= amount for total in totals_by_subset(space.nodes, space.masks, ResourceNeed(amount, supply))]
         for amount, supply in needs
@@ -276,6 +282,6 @@ def _narrowest_sets(space: Subsets, nodes: Mask, needs: Iterable[tuple[int, dict
 
 
 def count_by_numa_node(some: DeviceSet, machine: tuple[int, ...]) -> dict[Mask, int]:
-    """How many of some devices are near which of the machine's NUMA nodes."""
+    """NUMA nodes of the machine -> how many of some devices are near exactly these."""
     by_nodes = some.devices.by_nodes
     return count_near(some, by_nodes, node_mask(bearing_nodes(by_nodes, machine)))

@@ -1,16 +1,18 @@
 """
-Checks whether pods that wait for their kubelet are admitted in every order, whatever pods end before.
+Checks whether the kubelet would admit all pending pods in every order, whichever running pods end first.
 
-A kubelet aligns a pod when it admits it, to the first preferred set of NUMA nodes that has room. If another pod ends before,
-an earlier set may have room, and the pod takes what was free there, too, which others were to get:
+A kubelet aligns a pod when it admits it, to the first preferred set of NUMA nodes that has room. If another pod ends
+first, an earlier set may have room. Then the pod also takes what was already free there and what other pending pods
+need:
 
     policy restricted; free are 1 GPU, 2 CPUs and 40 GiB on NUMA node 0, and 1 GPU, 8 CPUs and 4 GiB on node 1
     A asks for 1 GPU and 4 CPUs and is aligned to node 1, B asks for 1 GPU and 20 GiB and is aligned to node 0, in any order
     a pod with 2 CPUs of node 0 ends: A is aligned to node 0 and takes its GPU, and B is refused
 
-So of each pod all preferred sets count up to the first one with room, as `feasibility` finds them. Of an earlier one it
-takes whatever is free there now, up to what it asks for; what else has ended helps the others, and does not count. A set
-of several NUMA nodes counts as taken whole: how a pod is spread over it is not known from amounts.
+So for each pod, every preferred set counts up to the first one with room (`feasibility`). If the pod is aligned to an
+earlier set, it takes what is free there now, up to its request. What the ended pods release besides that only helps the
+other pods, and does not count. A pod that is aligned to several NUMA nodes counts as taking everything on them, because
+amounts do not show how it is spread.
 """
 
 from collections import Counter
@@ -26,10 +28,13 @@ from topoalign.core.model.topology.bitmask import several
 from topoalign.core.state.fold import NodeState
 
 MOST_STEPS = 300
-"""Alignments that are tried for some pods. Three pods of one container take 20 to 80 on eight NUMA nodes, four up to 600."""
+"""
+Maximum number of alignments tried for a group of pods. On eight NUMA nodes, three pods of one container need 20 to 80,
+four up to 600.
+"""
 
 MOST_CONTAINER_STEPS = 2_000
-"""Alignments that are tried for the containers of one pod. Eight of them take 250 on two NUMA nodes, four 600 on eight."""
+"""Maximum number for the containers of one pod. Eight containers need 250 on two NUMA nodes; four need 600 on eight."""
 
 
 class PendingPodAmounts(NamedTuple):
@@ -40,9 +45,12 @@ class PendingPodAmounts(NamedTuple):
     must_fit: bool
     """Whether the whole plan fails if this pod is refused."""
     takes: PodNeed | None
-    """What it takes where it is aligned. None: not known; it is assumed to stay where it was predicted."""
+    """
+    The amounts that it takes from the set to which it is aligned. None: not known; it is assumed to be aligned as
+    predicted.
+    """
     decides: bool
-    """Whether these amounts decide about it."""
+    """Whether amounts alone decide whether it is admitted."""
 
 
 class AlignmentBudget:
@@ -56,9 +64,9 @@ def fit_whatever_ends(
     free: Free, pods: Sequence[PendingPodAmounts], steps: AlignmentBudget, later: Sequence[PendingPodAmounts] = ()
 ) -> bool:
     """
-    Whether those of the pods that must fit are admitted where at least this is free, in whatever order all of them come and
-    wherever each is aligned; then those that come `later`, one after the other. False also where amounts alone do not
-    decide, or it takes more steps than are left.
+    Whether all `must_fit` pods are admitted if at least `free` is free, in every order of `pods` and for every possible
+    alignment of each, and after them the `later` pods in turn. False also if amounts alone do not decide, or if it
+    takes more steps than are left.
     """
     tried = set()
     if not pods:
@@ -90,10 +98,10 @@ def _fits_wherever(need: PodNeed, free: Free, steps: AlignmentBudget) -> bool:
 
 def containers_fit(need: PodNeed, free: Free, most: Free, steps: AlignmentBudget | None = None) -> bool:
     """
-    Whether a pod that is admitted where this is free is admitted whatever ends, judged by amounts only: once more is free,
-    its first containers may be aligned to where they take what the others were to get. `most`: what is free when all has
-    ended. False also where it takes more than `MOST_CONTAINER_STEPS`. Example under restricted, for a pod with 1 GPU and
-    4 CPUs in one container and 2 GPUs in the next:
+    Whether a pod that is admitted with `free` is also admitted after other pods end, judged by amounts only. When more
+    is free, its first containers may be aligned to NUMA nodes whose resources its later containers need. `most`: what
+    is free when all running pods have ended. False also if it takes more than `MOST_CONTAINER_STEPS`. Example under
+    restricted, for a pod with 1 GPU and 4 CPUs in one container and 2 GPUs in the next:
 
         free: 2 GPUs and 2 CPUs on NUMA node 0, 1 GPU and 8 CPUs on node 1; a pod with CPUs of node 0 ends: the first
         container is aligned to node 0, and neither node has two GPUs for the second
@@ -112,7 +120,9 @@ def containers_fit(need: PodNeed, free: Free, most: Free, steps: AlignmentBudget
 
 
 def iterate_realigning_ends(state: NodeState, rules: AdmissionRules, need: PodNeed) -> Iterator[NodeState]:
-    """The node after the end of one of its pods, of each that may have another one aligned elsewhere than as it is now."""
+    """
+    The node's state after the end of one of its pods, for each pod whose end may change the alignment of the new pod.
+    """
 
     def place(now: NodeState) -> int:
         return need.first_with_room(count_free(now, rules))
@@ -127,7 +137,7 @@ def iterate_realigning_ends(state: NodeState, rules: AdmissionRules, need: PodNe
 
 
 def fit_as_counted(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
-    """Whether the pods are admitted one after the other where just this is free, each to one NUMA node."""
+    """Whether the pods are admitted in this order if exactly `free` is free, each aligned to a single NUMA node."""
     for pod in pods:
         if pod.takes is None or pod.takes.rest is not None or not pod.decides or judge_amounts(pod.takes, free) != "":
             return False
@@ -139,7 +149,7 @@ def fit_as_counted(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
 
 
 def have_ample_memory(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
-    """Whether memory refuses none of these pods wherever a policy that admits without alignment aligns them."""
+    """Whether the memory manager admits all pods for every alignment, under a policy that admits unaligned pods."""
     asked = list[PodNeed]()
     total = Counter[ResourceName]()
     for pod in pods:
@@ -161,7 +171,7 @@ def have_ample_memory(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
 
 
 def left_by(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
-    """What may be left once the pod is admitted or refused, as `left_elsewhere`; all, where it may get nothing of it."""
+    """What may be free after the pod is admitted or refused. Includes `free` unchanged if the pod may be refused."""
     if pod.takes is None or not pod.takes.first_with_room(free):
         yield free
     if pod.takes is not None:
@@ -169,7 +179,9 @@ def left_by(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
 
 
 def left_elsewhere(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
-    """What may be left once the pod is aligned to another set than the first one with room, and takes something."""
+    """
+    What may be free after the pod is aligned to a preferred set before the first set with room, if it takes something.
+    """
     if pod.takes is not None:
         is_one = pod.takes.rest is None
         moved = _left_by_first(pod.takes, free, besides=True) if is_one else _left_after(pod.takes, free)
@@ -177,7 +189,7 @@ def left_elsewhere(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
 
 
 def _left_after(need: PodNeed, free: Free) -> Iterator[Free]:
-    """What may be left, by the sets that the containers of a pod are aligned to."""
+    """What may be free after the pod, for each combination of sets to which its containers may be aligned."""
     for left in _left_by_first(need, free):
         if need.rest is None:
             yield left
@@ -186,7 +198,7 @@ def _left_after(need: PodNeed, free: Free) -> Iterator[Free]:
 
 
 def _left_by_first(need: PodNeed, free: Free, *, besides: bool = False) -> Iterator[Free]:
-    """What may be left once the first container is aligned. `besides`: to another set than the first one with room."""
+    """What may be free after the first container is aligned. `besides`: to another set than the first one with room."""
     room = need.first_with_room(free)
     for number in need.preferred:
         if number == room and besides:

@@ -1,25 +1,27 @@
 """
-Answers a kubelet that asks for units or slots of GPUs with those that are reserved. The kubelet names no container.
+Chooses the reserved units or slots that answer a kubelet's request. The kubelet does not name the container.
 
-It asks for the two halves of a share in units one after the other. Both halves of a reservation are of one GPU, or of
-the same ones, so the second half is the answer only if the first is on its GPU. Example:
+It requests the two halves of a share in units one after the other. Both halves of a reservation are on the same GPU or
+GPUs. So the second half of a reservation answers a request only if the container's first half is on the same GPUs.
+Example:
 
-    reserved: for pod a 20 units of computing time and 16 blocks of GPU-0, for pod b 20 and 8 of GPU-1
-    asked for 20 units of computing time: those of GPU-0; then for 8 blocks: none of these, the kubelet came for pod b, and
-    follows what that has been given of GPU-0
+    reserved: for pod a 20 units of computing time and 16 blocks of GPU-0, for pod b 20 units and 8 blocks of GPU-1
+    the kubelet requests 20 units and gets those of GPU-0; then it requests 8 blocks, so the container is that of pod b; no
+    reserved blocks answer: its units are on GPU-0, and the reserved 8 blocks are on GPU-1
 
-A share that is spread over several GPUs is given as it is reserved or not at all: of one GPU a container would have a wrong
-share.
+A share that is spread over several GPUs is given exactly as reserved or not at all: on one GPU the container would have
+the wrong share.
 
-The slots of a reservation are its own, so the slots that a kubelet takes show what its container holds of each GPU. A
-part of a reservation is open as long as the kubelet takes its slots to be free; so a kubelet that has started anew, and asks
-again for a container that it had admitted half, gets the same answer again. It is open as well where nobody holds its
-slots and the kubelet does not offer them: it may align the container to other NUMA nodes than was predicted. A container
-whose pod limits its GPUs must have just its slots then, or none (`may_move`). Example:
+No two reservations have the same slot. So the slots in an Allocate identify the container, and with it the amounts on
+each GPU. A part of a reservation is open while the kubelet lists its slots as available. So a kubelet that restarted
+while it admitted a container, and requests slots for it again, gets the same slots. A part is also open if no container
+holds its slots and the kubelet does not list them: it may align the container to other NUMA nodes than predicted. If
+the annotations of the pod restrict its GPUs, the container then gets exactly its reserved slots or none (`may_move` is
+False). Example:
 
     reserved: for a's first container GPU-0::3 with 20 cores, for its second one GPU-1::0 with 60
-    asked for one of all slots: GPU-0::3; when this is held, for one of all others: GPU-1::0
-    asked for one of GPU-1's slots, when nobody holds GPU-0::3: none, it is the container with 20 cores
+    request for one of all slots: GPU-0::3; while this is held, for one of all others: GPU-1::0
+    request for one of GPU-1's slots while GPU-0::3 is free: no answer, because the request is for the first container
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -42,7 +44,10 @@ class OpenHalf(NamedTuple):
 
     allocation: Allocation
     is_certain: bool
-    """Whether it lacks that for certain: it is computing time of a part of a GPU, and no memory of it was given before."""
+    """
+    Whether the other half must follow: the grant is computing time of a shared GPU, and its container has no memory
+    yet.
+    """
 
 
 class ShareQuestion(NamedTuple):
@@ -60,15 +65,15 @@ class ReservedUnits(NamedTuple):
     units: tuple[DeviceID, ...]
     """In the hardware's order."""
     is_swapped: bool
-    """Whether the newest grant may be their other half, of another GPU: it is as large as that."""
+    """Whether the newest grant may be their other half although it is on another GPU: it has the size of that half."""
 
 
 def reserved_units(
     state: NodeState, reserved: NodeReservations, now: float, question: ShareQuestion, half: OpenHalf | None
 ) -> ReservedUnits | None:
     """
-    The units reserved at monotonic second `now` that fit the question best; None where none do. `half`: the newest grant, if
-    the kubelet may ask for its other half now (`allocator.allocate.units`).
+    The units reserved at monotonic second `now` that fit the question best; None if none fit. `half`: the newest grant,
+    if the kubelet may ask for its other half now (`allocator.allocate.units`).
     """
     if not reserved.reservations:
         return None
@@ -85,12 +90,12 @@ def reserved_units(
             continue
         newest = half.allocation if half is not None else None
         is_on_gpus_of_half = given is None and newest is not None and are_together(units, newest)
-        # Whether its other half is of other GPUs: somebody got it, or of equal pods one that the kubelet asked for before.
+        # Whether its reserved halves are on different GPUs now, because another container got one of them.
         others = [amounts_of(ids).keys() for name, ids in container.devices.items() if name != resource]
         lost_half = given is None and any(others) and amounts_of(units).keys() not in others
         if lost_half and not is_on_gpus_of_half:
             continue
-        # Whether it may have got `half` instead of what was reserved for it: that is as large.
+        # Whether the container may have got `half` instead of its reserved half: both have the same size.
         other_size = sum(len(ids) for ids in container.devices.values() if amounts_of(ids) and {*ids} != units)
         is_swapped = (
             given is None
@@ -102,7 +107,7 @@ def reserved_units(
             given is not None
             and newest is not None
             and given.id == newest.id,  # the container of which `half` is a part,
-            lost_half,  # then one that lost what became `half` to a pod of which the kubelet has answered already,
+            lost_half,  # then a container whose reserved half went to another pod, so that it got `half`,
             is_on_gpus_of_half and is_spread(units),  # then equal parts of the GPUs of `half`,
             is_swapped,  # then one that may have got `half` instead,
             given is not None,  # then one of which the other half is given; then what was reserved first
@@ -116,7 +121,7 @@ def reserved_units(
 
 
 def given_half(state: NodeState, uid: str, container: ReservedContainer, resource: ResourceName) -> Allocation | None:
-    """What this container, or whoever took its part of the reservation, was given of its other half; None: nothing yet."""
+    """The grant of the container's other half, or of the container that took it; None: it is not granted yet."""
     for name, units in container.devices.items():
         if name == resource or not amounts_of(units):
             continue
@@ -135,7 +140,7 @@ def _belongs_to(allocation: Allocation, uid: str, container: ReservedContainer) 
 def has_others(
     state: NodeState, uid: str, container: ReservedContainer, resource: ResourceName, units: Collection[DeviceID]
 ) -> bool:
-    """Whether this container has other units of a resource than these, which are somebody else's then."""
+    """Whether the container has other units of a resource than these. Then these belong to another container."""
     return any(
         _belongs_to(each, uid, container) and resource in each.devices and {*each.devices[resource]} != {*units}
         for each in state.allocations.values()
@@ -152,8 +157,8 @@ def spread_for(
     reserved: NodeReservations, now: float, resource: ResourceName, size: int, units: Collection[DeviceID] = ()
 ) -> frozenset[DeviceID] | None:
     """
-    The units, not given yet at monotonic second `now`, of a container that waits for so many of several GPUs, none of them
-    whole. None: there is none, or just these `units` are what somebody waits for.
+    The reserved units, not granted at monotonic second `now`, of a container that waits for `size` units spread over
+    several shared GPUs. None if there is no such container, or if a container waits for exactly `units`.
     """
     waiting = [(container, ids) for _, container, ids in open_reservations(reserved, now, resource) if len(ids) == size]
     if any(ids == frozenset(units) for _, ids in waiting):
@@ -173,7 +178,7 @@ def needs_memory(half: Allocation) -> bool:
 
 
 def are_together(units: Collection[DeviceID], other: Allocation) -> bool:
-    """Whether units are of the GPUs of the other half."""
+    """Whether units are on the same GPUs as the other half."""
     return amounts_of(units).keys() == other.amounts.keys()
 
 
@@ -187,7 +192,7 @@ def iterate_reserved(reserved: NodeReservations, now: float) -> Iterator[tuple[R
 def reservations_of(
     reserved: NodeReservations, now: float, resource: ResourceName, units: Collection[DeviceID]
 ) -> Iterator[tuple[Reservation, ReservedContainer]]:
-    """The reservations, and the container of each, of which just these units of the resource are a part, given or not."""
+    """Reservations and their containers for which exactly these units of the resource are reserved, granted or not."""
     wanted = frozenset(units)
     for each, container in iterate_reserved(reserved, now):
         if wanted == frozenset(container.devices.get(resource, ())):
@@ -195,12 +200,12 @@ def reservations_of(
 
 
 def is_all_of(devices: Mapping[ResourceName, Collection[DeviceID]], record: Allocation) -> bool:
-    """Whether a record holds just what is reserved of its resources."""
+    """Whether an allocation holds exactly the devices that are reserved, for each of its resources."""
     return all({*units} == {*devices.get(name, ())} for name, units in record.from_kubelet.items())
 
 
 def with_reserved_shares(state: NodeState, reserved: NodeReservations, now: float) -> NodeState:
-    """The state with all units and slots that are reserved and not given yet as held."""
+    """The state in which all units and slots that are reserved and not granted yet count as held."""
     for reservation in reserved.held(now):
         for allocation in reserved_allocations(reservation):
             if (allocation.amounts or allocation.slots) and (left := not_given(allocation, state)).devices:
@@ -213,14 +218,14 @@ PartName = tuple[str, ContainerName]
 
 
 class OpenPart(NamedTuple):
-    """The reserved slots of a container that it is not yet known to have."""
+    """The reserved slots of a container, while it is not known that the container has them."""
 
     name: PartName
     slots: frozenset[DeviceID]
     amount: Amount | None
-    """The most that it will hold of a GPU; None: it is not known of all."""
+    """The largest amount that the container will hold of one GPU; None: not known for all slots."""
     may_move: bool
-    """Whether it may have slots of other GPUs, too."""
+    """Whether it may get slots of other GPUs instead."""
 
 
 def iterate_open_parts(
@@ -231,9 +236,9 @@ def iterate_open_parts(
     instead: Mapping[PartName, frozenset[DeviceID]] = {},
 ) -> Iterator[OpenPart]:
     """
-    The parts, at monotonic second `now`, of as many slots as are asked for: in the order in which the pods were reserved,
-    those last that are planned with their gang, and in that of their containers. `instead`: the slots that a kubelet was
-    answered instead of those of a part.
+    The open parts at monotonic second `now` with as many slots as the question: in the order of reservations, then of
+    their containers; parts that are planned with a gang come last. `instead`: part -> the slots that were preferred to
+    the kubelet instead of the reserved ones.
     """
     if not reserved.reservations:
         return
@@ -247,14 +252,14 @@ def iterate_open_parts(
         init = (other for other in each.containers if other.role == "init")
         others = slots.difference(device for other in init for ids in other.devices.values() for device in ids)
         if slots <= offered or not any(map(state.ownership.is_held, others or slots)):
-            may_move = container.may_move or not container.slots  # of a registry that knows no annotations
+            may_move = container.may_move or not container.slots  # a reservation without amounts
             yield OpenPart((each.pod_uid, container.container), slots, most_of(container, own), may_move)
 
 
 def _has_got(
     state: NodeState, reservation: Reservation, container: ReservedContainer, slots: Collection[DeviceID]
 ) -> bool:
-    """Whether the record has this very container with any of the slots: the kubelet may have lost its own record."""
+    """Whether the ledger has this container with one of the slots: the kubelet may have lost its checkpoint."""
     names = (reservation.namespace, reservation.pod, container.container)
     return any(
         each.owner is not None
@@ -273,13 +278,16 @@ def unmatched_part(
     slots: Collection[DeviceID],
     instead: Mapping[PartName, frozenset[DeviceID]] = {},
 ) -> OpenPart | None:
-    """The part that a kubelet asks for when it takes these slots, which are no answer that it got. None: none is known."""
+    """
+    The open part that an Allocate of these slots is for, if GetPreferredAllocation did not return them; None: not
+    known.
+    """
     parts = [*iterate_open_parts(state, reserved, now, ShareQuestion(resource, slots, (), len(slots)), instead)]
     return None if not parts or any(each.slots == frozenset(slots) for each in parts) else parts[0]
 
 
 def most_of(container: ReservedContainer, slots: Collection[DeviceID]) -> Amount | None:
-    """The most that a container will hold by one of these slots; None: it is not known of all."""
+    """The largest amount that a container will hold by one of these slots; None: not known for all slots."""
     if not container.slots.keys() >= {*slots}:
         return None
     return reduce(larger_amount, (container.slots[slot] for slot in slots), NONE_HELD)
@@ -287,8 +295,8 @@ def most_of(container: ReservedContainer, slots: Collection[DeviceID]) -> Amount
 
 def answering_part(question: ShareQuestion, parts: Sequence[OpenPart]) -> OpenPart | None:
     """
-    The part of which the slots are the answer: the first one, which the question is about, or a later one with as much that
-    fits where it does not; of another pod only if both may move. `parts`: those that are open.
+    The part whose slots answer the question. The question is for the first of the open `parts`. If its slots do not
+    fit, a later part with the same amount answers; a part of another pod only if both may move.
     """
     offered = frozenset(question.available)
     required = frozenset(question.must_include)
@@ -303,7 +311,10 @@ def answering_part(question: ShareQuestion, parts: Sequence[OpenPart]) -> OpenPa
 def amounts_reserved(
     reserved: NodeReservations, now: float, resource: ResourceName, slots: Collection[DeviceID]
 ) -> Mapping[DeviceID, Amount]:
-    """What is reserved of GPUs with just these slots; empty: nothing is, or it is not known how much."""
+    """
+    Slot -> amount reserved by it, if exactly these slots are reserved. Empty: they are not, or the amounts are not
+    known.
+    """
     return next((container.slots for _, container in reservations_of(reserved, now, resource, slots)), {})
 
 
@@ -311,8 +322,8 @@ def pods_reserved_for(
     reserved: NodeReservations, now: float, resource: ResourceName, amounts: Mapping[DeviceID, Amount]
 ) -> tuple[str, ...]:
     """
-    UIDs of the pods with a container for which, at monotonic second `now`, as much is reserved as these slots hold: a
-    kubelet does not report which of them it is. `amounts`: slot -> what is held by it.
+    UIDs of all pods with a container whose amounts reserved at monotonic second `now` match those of these slots: the
+    kubelet does not name the pod. `amounts`: slot -> amount held by it.
     """
     found: dict[str, None] = {}
     for each, container in iterate_reserved(reserved, now):
@@ -328,7 +339,10 @@ def pods_reserved_for(
 def displaced_pod(
     state: NodeState, reserved: NodeReservations, now: float, resource: ResourceName, slots: Collection[DeviceID]
 ) -> str:
-    """UID of a pod that waits for as many slots at monotonic second `now`, of which others got its own; empty: none."""
+    """
+    UID of the first pod that waits for as many slots, and whose own another pod holds; empty: none, or these are
+    reserved.
+    """
     if amounts_reserved(reserved, now, resource, slots):
         return ""
     for each, container in iterate_reserved(reserved, now):
@@ -343,14 +357,15 @@ def bounds_for(
     reservation: Reservation, name: ContainerName | None, resource: ResourceName
 ) -> tuple[Amount, Amount] | None:
     """
-    The least and the most that a container of this name may hold of a GPU by what is reserved for its pod. None: nothing is
-    reserved for it, or it is not known how much.
+    The smallest and the largest amount of a GPU that a container of this name may hold by the reservation of its pod.
+    None: nothing is reserved for it, or the amounts are not known.
     """
     mine = [each for each in reservation.containers if each.container == name]
     own = [amount for each in mine for slot in each.devices.get(resource, ()) for amount in [each.slots.get(slot)]]
     if not own or None in own:
         return None
-    # It may have what an init container had by the same slot; one that was moved has the most that it was to have of any.
+    # A later container may hold the amount of an init container's slot. A container that was moved to other GPUs holds,
+    # of each, its largest reserved amount.
     before = [amount for each in reservation.containers if each.role == "init" for amount in each.slots.values()]
     known = [each for each in own if each is not None]
     least = Amount(cores=min(each.cores for each in known), memory=min(each.memory for each in known))
@@ -358,5 +373,5 @@ def bounds_for(
 
 
 def is_within(least: Amount, amount: Amount, most: Amount) -> bool:
-    """Whether an amount is, of each kind, between two others or one of them."""
+    """Whether cores and memory of an amount are each from `least` to `most`."""
     return least.cores <= amount.cores <= most.cores and least.memory <= amount.memory <= most.memory

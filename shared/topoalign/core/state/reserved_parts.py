@@ -1,5 +1,6 @@
 """
-Splits what is reserved for pods into parts, and finds which of them a node reports and which of them pods have swapped.
+Splits reservations into parts. Finds the parts that the node reports as allocated, and the devices that two pods got in
+exchange.
 
 `node_reservations` has the rules.
 """
@@ -27,13 +28,13 @@ class ReservedPart(NamedTuple):
     pod_uid: str
     container: ContainerName
     resource: ResourceName
-    """Of a device, `cpu`, or of a block of memory."""
+    """The resource of the device, `cpu`, or the resource of a memory block."""
     device: DeviceID = DeviceID("")
-    """Empty: all of the resource, as of CPUs and memory."""
+    """Empty for CPUs and memory: all of the resource is one part."""
 
 
 class Swapped(NamedTuple):
-    """A device that was reserved for one pod and given to another, and the device that the other pod does not need."""
+    """A device that was reserved for one pod and given to another, and the device that the first pod gets instead."""
 
     pod_uid: str
     """The pod for which `taken` was reserved, and for which `instead` is reserved now."""
@@ -41,7 +42,7 @@ class Swapped(NamedTuple):
     taken: DeviceID
     instead: DeviceID
     amount: Amount | None
-    """What this pod will hold by `instead`, where that is a slot. None: an equal part."""
+    """The amount that the pod will hold by `instead`, if that is a slot. None: an equal part of the GPU."""
 
 
 def parts_of_container(reserved: ReservedContainer, uid: str) -> Iterator[ReservedPart]:
@@ -97,8 +98,8 @@ def reported_parts(
     own: bool = False,
 ) -> Iterator[ReservedPart]:
     """
-    The parts of these reservations that the node reports as it is now. `former`: UID of a pod -> allocations from before
-    its reservation, which are no report of it; `origins`, `own`: as of `NodeReservations.observe`.
+    The parts of these reservations that the node reports as allocated in this state. `former`: pod UID -> allocations
+    that are older than its reservation and do not count; `origins`, `own`: see `NodeReservations.observe`.
     """
     holders = {device: each.id for each in state.allocations.values() for device in ids_held(each)} if own else {}
     holdings = ReportedHoldings(state, co_allocated=False)
@@ -107,7 +108,7 @@ def reported_parts(
         has = [holdings.to(reservation, each.container).keys() for each in reservation.containers]
         left_by_init = set[DeviceID]()
         for number, reserved in enumerate(reservation.containers):
-            # An init container of which another took over all devices has no record; it has run if a later one has some.
+            # If a later container reuses all devices of an init container, only the later one has an allocation.
             later = has[number + 1 :] if own and reserved.role == "init" else []
             resources = set[ResourceName]().union(has[number], *later)
             co_allocated = {device for ids in reserved.co_allocated.values() for device in ids}
@@ -136,19 +137,19 @@ def ids_reserved(reserved: ReservedContainer) -> Iterator[DeviceID]:
 
 
 def ids_held(allocation: Allocation) -> Iterator[str]:
-    """The ids under which an allocation holds its devices: of a NIC in parts, its virtual functions."""
+    """The ids of the devices that an allocation holds; for a NIC that is shared by SR-IOV, of its virtual functions."""
     for device in allocation.device_ids:
         yield from allocation.virtual_functions.get(device, (device,))
 
 
 class ReportedHoldings:
     """
-    What a node reports of each container: by its record and by its kubelet's checkpoints, and by PodResources where a
-    checkpoint cannot be read. A pod is known by its UID; where the node does not know that, by namespace and name.
+    The resources of each container by the ledger and the kubelet's checkpoints; by PodResources if a checkpoint cannot
+    be read. A pod is identified by its UID or, if the node does not know that, by namespace and name.
     """
 
     def __init__(self, state: NodeState, *, co_allocated: bool = True) -> None:
-        """`co_allocated`: whether devices count that came together with the GPUs."""
+        """`co_allocated`: whether co-allocated devices count."""
         self._found: dict[tuple[str | PodNames, ContainerName], dict[ResourceName, set[DeviceID]]] = {}
         for held in state.allocations.values():
             owner = held.owner
@@ -163,7 +164,7 @@ class ReportedHoldings:
         for entry in kubelet.entries if kubelet is not None else ():
             self._add(entry.pod_uid, entry.container, entry.devices, entry.cpus, entry.memory)
         for used in state.usage.containers:
-            # of these counts what no checkpoint has
+            # only the resources whose checkpoint could not be read
             self._add(
                 (used.owner.namespace, used.owner.pod),
                 used.owner.container,
@@ -208,10 +209,10 @@ def swaps_of(
     unconfirmed: Collection[ReservedPart] = (),
 ) -> Iterator[Swapped]:
     """
-    Finds the devices that pods with `reported` parts got although they were reserved for other pods, and which device
-    each of these others gets instead: one that was reserved for the first pod, and that it did not get.
+    Finds each device that pod A, which has `reported` parts, got although it was reserved for pod B. B gets instead a
+    device that was reserved for A and that A did not get.
 
-    `known`: the swaps that were found before; `unconfirmed`: those of the reported parts of which the holder was not known.
+    `known`: the swaps that were found before; `unconfirmed`: reported parts whose holder was not known.
     """
     holdings = ReportedHoldings(state)
     pods = {each.pod_uid: each for each in reservations}
@@ -236,7 +237,7 @@ def swaps_of(
         for other, reserved, part in open_parts:
             if part.resource != resource or part.device not in taken or other.pod_uid == uid or not unneeded:
                 continue
-            # A part of the same GPU, so that of no GPU more is held than before; else a slot with the same amount.
+            # If possible one of the same GPU, so that the amounts held of each GPU stay; else a slot with the same amount.
             gpu = base_of(part.device)
             amount = reserved.slots.get(part.device)
             instead = min(unneeded, key=lambda each: (base_of(each) != gpu, amounts.get(each) != amount))
@@ -245,8 +246,9 @@ def swaps_of(
             successors[resource, instead] = other.pod_uid
             # Once for all containers of the pod: a later one takes the device over from an init container.
             swapped.add((resource, part.device))
-            # The other pod holds as much by the new slot, but where it has a percentage of GPUs that offer different amounts
-            # what was reserved there: a registry binds pods with as many slots together only if they ask for the same.
+            # Pod B keeps its amount, unless the two GPUs offer different amounts and A and B have the same number of slots.
+            # Then both requested the same percentage (a registry binds such pods at the same time only if their requests
+            # are equal), and B holds what A was to hold there.
             listed = [each.devices.get(resource, ()) for each in other.containers]
             is_as_many = any(part.device in ids and len(ids) == len(own) for ids in listed)
             if is_as_many and offered.get(gpu) != offered.get(base_of(instead)):
@@ -258,9 +260,9 @@ def swap_devices(
     reservations: Sequence[Reservation], swaps: Sequence[Swapped], reported: Collection[ReservedPart]
 ) -> tuple[Reservation, ...]:
     """
-    The reservations with the devices of the swaps in the place of those that were taken; reported parts stay. CPUs and
-    memory go with the devices: a kubelet that gives a container the devices of another one aligned it where the other
-    was to be aligned.
+    The reservations in which each taken device is replaced by that of its swap; reported parts do not change. CPUs and
+    memory move with the devices: a kubelet that gave A the devices of B aligned A to the NUMA nodes that were predicted
+    for B.
     """
     instead = {(each.pod_uid, each.resource, each.taken): each.instead for each in swaps}
     if not instead:
@@ -282,7 +284,7 @@ def swap_devices(
         now = {device for ids in (*devices.values(), *co_allocated.values()) for device in ids}
         kept = {**functions, **reserved.virtual_functions}
         by_slot = {device: reserved.slots.get(device) or amounts.get((uid, device)) for device in now}
-        # the container that was to have its new devices, if that is one alone
+        # the container for which all of the new devices were reserved, if there is exactly one
         others = [reserved_for.get(device, reserved) for device in sorted(now.difference(ids_reserved(reserved)))]
         other = others[0] if others and all(each is others[0] for each in others) else reserved
         has = {each.resource for each in reported if each[:2] == (uid, reserved.container)}

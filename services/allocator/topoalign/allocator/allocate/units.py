@@ -2,15 +2,17 @@
 Prefers and checks vcuda units in the kubelet's calls.
 
 A kubelet allocates a container's computing time and its memory one after the other, in any order, and does not name the
-container. Both halves have to be of one GPU. If one container has all computing time of a GPU, no other may have anything.
+container. Both halves have to be on one GPU. If a container has all computing time of a GPU, no other may have any of
+it.
 
-- GetPreferredAllocation prefers the units that are reserved for a request of this size, if the other half is on their GPU;
-  then units of the GPU of the newest grant, if that may lack its other half; then those of the GPU that `_gpus_for` chooses.
-- Allocate refuses units of several GPUs unless they are reserved, memory of another GPU than the computing time granted just
-  before, a whole GPU while a container has units of it, and units while a container has the GPU as a whole.
+- GetPreferredAllocation prefers, in this order: units reserved for a request of this size, if the container's other
+  half is on the same GPU; units of the newest grant's GPU, if that grant may lack its other half; units of the GPU that
+  `_gpus_for` chooses.
+- Allocate refuses: units of several GPUs, unless they are reserved; memory that is not on the GPU of the computing time
+  granted just before; a whole GPU while a container has units of it; units while a container has the whole GPU.
 - PreStartContainer (`pre_start`) checks again, because the kubelet's checkpoint then shows the devices of each container.
 
-The record does not contain which grant may lack its other half, so an agent that has just started knows none.
+The ledger does not store which grant may lack its other half. So an agent that has just started does not know it.
 """
 
 from collections import Counter, defaultdict
@@ -70,20 +72,22 @@ from topoalign.core.state.share_amounts import (
 
 # Preferences without a matching reservation.
 #
-# The kubelet asks for a number of units of one kind, and does not name the container's other amount. This is known if a
-# container waits for this number and the kubelet aligns it elsewhere than predicted. The preferred units are of one GPU, or
-# of whole GPUs. Units that are spread over several GPUs need a reservation.
+# The kubelet asks for a number of units of one kind, and does not name the container's other amount. The other amount
+# is known only from a reservation: a container waits for this number of units, and the kubelet aligns it elsewhere than
+# predicted. The preferred units are of one GPU, or of whole GPUs. Units that are spread over several GPUs need a
+# reservation.
 #
 # If the other half is not known, it is assumed to be an equal part of the GPU: 50 units of computing time of a GPU with 60
 # blocks need 30 blocks. Among the GPUs in use with enough of both left, the first half goes to the GPU with most of the
 # other kind left, so that more than the equal part fits. If no GPU in use has enough, it goes to any GPU with most left.
 # Example:
 #
-#     left of GPU-0: 60 and 30 blocks, of GPU-1: 100 and 60, unused, of GPU-2: 80 and 50
-#     asked for 50 of computing time: GPU-2, where up to 50 blocks fit then; for 50 blocks: GPU-1, as GPU-2 has less than 84
+#     left: GPU-0 (in use) 60 cores and 30 blocks; GPU-1 (unused) 100 and 60; GPU-2 (in use) 80 and 50
+#     50 cores: GPU-2, because up to 50 blocks then fit; 50 blocks: GPU-1, because their equal part is 84 cores
 #
-# If a pod is refused because it has more memory than the equal part, it is created again and would be refused each time.
-# So a share with as much computing time as the last one refused in this way goes to any GPU with most memory left.
+# If a pod is refused because it has more memory than the equal part, it is created again and would be refused each
+# time. So a share with the same computing time as the last share refused for this reason goes to the GPU with the most
+# memory left, in use or not.
 
 
 def share_asked(kind: UnitKind, size: int) -> Share:
@@ -93,7 +97,7 @@ def share_asked(kind: UnitKind, size: int) -> Share:
 
 
 def shares_asked(kind: UnitKind, question: ShareQuestion, reserved: NodeReservations, now: float) -> tuple[Share, ...]:
-    """Returns the shares that a request may be for; first comes that of a container which waits for so many units."""
+    """Returns the shares that a request may be for; first that of a container with a reservation of this size."""
     for _, container, units in open_reservations(reserved, now, question.resource):
         if len(units) == question.size:
             held = [unit for ids in container.devices.values() for unit in ids]
@@ -118,8 +122,8 @@ def gpu_of_other_half(
     is_reserved: bool,
 ) -> tuple[DeviceID, ...]:
     """
-    Returns the GPU of the newest grant if these units should be its other half, else (). `is_reserved`: a reservation
-    has memory with a whole GPU. `fitting`: GPU -> available units.
+    Returns the GPU of the newest grant if these units should be its other half, else (). `is_reserved`: reserved units
+    answer the request, so that the newest grant may be a whole GPU. `fitting`: GPU -> available units.
     """
     if half is None or share.whole or must_include:
         return ()
@@ -157,7 +161,7 @@ class NewestUnitGrant(NamedTuple):
     at: float
     """Monotonic seconds."""
     is_second: bool
-    """Whether it may be the second half of the grant before, which was of the same GPUs."""
+    """Whether it may be the second half of a share: the previous grant was on the same GPUs."""
     pods: frozenset[str]
     """UIDs of the pods that it may be for (`PossibleOwners`)."""
 
@@ -198,8 +202,9 @@ class UnitClaim(Claim):
 
     def open_half(self, kind: UnitKind, poll: Poll | None) -> OpenHalf | None:
         """
-        Returns the newest grant, if units of this kind may be its other half. It is not if its container is in the
-        checkpoint, which is written when it has all its devices, or has all that is reserved for it.
+        Returns the newest grant, if units of this kind may be its other half. None if its container is in the
+        checkpoint, which the kubelet writes when a container has all its devices, or has everything that is reserved
+        for it.
         """
         if self._newest is None or self.view.now - self._newest.at > OPEN_SECONDS:
             return None
@@ -230,7 +235,9 @@ class UnitClaim(Claim):
         return None if newest is None or has_kind(newest, kind) else OpenHalf(newest, is_certain=False)
 
     def _is_entered(self, grant: Allocation, listing: KubeletListing) -> bool:
-        """Whether the checkpoint has the container of a grant with a complete share. A half may be in it by chance."""
+        """
+        Whether the checkpoint has the container of a grant with a complete share; it may contain one half by chance.
+        """
         if not self.view.liveness.is_written_since(grant, listing):
             return False
         units = grant.device_ids
@@ -245,8 +252,9 @@ class UnitClaim(Claim):
         self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None, half: OpenHalf | None
     ) -> PossibleOwners:
         """
-        Returns the containers that a call for these units may be for: of a pod that has some by the checkpoint, of a pod for
-        which exactly these are reserved, and of the newest grant, if these may be its other `half`.
+        Returns the containers that a call for these units may be for: those of pods that have some of these units in
+        the checkpoint, those of pods for which exactly these units are reserved, and that of the newest grant if these
+        may be its other `half`.
         """
         asked = frozenset(units)
         parts = poll.listing.parts if poll is not None else ()
@@ -322,8 +330,8 @@ class UnitClaim(Claim):
             return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= count_units(share, kind) else ()
         if share != share_asked(kind, count_units(share, kind)) or share.whole:
             return choose_gpus_for_units(hardware, left, share, fitting, compat)
-        # The other half is not known: GPUs in use with an equal part of both left come first, unless that was too little
-        # for such a share before. Among them those are chosen that have most left of the other kind.
+        # The other half is not known: GPUs in use with the equal part of both left come first, unless it was too small for
+        # the last such share. Among these, the GPUs with the most left of the other kind are chosen.
         room = gpus_with_enough(hardware, left, share)
         in_use = [
             gpu for gpu in room if not left[gpu].unused and enough(left[gpu], with_equal_part(share, left[gpu].offered))
@@ -346,8 +354,8 @@ class UnitClaim(Claim):
 
     def check_half(self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None) -> None:
         """
-        Checks as `check_spread`. Also raises ShareSplit, once, for unreserved memory of another GPU than the computing
-        time granted just before; the pod of that grant may have been refused meanwhile.
+        Checks as `check_spread`. Also raises ShareSplit if memory is neither reserved nor on the GPU of the computing
+        time granted just before. Raises once for each grant, because the pod of the grant may have been refused since.
         """
         self.check_spread(resource, units)
         if first_unit_kind(units) != "memory":
@@ -365,22 +373,24 @@ class UnitClaim(Claim):
         )
 
     def check_spread(self, resource: ResourceName, units: Collection[DeviceID]) -> None:
-        """Raises ShareSplit if a container that waits for this number of units of several GPUs has others."""
+        """
+        Raises ShareSplit if a container waits for this number of units on several GPUs, and others are reserved for it.
+        """
         own = spread_for(self.view.reserved, self.view.now, resource, len(units), units)
         if own is None:
             return
         gpus, theirs = (quoted(sorted(amounts_of(ids))) for ids in (units, own))
         raise ShareSplit(
             FIELD,
-            f"{len(units)} units of {gpus}, and a container that waits for as many needs equal parts of {theirs}",
+            f"{len(units)} units of {gpus} were requested, but a waiting container needs them in equal parts of {theirs}",
             "delete the pod and let the scheduler choose again; the kubelet has aligned it to other NUMA nodes",
         )
 
     # A container with all computing time of a GPU excludes all other containers from the GPU.
     #
     # The record contains grants. It gets their owners from PodResources when the pod runs, and never for init
-    # containers. The checkpoint has the owner as soon as a container has all its devices. So a container is judged by
-    # the devices of both. Its computing time may be in several records, if later containers of its pod or of other
+    # containers. The checkpoint has the owner as soon as a container has all its devices. So the check uses the
+    # devices in both. Its computing time may be in several records, if later containers of its pod or of other
     # pods reuse some of it.
     #
     # The kubelet does not name the pod of a call. It may be a pod whose units are allocated again, because only
@@ -389,7 +399,10 @@ class UnitClaim(Claim):
     # is wrong, the container does not start (`pre_start`).
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """Returns the records of these GPUs if a container may have one of the GPUs as a whole, or would get it."""
+        """
+        Returns all allocations on these GPUs if a container may have one of them as a whole, or would get it by this
+        call.
+        """
         state = self.view.state
         amounts = amounts_of(asked.devices)
         sharing = [each for each in state.allocations.values() if not amounts.keys().isdisjoint(each.amounts)]
@@ -436,8 +449,8 @@ class UnitClaim(Claim):
 
     def _is_unowned(self, record: Allocation, listing: KubeletListing) -> bool:
         """
-        Whether a checkpoint written since a grant has nothing of it. The newest grant never counts: it may be the first
-        half of this call's container, and the checkpoint may be older than the note of it.
+        Whether a checkpoint that was written after the grant contains none of its devices. False for the newest grant:
+        it may be the first half of this container's share, and the checkpoint may be older than the grant.
         """
         return (
             (self._newest is None or record.id != self._newest.id)
@@ -462,7 +475,8 @@ def units_held(
 ) -> Mapping[Holder, Set[DeviceID]]:
     """
     Returns container -> its units in these records. A record without an owner gets that of the checkpoint's entry,
-    unless the entry is older. `every`: also ended records; containers that they displaced may still run.
+    unless the entry is older. `every`: all records, also ended ones: a container that an ended record displaced may
+    still run.
     """
     found = defaultdict[Holder, set[DeviceID]](set)
     entered_later = [each for each in records if each.owner is not None or liveness.is_written_since(each, listing)]

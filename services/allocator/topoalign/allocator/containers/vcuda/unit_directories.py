@@ -2,18 +2,19 @@
 Manages the directories that containers see at /etc/vcuda, one for each allocation of units, and adds them to Allocate's
 answers.
 
-A directory is named by a digest of the resource and the devices, because Allocate does not name the pod, and so that the
-mount which the kubelet keeps for each start of a container stays valid.
+The name of a directory is a digest of the resource and the devices: Allocate does not name the pod, and the kubelet
+uses the same mount each time a container starts.
 
     <root>/units-2f1c…          of this process' user, mode 0755, mounted read-only
         vcuda.config            owner and limits; written before the container starts
-        pids.config             processes of the container, since one of them has registered
+        pids.config             ids of the container's processes; written when the first one registers
         vcuda.sock
         <container id>/         copies of the two files, which the library reads if there is no vcuda.config above
 
-If another container gets the same units, its directory is created again. A former container that still runs finds its mount
-empty, and the library ends its processes (vcuda-controller 72e0115, src/hijack_call.c). The root is closed to other users
-(mode 0700): callers are identified by control groups and mounts, which a host user could give the names of a container.
+If another container gets the same units, its directory is created again. A former container that still runs finds its
+mount empty, and the library ends its processes (vcuda-controller 72e0115, src/hijack_call.c). The root is closed to
+other users (mode 0700): callers are identified by their cgroups and mounts, and a user of the host could imitate those
+of a container.
 """
 
 import os
@@ -46,8 +47,8 @@ from topoalign.kubelet.control_groups import HIERARCHIES, PROCESSES, sees_all_pr
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Flags
 
-# The files that the library reads: `vcuda.config`, what a container is limited to, and `pids.config`, which processes
-# are its.
+# The files that the library reads: `vcuda.config` contains the limits of a container, `pids.config` the ids of its
+# processes.
 #
 # The first is one C struct of 8,240 bytes in the machine's byte order; strings end with a zero byte:
 #
@@ -59,12 +60,12 @@ from topoalign.plugin_config.configuration import Flags
 #     gpu_memory      8208  uint64, bytes
 #
 # - `enable` 0: a container with whole GPUs is not limited.
-# - `hard_limit` 1: `utilization` is the most that it gets; `limit` is read only where it is 0, and stays 0.
+# - `hard_limit` 1: `utilization` is the maximum. The library reads `limit` only if `hard_limit` is 0, so it stays 0.
 # - A container with memory and without computing time has `utilization` 100, which is no limit: with 0 the
 #   library would give it next to nothing.
 # - `driver_version` stays 0: the library reads the driver's version from /proc.
 #
-# The second is the ids of processes as int32, ascending, because the library looks them up by bisection; it reads
+# The second contains process ids as int32 in ascending order, because the library uses binary search. It reads at most
 # 1,024.
 #
 # Source: vcuda-controller 72e0115, include/hijack.h and its loader; the offsets were measured with gcc on x86-64.
@@ -125,7 +126,7 @@ def text_of(field: bytes) -> str:
 SOCKET = "vcuda.sock"
 NAME = re.compile(r"units-[0-9a-f]{32}")
 MOST_KEPT = 64
-"""Entries of a directory that is used again: the agent writes four, and a temporary file."""
+"""A directory with more entries is created again; the agent writes four and a temporary file."""
 
 
 def units_directory_name(resource: ResourceName, units: Collection[DeviceID]) -> str:
@@ -157,7 +158,7 @@ def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
     with open_directory(root) as at:
         if read_config_owner(root, name) != (limits.pod_uid, limits.container) or count_entries(at, name) > MOST_KEPT:
             if gone := discard(at, name):
-                with suppress(OSError):  # its former container, if it still runs, finds it empty at once
+                with suppress(OSError):  # a former container that still runs sees an empty directory at once
                     remove_tree(at, gone)
             os.mkdir(name, MODE, dir_fd=at)
         with open_directory(name, at) as directory:
@@ -174,7 +175,9 @@ def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
 
 
 def write_registered(root: Path, name: str, container_id: str, files: dict[str, bytes], pids: str) -> None:
-    """Writes the changed files of a container into the directory of its id, and `pids` above. Raises OSError."""
+    """
+    Writes the changed files into the directory `container_id`, and the one named `pids` also above it. Raises OSError.
+    """
     with open_directory(root) as at, open_directory(name, at) as directory:
         with suppress(FileExistsError):
             os.mkdir(container_id, MODE, dir_fd=directory)
@@ -188,14 +191,14 @@ def write_registered(root: Path, name: str, container_id: str, files: dict[str, 
 
 
 def count_entries(at: int, name: str) -> int:
-    """Counts the entries of a directory, `MOST_KEPT` + 1 at most. Raises OSError where there is none."""
+    """Counts the entries of a directory, `MOST_KEPT` + 1 at most. Raises OSError if it does not exist."""
     with open_directory(name, at) as directory:
         return len(list_entries(directory, MOST_KEPT + 1))
 
 
-# The edits of a container in Allocate's answers. Computing time and memory have separate answers, and of two mounts at one
-# path the kubelet keeps one. Either directory works, because both have the same content before the container starts
-# (`limiter`).
+# The edits of a container in Allocate's answers. Computing time and memory have separate answers, and if both mount at
+# one path, the kubelet keeps only one mount. Either directory works, because both have the same content before the
+# container starts (`limiter`).
 
 
 CONTAINER_DIRECTORY = "/etc/vcuda"
@@ -204,7 +207,7 @@ LIBRARY_PATH = "LD_LIBRARY_PATH"
 
 
 class VcudaEdits(EditProvider, frozen=True):
-    """Adds what one resource needs of the limiter to answers to Allocate."""
+    """Adds the limiter's mounts and variables for one resource to the answers to Allocate."""
 
     root: str
     """`flags.vcudaRoot`, on the host."""
@@ -212,7 +215,7 @@ class VcudaEdits(EditProvider, frozen=True):
     """`flags.vcudaLibraries`, on the host; empty: containers get the library in another way."""
 
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
-        """Adds the mounts for a container that was given these units, and where its libraries are."""
+        """Adds the mounts for a container with these units, and the path of its libraries."""
         units = devices.allocation.from_kubelet[devices.resource]
         response.mounts.append(
             v1beta1.Mount(
@@ -243,12 +246,12 @@ def vcuda_edits(flags: Flags, proc: Path, cgroups: Path) -> VcudaEdits:
         make_root(Path(flags.vcuda_root))
     except OSError as error:
         finding = f"the limiter vcuda cannot create its directory: {error.strerror}"
-        remedy = "see that flags.vcudaRoot is a directory on the host that the agent may write"
+        remedy = "check that flags.vcudaRoot is a directory on the host and that the agent can write to it"
         raise ContainerUnready(finding, remedy) from error
     return VcudaEdits(flags.vcuda_root.rstrip("/"), flags.vcuda_libraries)
 
 
 def is_root(hierarchy: Path) -> bool:
-    """Whether this is the host's hierarchy of control groups, and not the container's; version 1 does not show that."""
+    """Whether this is the root of the host's cgroup hierarchy, not that of a container; always True for cgroup v1."""
     # In version 2 the root is the only group without events ("Control Group v2" of the kernel's documentation).
     return os.path.isfile(hierarchy / PROCESSES) and not os.path.exists(hierarchy / "cgroup.events")

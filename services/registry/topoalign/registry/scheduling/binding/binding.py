@@ -6,10 +6,10 @@ Binds a pod to a node that has confirmed which devices the pod will get.
 The pod comes from the watch of all pods; if the watch does not have it yet, it is read. The Binding names the UID, so
 the API server refuses it for a pod that is bound, being deleted or gone.
 
-The answer is ok if the API server reports the pod on our node, whichever client bound it, and only then. If the result is
-unknown at the deadline, the answer is an error. The deadline is below the five seconds after which the scheduler retries,
-so that no Binding of an earlier attempt interferes. Binds of different nodes run concurrently; those of one node confirm
-and reserve one after the other.
+The answer is OK only if the API server reports the pod on this node, whichever client bound it. If the result is
+unknown at the deadline, the answer is an error. The deadline is below the five seconds after which the scheduler
+retries, so that no Binding of an earlier attempt interferes. Binds of different nodes run concurrently; those of one
+node confirm and reserve one after the other.
 
 A bind waits for temporary obstacles: pods of the node that must be admitted first, and the end of pods whose devices it
 needs. The next change of the node wakes it. It fails only at its deadline, because the scheduler retries a failed pod only
@@ -65,8 +65,8 @@ class NodeForbidden(NoFit):
 
     def __init__(self, node: NodeName) -> None:
         super().__init__(
-            f"node {clean(node)} is not for the pod: there is none, it is cordoned, or a taint, the pod's nodeSelector or "
-            "its node affinity keeps it off",
+            f"the pod cannot be bound to node {clean(node)}: the node does not exist, is cordoned, has a taint that the pod "
+            "does not tolerate, or does not match the pod's nodeSelector or node affinity",
             "the scheduler tries again, on another node",
         )
 
@@ -79,7 +79,7 @@ class OtherScheduler(NoFit):
     """
 
     def __init__(self, scheduler: str) -> None:
-        super().__init__(f"the pod names scheduler {clean(scheduler)}", "leave it to that one")
+        super().__init__(f"the pod names scheduler {clean(scheduler)}", "nothing: that scheduler binds it")
 
 
 BIND_SECONDS = 4.0
@@ -111,7 +111,9 @@ class PodGone(NoFit):
     """
 
     def __init__(self, pod: str) -> None:
-        super().__init__(f"pod {clean(pod, 300)} is gone, or another one has its name", "nothing is to be bound")
+        super().__init__(
+            f"pod {clean(pod, 300)} was deleted, or replaced by a pod of the same name", "no action is needed"
+        )
 
 
 class BoundElsewhere(NoFit):
@@ -122,7 +124,7 @@ class BoundElsewhere(NoFit):
     """
 
     def __init__(self, pod: str, node: NodeName) -> None:
-        super().__init__(f"pod {clean(pod, 300)} is bound to node {clean(node)}", "nothing is to be bound")
+        super().__init__(f"pod {clean(pod, 300)} is bound to node {clean(node)}", "no action is needed")
 
 
 class NodeRefuses(NoFit):
@@ -152,7 +154,7 @@ class PodsPending(NoFit):
 
     def __init__(self, node: NodeName) -> None:
         super().__init__(
-            f"pods that are bound to node {clean(node)}, or whose end could misalign the pod there, come first",
+            f"node {clean(node)} has pods that must be admitted, or must end, before this pod can be bound there",
             "the scheduler tries again",
         )
 
@@ -166,8 +168,8 @@ class BindUnknown(Unavailable):
 
     def __init__(self, pod: str, node: NodeName) -> None:
         super().__init__(
-            f"pod {clean(pod, 300)} could not be bound to node {clean(node)} within {BIND_SECONDS:g} s",
-            "the scheduler tries again; see whether the API server, the bus and the node's allocator answer",
+            f"it is not known after {BIND_SECONDS:g} s whether pod {clean(pod, 300)} is bound to node {clean(node)}",
+            "the scheduler tries again; check whether the API server, NATS and the node's allocator answer",
         )
 
 
@@ -204,8 +206,8 @@ class BindChecks:
 
     async def fits(self, node: NodeName, pod: PodToSchedule) -> str:
         """
-        The code of why the node would not admit the pod in every order of the pods pending there; empty: it would. Its node
-        has confirmed the pod, so only pods that are pending, or end, can change that.
+        The code of the reason why the node might refuse the pod in some order of its pending pods; empty: it admits the
+        pod in every order. The node has confirmed the pod, so only pods that are pending, or end, can change that.
 
         Raises NotReadYet while reservations and binds are not known; and as `Quotas.check_read`.
         """
@@ -250,8 +252,8 @@ class PodBinder:
         reported: ReportedPods,
     ) -> None:
         """
-        `plan` reserves for the pod's whole gang, if it has one and that was not done yet, and returns its name; raises NoFit
-        if the pod must not be bound there. `reported`: the pods of the watch.
+        `plan` reserves devices for the pod's gang, if it has one that is not reserved yet, and returns the gang's name;
+        raises NoFit if the pod must not be bound there. `reported`: the pods of the watch.
         """
         self.counts: Counter[str] = Counter()
         """Binds by result: `bound`, or the code of the error; `stale`: the node contradicted the view."""
@@ -338,7 +340,10 @@ class PodBinder:
         return seen
 
     async def _reserve(self, pod: PodToSchedule, node: NodeName, until: float) -> None:
-        """Reserves the devices that the node confirms. Waits `until` this second of the loop for temporary obstacles."""
+        """
+        Reserves the devices that the node confirms. Waits for temporary obstacles until the event loop's time is
+        `until`.
+        """
         gang = await self._plan(pod, node)
         self._checks.assume(node, pod)
         turn = self._turns.setdefault(node, anyio.Lock())
@@ -369,13 +374,13 @@ class PodBinder:
             except NodeRefuses as refusal:
                 if self._checks.is_being_freed(node, pod):
                     return refusal
-                if refusal.reason not in NOT_KNOWN:  # else the reservation may be one of a gang, by another registry
+                if refusal.reason not in NOT_KNOWN:  # else keep what another registry may have made for a gang
                     await self._reservations.cancel(pod.uid, {node})
                 raise
             made = reserved_for(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)
             if not made.containers:
                 return None
-            # `fits` ignores the reservations of deleted pods, but the node uses them until they end.
+            # `fits` ignores reservations of deleted pods, but the node still answers from them until they expire.
             held = (each for each in self._reservations.held(node) if each.pod_uid != pod.uid)
             if any(are_ambiguous_reservations(made, each) for each in held if not self._reported.has(each.pod_uid)):
                 return PodsPending(node)
@@ -397,7 +402,7 @@ class PodBinder:
         if refusal == PODS_PENDING:
             raise PodsPending(node)
         if refusal:
-            raise NodeRefuses(node, refusal, "not together with the pods that are pending there")
+            raise NodeRefuses(node, refusal, "the pod does not fit together with the pods that are pending there")
         return admission
 
     def _reserved_for_others(self, uid: str, node: NodeName) -> frozenset[DeviceID]:

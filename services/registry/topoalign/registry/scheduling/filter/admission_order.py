@@ -1,21 +1,22 @@
 """
 Decides whether a kubelet would admit pending pods in every order.
 
-A kubelet admits pods in the order in which it receives them, which may differ from the order of their binds. So while a node
-has pods that it does not report yet, another pod is bound only if all of them are admitted in every order. Example: two pods
-do not fit in the other order, because then the first one takes CPUs of two NUMA nodes. Also, when other pods end, a pending
-pod may be aligned to NUMA nodes that another one needs (`realignment`).
+A kubelet admits pods in the order in which it receives them, which may differ from the order of their binds. So while a
+node has pods that it does not report yet, another pod is bound only if all of them are admitted in every order.
+Example: A then B fits. B then A does not, because B, if it is admitted first, takes CPUs of two NUMA nodes. Also, when
+other pods end, a pending pod may be aligned to NUMA nodes that another one needs (`realignment`).
 
 A kubelet does not name the pod of an Allocate. Pods of the same class are interchangeable. Two pending pods are ambiguous
 (`are_ambiguous`), and are not bound at the same time, in these cases:
 
-- Both request the same number of GPUs, and the annotations of one are about its devices.
+- Both request the same number of GPUs, and at least one has annotations for choosing devices.
 - Both have vcuda units, with the same amount of one kind and a different amount of the other.
 - Both have the same number of vGPU slots, and other amounts or other annotations.
 
-A pod that must have its reserved slots or units must also be aligned to the same NUMA nodes in every order; elsewhere the
-node refuses it. Example: a pod for GPU-0 or GPU-2 with 4 CPUs is bound after one with 4 CPUs. Both fit in both orders.
-But if it is admitted first, it is aligned to the NUMA node of GPU-0, and GPU-2 is reserved for it.
+A pod that must have its reserved slots or units must also be aligned to the same NUMA nodes in every order; elsewhere
+the node refuses it. Example: B, with 4 CPUs and an annotation that allows GPU-0 or GPU-2, is bound after A with 4 CPUs,
+and GPU-2 is reserved for B. Both fit in both orders. But if B is admitted first, the kubelet aligns it to the NUMA node
+of GPU-0.
 """
 
 from collections import Counter
@@ -54,15 +55,15 @@ from topoalign.core.state.fold import NodeState
 from topoalign.runtime.request_turns import TaskTurns
 
 MOST_ORDERS = 24
-"""Orders that are tried: those of four pods of different classes take 64 decisions."""
+"""Maximum number of orders tried: the 24 orders of four pods of different classes take 64 decisions."""
 MOST_PODS = 16
-"""Pods in one order. Binds of a node wait while it is tried."""
+"""Maximum number of pods in an order. While an order is tried, other binds of the node wait."""
 
 
 Place = tuple[object, tuple[tuple[int, ...] | None, ...]]
-"""The class of a pod, and the NUMA nodes to which its parts of GPUs are aligned; None: the policy aligns none."""
+"""The class of a pod, and the NUMA nodes to which each of its shares is aligned; None: the policy does not align it."""
 Ends = frozenset[tuple[Place, int]]
-"""After one order of all pods: how often pods that must have their reservation are aligned in this way."""
+"""The result of one order: place -> number of pods that need their reservation and are aligned there."""
 
 
 class PendingPod(NamedTuple):
@@ -80,8 +81,9 @@ class PendingPod(NamedTuple):
     """Whether amounts alone decide whether it fits."""
     may_wait: bool = True
     """
-    Whether it can wait until the end of another pod can no longer lead its kubelet to refuse it. A pod that is planned with
-    its gang cannot if no other pod is pending: its reservation would end and be planned again on the same devices.
+    Whether the bind may wait while the end of another pod could make the kubelet refuse this pod. False for a pod that
+    is planned with its gang while no other pod is pending: its reservation would expire, and the gang would be planned
+    on the same devices again.
     """
 
 
@@ -142,10 +144,10 @@ NOBODY_LATER = Later()
 
 async def all_fit(state: NodeState, pods: Sequence[PendingPod], turns: TaskTurns, later: Later = NOBODY_LATER) -> bool:
     """
-    Whether all pods that must fit are admitted in every order of the pods, and for every end of other pods, and then the
-    `later` ones. A decision takes up to a millisecond, so it yields to the event loop between decisions.
+    Whether the kubelet admits all `must_fit` pods in every order of `pods`, whichever other pods end first, and after
+    them the `later` pods. A decision takes up to a millisecond, so it yields to the event loop between decisions.
     """
-    if state.allocations:  # of all known containers, also those with CPUs only: they may end
+    if state.allocations:  # includes containers that have only CPUs: each may end
         judged = list[PendingPod]()
         for place, pod in enumerate(pods):
             await turns.give()
@@ -185,7 +187,7 @@ async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: PodNeed | 
     is_joint = any(each.joint is not None for each in pod.containers)
     if takes is None or not is_joint or not POLICIES[pod.rules.policy].asks:
         return True
-    # A kubelet reads no annotations, and may align it to NUMA nodes without a free GPU and a NIC together.
+    # A kubelet reads no annotations. It may align the pod to NUMA nodes that do not have both a free GPU and a free NIC.
     for remaining in iterate_realigning_ends(state, pod.rules, takes):
         await turns.give()
         if not isinstance(decide_demand(remaining, pod), Admission):
@@ -194,7 +196,9 @@ async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: PodNeed | 
 
 
 def decided_by_amounts(topology: Topology, pod: PendingPod) -> PendingPod:
-    """The pod; if it requests parts of GPUs, which it finds on all NUMA nodes, amounts decide about the rest."""
+    """
+    The pod. If it requests units or slots, which are known to fit on every NUMA node, its other amounts set `decides`.
+    """
     in_parts = any(topology.kind_of(name) in ("unit", "slot") for name in pod.demand.devices)
     is_joint = any(each.joint is not None for each in pod.demand.containers)
     if not in_parts or is_joint or pod.takes is None or not pod.must_fit:
@@ -221,12 +225,14 @@ def is_refused_for_memory(state: NodeState, pods: Sequence[PendingPod]) -> bool:
 
 def may_realign(state: NodeState, pod: PendingPod) -> bool:
     """Whether something can end on the node, and pods may be refused for their alignment."""
-    may_end = bool(state.allocations)  # of all known containers, also those with CPUs only
+    may_end = bool(state.allocations)  # includes containers that have only CPUs
     return may_end and not POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY)
 
 
 def keeps_containers_together(state: NodeState, pod: PodDemand, takes: PodNeed | None) -> bool:
-    """Whether a pod that the node admits now also fits after any end of others, or amounts do not decide that."""
+    """
+    Whether a pod that the node admits now also fits after any other pods end. True also if amounts do not decide that.
+    """
     if takes is None or takes.rest is None or not state.allocations or POLICIES[pod.rules.policy].admits(NO_AFFINITY):
         return True
     emptied = msgspec.structs.replace(state, allocations={}, memory={})
@@ -278,8 +284,9 @@ async def fit_from(  # noqa: C901  # one search over orders
     aligned: tuple[Place, ...] = (),
 ) -> bool:
     """
-    Whether all orders of the pods are admitted in this state. `steps`: None if nothing can end, or no pod is refused for
-    its alignment. `ends`: results of the orders that were tried; `aligned`: of the pods admitted so far.
+    Whether all orders of the pods are admitted in this state. `steps`: None if nothing can end, or no pod is refused
+    for its alignment. `ends`: the results of the orders tried so far; `aligned`: the places of the pods admitted so far
+    in this order.
     """
     tried = set()
     for place, pod in enumerate(pods):
