@@ -305,7 +305,7 @@ def store_error(what: str, refusal: StoreRefusal) -> BusRefused | BusUnavailable
     elif refusal.err_code == NO_JETSTREAM:
         remedy = "use the credentials of the administrator of NATS, or enable JetStream for the account"
     elif refusal.err_code == SUBJECTS_OVERLAP:
-        remedy = "another stream has these subjects: find it with `nats stream ls`; delete it, or its subjects"
+        remedy = "another stream has these subjects: find it with `nats stream ls`; delete it or take them out of it"
     else:
         remedy = "look up the NATS error code and check the account's JetStream limits and permissions"
     return BusRefused(f"{what}: NATS refuses: {text} ({refusal.err_code})", remedy)
