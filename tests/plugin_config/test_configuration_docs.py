@@ -77,7 +77,7 @@ def test_every_variable_and_unsupported_field_of_nvidias_is_listed() -> None:
         for name in set(re.findall(r"`([A-Z_]+)`", row[0])) & nvidia_fields.VARIABLES.keys():
             assert f"`{nvidia_fields.VARIABLES[name].field}`" in row[1]
 
-    others = PAGE.split("## What of NVIDIA's file is not taken")[1].split("\n## ")[0]
+    others = PAGE.split("## Fields of NVIDIA's file that are ignored or refused")[1].split("\n## ")[0]
     assert [] == [
         field for field in (*nvidia_fields.WITHOUT_EFFECT, *nvidia_fields.REFUSED) if f"`{field}`" not in others
     ]
