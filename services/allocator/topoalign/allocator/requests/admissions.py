@@ -6,7 +6,6 @@ cannot be used, the same providers are asked in process for the rest of the deci
 at most, however many containers the pod has.
 """
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -71,6 +70,7 @@ from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import with_reserved
+from topoalign.runtime.recent_dict import RecentDict
 from topoalign.runtime.replies import answer_with
 
 
@@ -303,7 +303,7 @@ class Admissions:
         self._hint_seconds = hint_seconds
         self.predictions = predictions or Predictions(ledger, rules, None, kubelet_owns_devices=kubelet_owns_devices)
         self._turn = anyio.Lock()
-        self._decisions: OrderedDict[str, Decision] = OrderedDict()
+        self._decisions = RecentDict[str, Decision](REMEMBERED)
         self.deadlines = Deadlines(ledger.clock, ledger.state.epoch)
         self.hint_fallbacks = 0
         """Questions that were answered in process because the hinting service did not."""
@@ -461,10 +461,10 @@ class Admissions:
             decision = msgspec.structs.replace(decision, allocations=named)
             self._ledger.grant(named)
             for allocation in named:
-                self._remember(allocation.id, decision)
+                self._decisions[allocation.id] = decision
         else:
             self._ledger.refuse(pod, decision)
-        self._remember(f"{pod.namespace}/{pod.name}", decision)
+        self._decisions[f"{pod.namespace}/{pod.name}"] = decision
         return decision
 
     def _again(self, name: str, held: Sequence[Allocation]) -> Admission:
@@ -478,9 +478,3 @@ class Admissions:
         explanation = had.explanation if had is not None and same else Explanation()
         allocations = tuple(self._ledger.state.allocations[each.id] for each in held)
         return Admission(allocations=allocations, explanation=explanation)
-
-    def _remember(self, name: str, decision: Decision) -> None:
-        self._decisions[name] = decision
-        self._decisions.move_to_end(name)
-        while len(self._decisions) > REMEMBERED:
-            self._decisions.popitem(last=False)

@@ -33,9 +33,9 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import without_uuids
 from topoalign.core.scoring.scorers import Key, NodeScorer
 from topoalign.core.state.fold import NodeState, initial_state
-from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.cluster_state.view import ClusterView, NodeView
 from topoalign.registry.scheduling.scheduling_api import Filtered, NodeRefusal, PodToSchedule
+from topoalign.runtime.recent_dict import RecentDict
 from topoalign.runtime.request_turns import TaskTurns
 
 MOST_STALE = 4

@@ -27,7 +27,6 @@ from topoalign.core.admission.realignment import PendingPodAmounts, fit_as_count
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.ids import NodeName, PodName
-from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, unknown_request
 from topoalign.registry.scheduling.cluster_state.view import ClusterView, NodeView
 from topoalign.registry.scheduling.filter.admission_order import (
@@ -40,6 +39,7 @@ from topoalign.registry.scheduling.filter.admission_order import (
 )
 from topoalign.registry.scheduling.filter.decision_cache import KindNeed, PodClass
 from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
+from topoalign.runtime.recent_dict import RecentDict
 
 PODS_KEPT = 1_024
 """Pods whose waiting nodes are kept."""
