@@ -14,6 +14,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 import msgspec
 
+from topoalign.core.model.byte_sizes import GIB
 from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
@@ -51,7 +52,6 @@ from topoalign.core.state.fold import NodeState
 from topoalign.machines import load_machine
 from topoalign.tools.bench.registry.history import EPOCH
 
-GIB = 1 << 30
 HALF = 4
 ALL = 8
 """GPUs that are held of a node."""

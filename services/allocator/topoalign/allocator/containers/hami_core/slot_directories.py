@@ -46,6 +46,7 @@ from topoalign.allocator.containers.responses import ContainerDevices, EditProvi
 from topoalign.allocator.ports import Poll
 from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.holdings import Amount, base_of, unit_kind
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
@@ -270,7 +271,6 @@ SHARED_FILE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 CONTAINER_LOCKS = "/tmp/vgpulock"  # noqa: S108  # where the library locks
 MOST_GPUS = 16
 """The largest number of GPUs of a container that the library supports."""
-MIB = 1024 * 1024
 
 
 class HamiCoreEdits(EditProvider, frozen=True):
