@@ -22,7 +22,7 @@ from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.shares import unit_resource_names
 from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.model.decisions import Decision, with_notes, with_unserved
-from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.events import HEALTHY
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, override_rules
 from topoalign.core.model.topology.model import Topology
@@ -112,9 +112,8 @@ class Described:
 
     def node(self, machine: Machine, rules: AdmissionRules) -> KubeletNode:
         """Every device counts as healthy, unless the kubelet's files show otherwise."""
-        healthy = DeviceHealth(state=HealthState.HEALTHY)
         hardware = machine.topology
-        devices = {hardware.card_of(device): healthy for listed in hardware.devices.values() for device in listed}
+        devices = {hardware.card_of(device): HEALTHY for listed in hardware.devices.values() for device in listed}
         state = initial_state(NodeName(machine.name), hardware, devices, f"described: {machine.name}")
         if self.kubelet_root is None:
             return KubeletNode(state=state, registered=None, findings=())

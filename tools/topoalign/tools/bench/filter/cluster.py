@@ -16,16 +16,15 @@ import msgspec
 
 from topoalign.core.model.byte_sizes import GIB
 from topoalign.core.model.events import (
+    HEALTHY,
     Allocation,
     AllocationBound,
     AllocationGranted,
     AllocationReleased,
     AllocationsSnapshot,
     ContainerUsage,
-    DeviceHealth,
     DeviceHealthChanged,
     Event,
-    HealthState,
     KubeletObserved,
     MemoryBlock,
     Owner,
@@ -59,7 +58,6 @@ KEPT_CPUS = 2
 """Of each NUMA node for the system."""
 FACTS = 4
 """That a node has said at first."""
-HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
 class Kind(msgspec.Struct, frozen=True):

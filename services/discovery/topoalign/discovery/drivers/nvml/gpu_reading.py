@@ -16,7 +16,7 @@ from uuid import UUID
 
 from topoalign.core.model.byte_sizes import GIB
 from topoalign.core.model.errors import clean, quoted
-from topoalign.core.model.events import DeviceHealth
+from topoalign.core.model.events import HEALTHY, DeviceHealth
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile
 from topoalign.core.model.topology.model import Fabric, Gpu, Topology
@@ -34,7 +34,7 @@ from topoalign.discovery.drivers.nvml.nvml_library import (
     Library,
     sysfs_address,
 )
-from topoalign.discovery.drivers.reading_health import HEALTHY, unhealthy
+from topoalign.discovery.drivers.reading_health import unhealthy
 
 # NVLinks: each GPU reports where its end leads, and pairs are made of two ends.
 #

@@ -26,7 +26,7 @@ from topoalign.core.demand.shares import USUAL_SLOTS, amount_resources
 from topoalign.core.deviceshare.koordinator_names import ANNOTATIONS
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.decisions import Admission, Resolvability
-from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.events import HEALTHY
 from topoalign.core.model.ids import GPU, NIC, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import CARDS, PodRequest
 from topoalign.core.model.topology.model import Topology
@@ -92,7 +92,6 @@ POD = PodName("pod to schedule")
 """Invalid names, because no decision depends on names."""
 DEVICES_UNKNOWN = "DevicesUnknown"
 """The kubelet has such devices, but the data of the node does not, so nothing can be predicted."""
-HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
 class KindNeed:
