@@ -6,7 +6,7 @@ cannot be used, the same providers are asked in process for the rest of the deci
 at most, however many containers the pod has.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import anyio
@@ -62,6 +62,7 @@ from topoalign.core.model.requests import (
     Mode,
     PodRequest,
     ReleaseRequest,
+    RuleChanges,
     SnapshotRequest,
     override_rules,
 )
@@ -235,7 +236,7 @@ class Predictions:
     def _predict(
         self,
         pod: PodRequest,
-        changes: Mapping[str, str | int | bool],
+        changes: RuleChanges,
         reserved: Sequence[Reservation] = (),
         *,
         explain: bool = False,
