@@ -20,6 +20,7 @@ from typing import NamedTuple
 from topoalign.core.admission.feasibility import PodNeed, judge_amounts, left_where_taken
 from topoalign.core.admission.free_amounts import Free, count_free, first_with_room
 from topoalign.core.admission.share_alignment import by_pod, without_all
+from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.bitmask import several
@@ -32,17 +33,24 @@ MOST_CONTAINER_STEPS = 2_000
 """Alignments that are tried for the containers of one pod. Eight of them take 250 on two NUMA nodes, four 600 on eight."""
 
 
-class PendingPodAmounts(NamedTuple):
-    """A pod that a kubelet will admit or refuse, in amounts."""
+class PendingPod(NamedTuple):
+    """A pod that a kubelet will admit or refuse."""
 
     key: object
-    """Equal for pods that ask for the same."""
+    """Equal for pods of one class: their order among one another does not matter."""
+    demand: PodDemand
+    """Under a unique name, unless amounts alone are judged."""
     must_fit: bool
     """Whether the whole plan fails if this pod is refused."""
-    takes: PodNeed | None
-    """What it takes where it is aligned. None: not known; it is assumed to stay where it was predicted."""
-    decides: bool
-    """Whether these amounts decide about it."""
+    takes: PodNeed | None = None
+    """Its consumption in amounts. None: not known."""
+    decides: bool = False
+    """Whether amounts alone decide whether it fits."""
+    may_wait: bool = True
+    """
+    Whether it can wait until the end of another pod can no longer lead its kubelet to refuse it. A pod that is planned with
+    its gang cannot if no other pod is pending: its reservation would end and be planned again on the same devices.
+    """
 
 
 class AlignmentBudget:
@@ -53,7 +61,7 @@ class AlignmentBudget:
 
 
 def fit_whatever_ends(
-    free: Free, pods: Sequence[PendingPodAmounts], steps: AlignmentBudget, later: Sequence[PendingPodAmounts] = ()
+    free: Free, pods: Sequence[PendingPod], steps: AlignmentBudget, later: Sequence[PendingPod] = ()
 ) -> bool:
     """
     Whether those of the pods that must fit are admitted where at least this is free, in whatever order all of them come and
@@ -126,7 +134,7 @@ def iterate_realigning_ends(state: NodeState, rules: AdmissionRules, need: PodNe
             yield left
 
 
-def fit_as_counted(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
+def fit_as_counted(free: Free, pods: Sequence[PendingPod]) -> bool:
     """Whether the pods are admitted one after the other where just this is free, each to one NUMA node."""
     for pod in pods:
         if pod.takes is None or pod.takes.rest is not None or not pod.decides or judge_amounts(pod.takes, free) != "":
@@ -138,7 +146,7 @@ def fit_as_counted(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
     return True
 
 
-def have_ample_memory(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
+def have_ample_memory(free: Free, pods: Sequence[PendingPod]) -> bool:
     """Whether memory refuses none of these pods wherever a policy that admits without alignment aligns them."""
     asked = list[PodNeed]()
     total = Counter[ResourceName]()
@@ -160,7 +168,7 @@ def have_ample_memory(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
     )
 
 
-def left_by(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
+def left_by(pod: PendingPod, free: Free) -> Iterator[Free]:
     """What may be left once the pod is admitted or refused, as `left_elsewhere`; all, where it may get nothing of it."""
     if pod.takes is None or not pod.takes.first_with_room(free):
         yield free
@@ -168,7 +176,7 @@ def left_by(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
         yield from _left_after(pod.takes, free)
 
 
-def left_elsewhere(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
+def left_elsewhere(pod: PendingPod, free: Free) -> Iterator[Free]:
     """What may be left once the pod is aligned to another set than the first one with room, and takes something."""
     if pod.takes is not None:
         is_one = pod.takes.rest is None
