@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from topoalign.allocator.containers.lazy_limiters import LimiterOnDemand, SharedFilesOnDemand
-from topoalign.allocator.metrics import table, use_families
+from topoalign.allocator.metrics import allocator_metrics, use_families
 from topoalign.client.node_folds import Counts
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.ids import AllocationID, ContainerName, Namespace, NodeName, PodName, ResourceName
@@ -30,9 +30,9 @@ from topoalign.discovery.offering import NodeOffering
 from topoalign.machines import catalogue
 from topoalign.mps import main as mps
 from topoalign.registry.metrics import RegistryMetrics
+from topoalign.registry.node_metrics import NodeSeries
 from topoalign.registry.scheduling.extender.extender_server import call_seconds
 from topoalign.registry.scheduling.service import SchedulingMetrics
-from topoalign.registry.series import NodeSeries
 from topoalign.runtime.health_pages import register_build
 from topoalign.runtime.metrics import Collector, ServiceMetric, registry_of
 from topoalign.runtime.watchdog import Watchdog
@@ -63,7 +63,7 @@ SHARES = NodeShares(
     devices=(
         DeviceShares(
             device=GPU,
-            card=GPU,
+            gpu=GPU,
             memory=0,
             memory_used=0,
             utilization=0,
@@ -141,7 +141,7 @@ def discovery() -> str:
 def allocator() -> str:
     """The metrics of the allocator."""
     limiter, files = LimiterOnDemand(str, MagicMock()), SharedFilesOnDemand(str, MagicMock(), ManualClock())
-    own = text_of([*table.figures(MagicMock(), int, int), limiter.figure(), files.figure()])
+    own = text_of([*allocator_metrics.figures(MagicMock(), int, int), limiter.figure(), files.figure()])
     amounts = use_families.Amounts(cores=0, memory=0, slots=0)
     usage = use_families.GpuUsage(gpu=MACHINE.gpus[0], containers=0, offered=amounts, asked=amounts, left=amounts)
     families = [

@@ -42,7 +42,7 @@ async def test_both_halves_come_to_a_gpu_that_has_both_left(order: tuple[Resourc
         for resource in order:
             size = 50 if resource == CORES else 2
             preferred = await node.allocations.prefer(resource, elsewhere(node, resource), (), size)
-            found.append({node.card_of(unit) for unit in preferred})
+            found.append({node.parent_of(unit) for unit in preferred})
             await node.allocations.allocate(resource, [preferred])
 
         assert 1 == len(found[0]) and found[0] == found[1]
@@ -59,7 +59,7 @@ async def test_what_is_reserved_apart_is_not_preferred() -> None:
         offered = [*node.ledger.state.ownership.free(MEMORY)]
         preferred = await node.allocations.prefer(MEMORY, offered, (), 2)
 
-        assert node.machine.gpus[0].id not in {node.card_of(unit) for unit in preferred}
+        assert node.machine.gpus[0].id not in {node.parent_of(unit) for unit in preferred}
 
 
 async def test_what_is_reserved_of_a_gpu_is_taken_last() -> None:

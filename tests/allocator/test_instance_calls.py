@@ -80,7 +80,7 @@ async def test_an_old_reading_that_comes_during_an_allocate_fails_no_pod() -> No
         await it.remove("a")
         await it.sweep()
         it.played.made = 0
-        assert (set(), was) == (it.there(), {*it.ledger.state.hardware.cards})
+        assert (set(), was) == (it.there(), {*it.ledger.state.hardware.parents})
 
         def grant(*asked: Any, **named: Any) -> None:
             granted(*asked, **named)

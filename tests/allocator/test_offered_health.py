@@ -195,7 +195,7 @@ def cases(draw: st.DrawFn) -> Case:
     ]
     cards = [*topology.gpu_by_id, *topology.nic_by_id]
     told = {card: draw(TOLD) for card in cards if draw(st.integers(0, 9))}
-    some = st.sampled_from([*topology.cards, *(device for _, device in handed)])
+    some = st.sampled_from([*topology.parents, *(device for _, device in handed)])
     told |= draw(st.dictionaries(some, TOLD, max_size=3))
     held = draw(st.lists(st.sampled_from(handed), max_size=3, unique_by=lambda each: each[1]))
     return Case(topology, told, held)

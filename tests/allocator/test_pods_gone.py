@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import MOST_EXPLAINED, REMEMBERED, ReleaseLog
-from topoalign.allocator.metrics.table import figures
+from topoalign.allocator.metrics.allocator_metrics import figures
 from topoalign.allocator.ports import ReportedDevices, ResourceEntry
 from topoalign.allocator.reconciliation.displacement import remainders
 from topoalign.allocator.reconciliation.reconciliation import APART_SECONDS

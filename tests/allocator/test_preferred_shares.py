@@ -81,7 +81,7 @@ def naive(
     sound = {*required} <= {*among} <= {*listed} and len({*among}) == len(among)
     if not sound or not max(1, len(required)) <= size <= len(among):
         return ()
-    cards = {device: machine.card_of(device) for device in listed}
+    cards = {device: machine.parent_of(device) for device in listed}
     order = [*dict.fromkeys(cards.values())]
     sign = -1 if any(offer.packing == "packed" for offer in machine.offers_of[GPU]) else 1
     chosen = {*required}
@@ -103,8 +103,8 @@ def node(machine: Topology, held: Sequence[DeviceID], health: dict[DeviceID, Dev
     allocator.judge(health)
     state = allocator.state
     for place, device in enumerate(held):
-        cards = state.ownership.cards_of([device])
-        state = state.holding(Allocation(id=AllocationID(f"a{place}"), devices={GPU: (device,)}, cards=cards))
+        cards = state.ownership.parents_of([device])
+        state = state.holding(Allocation(id=AllocationID(f"a{place}"), devices={GPU: (device,)}, parents=cards))
     return state
 
 

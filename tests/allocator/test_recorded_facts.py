@@ -36,7 +36,7 @@ def test_the_recordings_hold_devices_in_every_way() -> None:
     for way in (
         b"GPU-1::2",
         b"MIG-0::1",
-        b'"cards":{"0000:91:00.2":"mlx5_1"}',
+        b'"parents":{"0000:91:00.2":"mlx5_1"}',
         b'"virtual_functions":',
         b'"displaced":[',
     ):

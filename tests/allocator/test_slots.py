@@ -142,7 +142,7 @@ async def test_slots_of_mig_instances_are_held_and_told_as_instances() -> None:
         held, sizes = it.held("a"), {each.uuid: each.memory for gpu in machine.gpus for each in gpu.mig or ()}
         assert {uuid: Amount(cores=40, memory=sizes[uuid] // 2) for uuid in held} == held
         assert [True] == [amount.cores == 100 // SLOTS for amount in it.held("b").values()]
-        (gpus,) = {each.cards[instance] for each in it.records("b") for instance in it.held("b")}
+        (gpus,) = {each.parents[instance] for each in it.records("b") for instance in it.held("b")}
         assert gpus.startswith("GPU-")
 
 

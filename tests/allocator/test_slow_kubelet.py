@@ -93,7 +93,7 @@ async def test_slots_of_an_ended_pod_are_given_by_a_slow_kubelet(spoil: Spoil) -
         decision = await it.admit_pod(it.asking("next", Ask(1)))
 
         assert isinstance(decision, Admission), decision.finding
-        assert [gpu] == [it.card_of(slot) for slot in it.slots_of("next")["c0"]]
+        assert [gpu] == [it.parent_of(slot) for slot in it.slots_of("next")["c0"]]
 
 
 @pytest.mark.parametrize(("fails", "granted"), [(1, True), (7, True), (8, False)])

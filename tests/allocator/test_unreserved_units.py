@@ -76,7 +76,7 @@ async def test_a_first_half_goes_where_an_equal_part_of_the_other_is_left(
 
         preferred = await it.allocations.prefer(resource, [*free], (), size)
 
-        assert {gpu} == {*map(it.card_of, preferred)}
+        assert {gpu} == {*map(it.parent_of, preferred)}
 
 
 async def test_a_pod_that_is_made_anew_after_a_refusal_is_admitted() -> None:

@@ -5,7 +5,7 @@ from itertools import combinations, permutations
 import pytest
 
 from topoalign.core.model.requests import Placement
-from topoalign.core.placement.gpus.seam import Members
+from topoalign.core.placement.gpus.bandwidth import Members
 from topoalign.core.placement.preference import set_scorer
 from topoalign.machines import load_machine
 from topoalign.tools.bench.placement_quality import MACHINES, POLICIES, Machine, filling, streams

@@ -212,7 +212,7 @@ def test_what_the_library_counts_stands_in_the_row_of_its_container() -> None:
     other = OtherUse(where="host", owner=None, pod_uid="", container_id="", cgroup="/x", use=nothing)
     device = DeviceShares(
         device=DeviceID("GPU-0"),
-        card=DeviceID("GPU-0"),
+        gpu=DeviceID("GPU-0"),
         memory=None,
         memory_used=None,
         utilization=None,

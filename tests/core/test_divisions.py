@@ -154,7 +154,7 @@ def test_nothing_is_left_of_a_gpu_that_is_ill_or_held_in_a_former_way() -> None:
 
 def test_an_instance_that_is_gone_is_of_the_gpu_that_it_was_of() -> None:
     """Its container keeps the GPU's device node."""
-    gone = Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("MIG-9"),)}, cards={DeviceID("MIG-9"): GPU0})
+    gone = Allocation(id=AllocationID("a"), devices={GPU: (DeviceID("MIG-9"),)}, parents={DeviceID("MIG-9"): GPU0})
     state = node(DGX)
     state = state.apply(AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=gone))
 

@@ -82,7 +82,7 @@ def test_an_allocation_holds_what_its_record_says_in_any_of_its_fields() -> None
     held = Allocation(
         id=AllocationID("a"),
         devices={GPU: (DeviceID("GPU-x::3"), DeviceID("MIG-y::0")), NIC: (VF, DeviceID("mlx5_0"))},
-        cards=CARDS,
+        parents=CARDS,
         virtual_functions={DeviceID("mlx5_0"): ("0000:98:00.1", "0000:98:00.2")},
     )
 
@@ -106,7 +106,7 @@ def test_an_allocation_tells_what_is_whole_and_what_is_a_part() -> None:
     held = Allocation(
         id=AllocationID("a"),
         devices={GPU: (DeviceID("GPU-x::3"), MIG), NIC: (N, DeviceID("mlx5_0"))},
-        cards=CARDS,
+        parents=CARDS,
         virtual_functions={N: (VF,)},
         cpus="0-2,5",
     )

@@ -45,7 +45,7 @@ def held(state: NodeState, *some: tuple[str, int, int]) -> NodeState:
             id=AllocationID(f"held-{number}"),
             devices={GPU: (device,)},
             slots={device: Amount(cores=cores, memory=memory * MIB)},
-            cards=state.ownership.cards_of([device]),
+            parents=state.ownership.parents_of([device]),
         )
         granted = AllocationGranted(node=state.node, epoch=state.epoch, seq=state.seq + 1, allocation=allocation)
         state = state.apply(granted)

@@ -16,7 +16,7 @@ from topoalign.core.model.decisions import Decision
 from topoalign.core.model.hints import HintRule, Hints, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, GPU, ContainerName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy, Scope
-from topoalign.core.policy.merge.cost import MANY, duration, length, longest, slow_merge, warn_of_combinations
+from topoalign.core.policy.merge.merge_time import MANY, duration, length, longest, slow_merge, warn_of_combinations
 
 PAGES = ResourceName("hugepages-2Mi")
 STRICT = [Policy.BEST_EFFORT, Policy.RESTRICTED]

@@ -4,7 +4,7 @@ import pytest
 from decision_support import machine
 
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.placement.gpus.seam import NicLocality, Nics, count_nics, nic_locality
+from topoalign.core.placement.gpus.bandwidth import NicLocality, Nics, count_nics, nic_locality
 from topoalign.machines import load_machine
 
 

@@ -97,8 +97,8 @@ def test_mig_instances_and_virtual_functions_belong_to_their_card() -> None:
         topology=with_mig(),
     )
 
-    assert G3 == topology.card_of(DeviceID("MIG-1::1"))
-    assert N1 == topology.card_of(DeviceID("0000:99:00.1"))
+    assert G3 == topology.parent_of(DeviceID("MIG-1::1"))
+    assert N1 == topology.parent_of(DeviceID("0000:99:00.1"))
     assert {(1,)} == set(topology.devices[SLICE].values()) | set(topology.devices[NIC].values())
     assert "GPU3/MIG-0::1" == name_device(topology, SLICE, DeviceID("MIG-0::1")).short
     assert "GPU0::2" == name_device(SHARES, SHARED, DeviceID(f"{G0}::2")).short
@@ -215,7 +215,7 @@ def test_shares_held_under_another_name_keep_their_card_back() -> None:
 
 def test_a_gpu_waits_for_who_held_an_instance_of_it_that_is_gone() -> None:
     """Its device node is in that container still: with MIG off, the whole GPU would be two containers'."""
-    held = Allocation(id=AllocationID("a"), devices={SLICE: ids("MIG-0::1")}, cards={DeviceID("MIG-0"): G3})
+    held = Allocation(id=AllocationID("a"), devices={SLICE: ids("MIG-0::1")}, parents={DeviceID("MIG-0"): G3})
     state = node(PLAIN).holding(held)
 
     assert {G3} == state.ownership.blocked

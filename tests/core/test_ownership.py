@@ -27,7 +27,7 @@ from topoalign.core.model.topology.device_offers import Offer
 
 def above(case: Case, thing: str) -> set[str]:
     """The thing, what it is a part of, and what that is a part of, as far as the node's hardware and record tell."""
-    if thing not in PARENT or (thing == GONE and not any(GONE in held.cards for held in case.allocations)):
+    if thing not in PARENT or (thing == GONE and not any(GONE in held.parents for held in case.allocations)):
         return {thing}
     return {thing} | above(case, PARENT[thing])
 
@@ -116,7 +116,7 @@ def test_the_card_of_a_part_is_told_without_the_number_of_a_share() -> None:
     ownership = node(cut()).ownership
     asked = map(DeviceID, ("GPU-0", "GPU-0::1", "MIG-0", "MIG-1::7", "MIG-9", FUNCTIONS[0]))
 
-    assert {"MIG-0": CUT, "MIG-1": CUT, FUNCTIONS[0]: SRIOV} == ownership.cards_of(asked)
+    assert {"MIG-0": CUT, "MIG-1": CUT, FUNCTIONS[0]: SRIOV} == ownership.parents_of(asked)
 
 
 def test_cpus_in_use_are_those_of_all_allocations() -> None:
@@ -128,7 +128,7 @@ def test_cpus_in_use_are_those_of_all_allocations() -> None:
 
 def test_an_instance_that_is_held_as_it_is_offered_blocks_nothing() -> None:
     """The record says which card it is a part of. Offered in shares of time it waits until the instance is released."""
-    held = Allocation(id=AllocationID("a"), devices={SLICE: INSTANCES[:1]}, cards={INSTANCES[0]: CUT})
+    held = Allocation(id=AllocationID("a"), devices={SLICE: INSTANCES[:1]}, parents={INSTANCES[0]: CUT})
     whole, shared = (
         msgspec.structs.replace(cut(), offers=(Offer(resource=SLICE, devices=INSTANCES, replicas=replicas),))
         for replicas in (1, SHARES)

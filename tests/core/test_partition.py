@@ -14,8 +14,8 @@ from topoalign.core.model.decisions import PreferenceQuestion
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID
 from topoalign.core.model.topology.device_links import Link
 from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.placement.gpus.bandwidth import Scores, SetScorer, total_score
 from topoalign.core.placement.gpus.device_policy import BestEffort, GpuChoice
-from topoalign.core.placement.gpus.seam import Scores, SetScorer, total_score
 from topoalign.core.placement.partition import best_split
 from topoalign.core.placement.preference import choose_gpu_set, prefer
 from topoalign.tools.bench import benchmarks, partition

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_sets import OfferedDevices
 from topoalign.core.placement.device_choice import DeviceChoice, choose_devices, split_by_affinity
+from topoalign.core.placement.gpus.bandwidth import SetScorer
 from topoalign.core.placement.gpus.device_policy import GpuChoice, Simple
-from topoalign.core.placement.gpus.seam import SetScorer
 
 A, B, C, D, X = (DeviceID(name) for name in "abcdx")
 DEVICES = OfferedDevices({A: (0,), B: (0,), C: (1,), D: (1,), X: None})

@@ -11,8 +11,8 @@ from partition_reference import by_walk
 
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.model import NicPort, PluginDevice, Topology
+from topoalign.core.placement.gpus.bandwidth import Scores, SetScorer
 from topoalign.core.placement.gpus.device_policy import BestEffort, GpuChoice
-from topoalign.core.placement.gpus.seam import Scores, SetScorer
 from topoalign.core.placement.preference import PLACEMENTS, choose_gpu_set, prefer
 
 

@@ -18,9 +18,9 @@ from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Fabric, Topology
 from topoalign.core.placement.gpu_fragmentation import measure_fragmentation
-from topoalign.core.placement.gpus import seam as set_scores
+from topoalign.core.placement.gpus import bandwidth as set_scores
+from topoalign.core.placement.gpus.bandwidth import Links, Members, NicLocality, Nics, Seam, SetScorer
 from topoalign.core.placement.gpus.device_policy import BestEffort, DevicePolicy, GpuChoice
-from topoalign.core.placement.gpus.seam import Links, Members, NicLocality, Nics, Seam, SetScorer
 from topoalign.core.placement.gpus.topology import ByTopology, SetOrder, by_topology
 from topoalign.core.placement.preference import choose_gpu_set, prefer
 from topoalign.core.placement.preference import set_scorer as machine_scorer

@@ -21,7 +21,7 @@ from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import connection_score, pcie_class, share_node
 from topoalign.core.model.topology.shapes import Shapes, rename_devices
-from topoalign.core.placement.gpus.seam import Seam
+from topoalign.core.placement.gpus.bandwidth import Seam
 from topoalign.core.placement.preference import prefer
 from topoalign.core.scoring.quality import NodeKey, NodePacking, device_need, free_devices, keys_of, node_key
 from topoalign.core.state.fold import NodeState

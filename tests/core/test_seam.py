@@ -10,7 +10,7 @@ from seam_reference import naive_seam
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.model import Fabric, Gpu, Topology
-from topoalign.core.placement.gpus.seam import Links, Seam, gpu_links, minimum_cut, weakest_seam
+from topoalign.core.placement.gpus.bandwidth import Links, Seam, gpu_links, minimum_cut, weakest_seam
 from topoalign.core.placement.preference import seam_of, set_scorer
 from topoalign.machines import load_machine
 from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix

@@ -13,7 +13,7 @@ from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import PluginDevice, Topology
 from topoalign.core.model.topology.queries import connection_score
 from topoalign.core.model.topology.shapes import Shapes, device_uuids, rename_devices, shape_device_ids
-from topoalign.core.placement.gpus.seam import gpu_scores
+from topoalign.core.placement.gpus.bandwidth import gpu_scores
 from topoalign.machines import load_machine
 from topoalign.machines.catalogue import names
 
@@ -22,7 +22,7 @@ QUERIES = (
     "offered",
     "offers_of",
     "offers_by_base",
-    "cards",
+    "parents",
     "cpus_by_node",
     "node_ids",
     "gpu_by_id",

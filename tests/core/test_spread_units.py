@@ -18,10 +18,10 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.requests import CARDS, AdmissionRules, Mode, Policy
+from topoalign.core.model.requests import GPU_COUNT, AdmissionRules, Mode, Policy
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.gpus.seam import Scores, gpu_scores
+from topoalign.core.placement.gpus.bandwidth import Scores, gpu_scores
 from topoalign.core.sharing.choosers import units_on
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import NONE_HELD, ShareLeft
@@ -204,9 +204,9 @@ def test_units_that_must_be_included_count_for_their_gpu() -> None:
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", "", " 2", "2\n", "+2", "02", "1000", "\u0662", '{"main": 2}'])
 def test_what_is_no_number_of_gpus_is_refused_with_its_path(text: str) -> None:
     with pytest.raises(InvalidField) as caught:
-        read_gpu_count({CARDS: text})
+        read_gpu_count({GPU_COUNT: text})
 
-    assert f"metadata.annotations[{CARDS}]" == caught.value.field
+    assert f"metadata.annotations[{GPU_COUNT}]" == caught.value.field
     assert caught.value.remedy
 
 

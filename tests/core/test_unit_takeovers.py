@@ -84,6 +84,6 @@ def test_reserved_units_that_are_taken_over_are_held_once() -> None:
     )
     held = with_reserved_shares(state, NodeReservations().apply(said, 1, 0.0), 0.0)
 
-    (gpu,) = {state.hardware.card_of(unit) for unit in allocations[0].device_ids}
+    (gpu,) = {state.hardware.parent_of(unit) for unit in allocations[0].device_ids}
     before, left = state.ownership.units_left[gpu].left, held.ownership.units_left[gpu].left
     assert (40, before.memory - 10 * MEMORY_BLOCK) == (left.cores, left.memory)

@@ -81,7 +81,7 @@ def test_whole_gpus_are_those_that_nobody_uses() -> None:
     assert 2 == len(gpus_of(state, found.devices[CORES]))
     assert {0, 1}.isdisjoint(gpus_of(state, found.devices[CORES]))
     assert gpus_of(state, found.devices[CORES]) == gpus_of(state, found.devices[MEMORY])
-    assert {20} == {*Counter(state.hardware.card_of(each) for each in found.devices[MEMORY]).values()}
+    assert {20} == {*Counter(state.hardware.parent_of(each) for each in found.devices[MEMORY]).values()}
 
 
 def test_nothing_is_left_of_a_gpu_whose_time_one_container_has() -> None:

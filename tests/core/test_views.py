@@ -8,7 +8,7 @@ from topoalign.core.deviceshare import node_inventory
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.gpus.seam import gpu_scores
+from topoalign.core.placement.gpus.bandwidth import gpu_scores
 from topoalign.core.placement.preference import set_scorer
 from topoalign.machines import load_machine
 

@@ -22,7 +22,7 @@ from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.model.topology.bitmask import Mask, node_mask, nodes_of
 from topoalign.core.numa_sets.search import MOST_STEPS, Choosing, NumaSearchBudget
-from topoalign.core.policy.merge.closeness import Distances
+from topoalign.core.policy.merge.closest_numa import Distances
 from topoalign.core.policy.merge.hint_combinations import Offer
 from topoalign.core.policy.merge.kubelet_merge import ANY, NO_AFFINITY, merge
 from topoalign.core.policy.merge.many_nodes import merge_many_nodes

@@ -16,11 +16,7 @@ from slot_support import in_slots
 
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.device_plugin.plugin_server import REGISTER_SECONDS, register
-from topoalign.allocator.device_plugin.registration_states import (
-    FIRST_RETRY_SECONDS,
-    LISTEN_SECONDS,
-    POLL_SECONDS,
-)
+from topoalign.allocator.device_plugin.registration import FIRST_RETRY_SECONDS, LISTEN_SECONDS, POLL_SECONDS
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName

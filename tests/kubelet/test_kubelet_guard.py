@@ -9,7 +9,7 @@ from kubelet_support import Node, node, short_directory, two_nodes
 
 from topoalign.allocator.device_plugin.front import Guard
 from topoalign.allocator.device_plugin.plugin import Plugin
-from topoalign.allocator.device_plugin.registration_states import FIRST_LOSS_SECONDS, FIRST_RETRY_SECONDS, POLL_SECONDS
+from topoalign.allocator.device_plugin.registration import FIRST_LOSS_SECONDS, FIRST_RETRY_SECONDS, POLL_SECONDS
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC
 from topoalign.kubelet.grpc.api import v1

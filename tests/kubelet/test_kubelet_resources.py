@@ -8,7 +8,7 @@ import pytest
 from kubelet_support import MemoryAllocator, Node, node, offers, two_nodes
 
 from topoalign.allocator.device_plugin.plugin_server import socket_path
-from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS
+from topoalign.allocator.device_plugin.registration import POLL_SECONDS
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology

@@ -7,7 +7,7 @@ import pytest
 from kubelet_support import Node, node, offers, two_nodes
 
 from topoalign.allocator.device_plugin.plugin import Plugin
-from topoalign.allocator.device_plugin.registration_states import (
+from topoalign.allocator.device_plugin.registration import (
     POLL_SECONDS,
     QUIET_SECONDS,
     SETTLE_SECONDS,

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from topoalign.allocator.device_plugin.registration_states import (
+from topoalign.allocator.device_plugin.registration import (
     FIRST_LOSS_SECONDS,
     LAST_LOSS_SECONDS,
     LISTEN_SECONDS,

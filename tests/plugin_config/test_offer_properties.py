@@ -186,8 +186,8 @@ def test_offers_are_what_each_device_by_itself_becomes(topology: Topology, docum
     assert len(dict(handed)) == len(handed)
     offered = msgspec.structs.replace(topology, offers=found)
     validate(offered)
-    cards = [offered.card_of(base) for offer in found for base in offer.devices if base in offered.cards]
-    wholes = {base for offer in found for base in offer.devices if base not in offered.cards}
+    cards = [offered.parent_of(base) for offer in found for base in offer.devices if base in offered.parents]
+    wholes = {base for offer in found for base in offer.devices if base not in offered.parents}
     assert set() == wholes & set(cards)
     by_mps = {name_of(each) for each in document["sharing"].get("mps", {}).get("resources", [])}
     assert {offer.resource.removesuffix(".shared") for offer in found if offer.sharing == "mps"} <= by_mps
@@ -213,4 +213,4 @@ def test_what_stays_under_single_was_offered_before_and_is_still_there(
     bases = {base for offer in found.offers for base in offer.devices} - {nic.id for nic in now.nics}
     parts = {function.pci for nic in now.nics for function in nic.virtual_functions}
     assert bases - parts <= {base for offer in had for base in offer.devices}
-    assert bases - parts <= {*now.gpu_by_id, *now.cards}
+    assert bases - parts <= {*now.gpu_by_id, *now.parents}

@@ -107,9 +107,9 @@ async def test_a_node_of_hami_is_shown_and_not_offered(world: World, register: s
             for each in listed
         ]
         assert ("live", "", ["GPU-h0", "GPU-h1"]) == (
-            shown["liveness"], shown["finding"], [card["uuid"] for card in shown["cards"]],
+            shown["liveness"], shown["finding"], [card["uuid"] for card in shown["gpus"]],
         )  # fmt: skip
-        (holder,) = shown["cards"][1]["holders"]
+        (holder,) = shown["gpus"][1]["holders"]
         assert ("ml", "p", ["main"], 4096, 20) == tuple(
             holder[key] for key in ("namespace", "pod", "containers", "memory", "cores")
         )
@@ -261,7 +261,7 @@ async def test_cards_that_cannot_be_read_are_told_once(world: World, register: s
             await annotate(world, OTHER, register=TEXT)
             mended = (await get(world, scheduling, f"/v1/nodes/{OTHER}"))["hami"]
 
-    assert ("ForeignNode", [], 2, "") == (code, shown["cards"], len(mended["cards"]), mended["finding"])
+    assert ("ForeignNode", [], 2, "") == (code, shown["gpus"], len(mended["gpus"]), mended["finding"])
     assert REGISTER in shown["finding"] and len(shown["finding"]) < 500
     assert 1 == sum(line["log_level"] == "warning" and "cannot be read" in line["event"] for line in logs)
 

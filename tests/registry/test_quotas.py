@@ -31,7 +31,7 @@ from topoalign.core.sharing.quota_amounts import (
 )
 from topoalign.registry.ports import SeenPod, SeenQuota
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
-from topoalign.registry.scheduling.filter.pod_quotas import NamespaceUse, Quotas
+from topoalign.registry.scheduling.filter.namespace_quotas import NamespaceUse, Quotas
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
@@ -416,7 +416,7 @@ def test_what_a_pod_holds_is_counted_once_for_all_that_ask(monkeypatch: pytest.M
         counted.append(request.name)
         return quota_amounts(request, per_gpu, sizes)
 
-    monkeypatch.setattr("topoalign.registry.scheduling.filter.pod_quotas.quota_amounts", counting)
+    monkeypatch.setattr("topoalign.registry.scheduling.filter.namespace_quotas.quota_amounts", counting)
     quotas.check_new(new)
     quotas.check_new(new)
     assert ["new", "one", "two", "new"] == counted

@@ -13,10 +13,10 @@ from prometheus_client.registry import Collector
 from topoalign.core.model.events import AllocationReleased
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.state.fold import NodeState
-from topoalign.registry import series
+from topoalign.registry import node_metrics
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.main import serve
-from topoalign.registry.series import NODES_PER_CHUNK, NodeSeries
+from topoalign.registry.node_metrics import NODES_PER_CHUNK, NodeSeries
 from topoalign.runtime.context import Context
 from topoalign.runtime.health_pages import build_application
 from topoalign.runtime.memory_bus import MemoryBus
@@ -30,8 +30,8 @@ Labels = frozenset[tuple[str, str]]
 
 
 async def written(cluster: Cluster, *, per_allocation: bool = True) -> str:
-    series = NodeSeries(cluster, ManualClock(), per_allocation=per_allocation)
-    return b"".join([chunk async for chunk in series.write()]).decode()
+    node_metrics = NodeSeries(cluster, ManualClock(), per_allocation=per_allocation)
+    return b"".join([chunk async for chunk in node_metrics.write()]).decode()
 
 
 def samples(text: str) -> dict[str, dict[Labels, float]]:
@@ -55,13 +55,13 @@ def cluster() -> Cluster:
 def written_for(monkeypatch: pytest.MonkeyPatch) -> list[NodeName]:
     """The nodes whose GPUs were counted, in order."""
     nodes: list[NodeName] = []
-    gpu_lines = series.gpu_state_lines
+    gpu_lines = node_metrics.gpu_state_lines
 
     def counting(state: NodeState) -> bytes:
         nodes.append(state.node)
         return gpu_lines(state)
 
-    monkeypatch.setattr(series, "gpu_state_lines", counting)
+    monkeypatch.setattr(node_metrics, "gpu_state_lines", counting)
     return nodes
 
 

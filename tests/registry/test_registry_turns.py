@@ -9,11 +9,11 @@ from cluster_support import allocation, announce
 from starlette.applications import Starlette
 
 from topoalign.core.state.fold import NodeState
-from topoalign.registry import api_views, series
+from topoalign.registry import api_views, node_metrics
 from topoalign.registry.api import Api
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.foreign_nodes import ForeignNodes
-from topoalign.registry.series import NodeSeries, in_turns
+from topoalign.registry.node_metrics import NodeSeries, in_turns
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.request_turns import LONGEST_SECONDS
 from topoalign.runtime.tasks import background
@@ -85,8 +85,8 @@ async def test_the_loop_gets_a_turn_whenever_a_slice_of_time_is_spent(work: Work
     [
         ("/v1/nodes?limit=1000", api_views, "summarize"),
         ("/v1/allocations?limit=1000", api_views, "ailing"),
-        ("/metrics", series, "gpu_state_lines"),
-        ("/metrics", series, "allocation_lines"),
+        ("/metrics", node_metrics, "gpu_state_lines"),
+        ("/metrics", node_metrics, "allocation_lines"),
     ],
 )
 async def test_no_answer_about_many_nodes_takes_more_than_a_slice_at_once(

@@ -18,7 +18,7 @@ from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.sharing.slot_defaults import slot_defaults
 from topoalign.registry.ports import SeenQuota
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
-from topoalign.registry.scheduling.filter.pod_quotas import Quotas
+from topoalign.registry.scheduling.filter.namespace_quotas import Quotas
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
 pytestmark = pytest.mark.anyio

@@ -21,7 +21,7 @@ from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import CARDS, AdmissionRules, Mode, PodRequest, Policy
+from topoalign.core.model.requests import GPU_COUNT, AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
 from topoalign.registry.scheduling.binding import cluster_reservations
@@ -81,7 +81,7 @@ def test_the_filter_says_what_a_decision_does(seed: int) -> None:
 
 
 def pending_pod(request: PodRequest, rules: AdmissionRules = KUBELET) -> PendingPod:
-    return PendingPod((request.annotations.get(CARDS), repr(request.containers)), read_pod(request, rules), True)
+    return PendingPod((request.annotations.get(GPU_COUNT), repr(request.containers)), read_pod(request, rules), True)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ async def registry(site: Site) -> AsyncIterator[Registry]:
 
 @pytest.mark.anyio
 async def test_a_bind_reserves_equal_parts(site: Site, registry: Registry) -> None:
-    uid = site.add("a", annotations={CARDS: "2"}, limits={CORES: 60, MEMORY: 40})
+    uid = site.add("a", annotations={GPU_COUNT: "2"}, limits={CORES: 60, MEMORY: 40})
 
     await registry.bind("a", uid)
 

@@ -36,7 +36,7 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission as Admitted
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
-from topoalign.core.model.requests import CARDS
+from topoalign.core.model.requests import GPU_COUNT
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState
@@ -311,7 +311,7 @@ class ClusterChecks:
 
 def limits_of(pod: CreatedPod) -> tuple[object, object]:
     """Equal for pods that a kubelet cannot tell apart."""
-    return dict(pod.request.containers[0].limits), pod.request.annotations.get(CARDS)
+    return dict(pod.request.containers[0].limits), pod.request.annotations.get(GPU_COUNT)
 
 
 def names(pods: list[CreatedPod]) -> list[str]:

@@ -356,7 +356,7 @@ class Record:
 def hardware_facts(node: Node) -> tuple[TopologyDiscovered, DeviceHealthChanged]:
     """What discovery has published of a node."""
     hardware = node.world.hardware
-    cards = {hardware.card_of(device) for devices in hardware.devices.values() for device in devices}
+    cards = {hardware.parent_of(device) for devices in hardware.devices.values() for device in devices}
     health = {card: DeviceHealth(state=HealthState.HEALTHY) for card in sorted(cards)}
     return (
         TopologyDiscovered(

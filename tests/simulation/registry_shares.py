@@ -29,7 +29,7 @@ from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.requests import CARDS, Compat
+from topoalign.core.model.requests import GPU_COUNT, Compat
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.model import Topology
@@ -74,7 +74,7 @@ def asked_of(division: Division, chance: Random) -> tuple[dict[ResourceName, int
     if chance.random() < 0.3:
         cards = chance.choice((2, 3))
         limits = {CORES: cards * chance.choice((5, 30)), MEMORY: cards * chance.randint(1, BLOCKS // 2)}
-        return limits, {CARDS: str(cards)}
+        return limits, {GPU_COUNT: str(cards)}
     return {CORES: chance.choice((5, 30, 60)), MEMORY: chance.randint(1, BLOCKS)}, {}
 
 
@@ -106,7 +106,7 @@ class ShareNode(Node):
             owner = Owner(namespace=Namespace("ml"), pod=PodName(name), container=ContainerName("main"))
             self.ledger.bind([Binding(each.id, owner, uid) for each in made])
             self.given.append(name)
-            check_share(name, made, int(pod["metadata"]["annotations"].get(CARDS, 1)))
+            check_share(name, made, int(pod["metadata"]["annotations"].get(GPU_COUNT, 1)))
         if made and (uid in self._world.gone or uid not in self._given):
             live = self.ledger.state.allocations
             self.ledger.release([each.id for each in made if each.id in live], "gone")

@@ -16,7 +16,7 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import GPU, NIC, ContainerName, PodName, ResourceName
-from topoalign.core.model.requests import CARDS, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.requests import GPU_COUNT, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import reservation_of, with_reserved
@@ -136,7 +136,7 @@ def request_of(pod: Pod) -> PodRequest:
         )
     return PodRequest(
         name=pod.name,
-        annotations={CARDS: str(pod.cards)} if pod.cards > 1 else {},
+        annotations={GPU_COUNT: str(pod.cards)} if pod.cards > 1 else {},
         init_containers=tuple(found["init"]),
         containers=tuple(found["app"]),
     )

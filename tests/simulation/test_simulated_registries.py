@@ -14,7 +14,7 @@ from simulation.world import Violation
 
 from topoalign.allocator.allocate.co_allocation import CoAllocated, JointClaim
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import CARDS
+from topoalign.core.model.requests import GPU_COUNT
 from topoalign.core.ports import Message
 from topoalign.registry.ports import SeenPod
 from topoalign.registry.scheduling.binding.binding import PodBinder
@@ -68,7 +68,7 @@ def test_no_seed_reserves_a_device_twice() -> None:
         conflicts += sum(each.reservations.counts["conflicts"] for each in cluster.replicas)
         names = [name for node in cluster.nodes.values() for name in node.given]
         given[cluster.division] += len(names)
-        given["spread"] += sum(CARDS in cluster.requests[cluster.uids[name]].annotations for name in names)
+        given["spread"] += sum(GPU_COUNT in cluster.requests[cluster.uids[name]].annotations for name in names)
         compats.add(cluster.rules.compat)
 
     assert answers[""] > 200

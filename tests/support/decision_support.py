@@ -77,8 +77,8 @@ def node(topology: Topology, unhealthy: Iterable[str] = ()) -> NodeState:
     """A node with this hardware, and all devices healthy but these."""
     bad = set(unhealthy)
     health = {
-        topology.card_of(device): DeviceHealth(
-            state=HealthState.UNHEALTHY if topology.card_of(device) in bad else HealthState.HEALTHY
+        topology.parent_of(device): DeviceHealth(
+            state=HealthState.UNHEALTHY if topology.parent_of(device) in bad else HealthState.HEALTHY
         )
         for devices in topology.devices.values()
         for device in devices

@@ -44,7 +44,7 @@ def node_with(
 ) -> NodeRecord:
     """A node whose kubelet has admitted these pods one after the other; devices, CPUs and memory as its files tell them."""
     hardware = SHAPES.interned(topology or small_machine())
-    cards = {hardware.card_of(device) for devices in hardware.devices.values() for device in devices}
+    cards = {hardware.parent_of(device) for devices in hardware.devices.values() for device in devices}
     bad = DeviceHealth(state=HealthState.UNHEALTHY)
     state = NodeState(
         node=NodeName(name),

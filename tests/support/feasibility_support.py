@@ -144,7 +144,7 @@ def some_pod(random: Random, hardware: Topology, name: str = "p") -> PodRequest:
 
 def some_node(random: Random, hardware: Topology, rules: AdmissionRules) -> NodeState:
     """A node on which pods were admitted under these or laxer rules, and some of them ended."""
-    cards = {hardware.card_of(device) for devices in hardware.devices.values() for device in devices}
+    cards = {hardware.parent_of(device) for devices in hardware.devices.values() for device in devices}
     state = node(hardware, [card for card in sorted(cards) if random.random() < 0.07])
     lax = msgspec.structs.replace(rules, policy=random.choice([rules.policy, Policy.BEST_EFFORT]))
     for number in range(random.choice([0, 1, 2, 3, 5, 8])):

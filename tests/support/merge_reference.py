@@ -6,7 +6,7 @@ from itertools import product
 
 from topoalign.core.model.hints import HintRule, ResourceNeed, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask, masks_by_size, node_mask, nodes_of
-from topoalign.core.policy.merge.closeness import Distances
+from topoalign.core.policy.merge.closest_numa import Distances
 
 Lists = Sequence[Sequence[TopologyHint]]
 

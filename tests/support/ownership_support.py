@@ -78,7 +78,7 @@ def cases(draw: st.DrawFn) -> Case:
             devices = draw(st.lists(st.sampled_from(THINGS), min_size=1, max_size=3, unique=True))
             cards = {GONE: CUT} if any(device.startswith(GONE) for device in devices) else {}
             cards |= dict.fromkeys(INSTANCES, CUT) if draw(st.booleans()) else {}
-            allocations.append(Allocation(id=name, devices={resource: tuple(devices)}, cards=cards))
+            allocations.append(Allocation(id=name, devices={resource: tuple(devices)}, parents=cards))
         else:
             addresses = draw(st.lists(st.sampled_from(FUNCTIONS), min_size=1, unique=True))
             held = {SRIOV: tuple(map(str, addresses))}

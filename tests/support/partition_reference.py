@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from itertools import combinations
 from random import Random
 
-from topoalign.core.placement.gpus.seam import Scores, total_score
+from topoalign.core.placement.gpus.bandwidth import Scores, total_score
 
 Split = list[tuple[int, ...]]
 

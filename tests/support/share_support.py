@@ -27,7 +27,7 @@ from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.events import AllocationRefused
 from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.requests import CARDS, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.requests import GPU_COUNT, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.node_reservations import NodeReservations, reservation_of
@@ -229,10 +229,10 @@ class ShareNode:
         """Container of a running pod -> resource -> how many units it has of which GPU."""
         found: dict[str, dict[ResourceName, Units]] = {}
         for container, resource, devices in self.kubelet.running[DEFAULT, PodName(name)].parts():
-            found.setdefault(str(container), {})[resource] = Counter(map(self.card_of, devices))
+            found.setdefault(str(container), {})[resource] = Counter(map(self.parent_of, devices))
         return found
 
-    def card_of(self, unit: str) -> DeviceID:
+    def parent_of(self, unit: str) -> DeviceID:
         return DeviceID(unit.partition("::")[0])
 
     def refusals(self, pod: str) -> list[tuple[str, str]]:
@@ -259,7 +259,7 @@ class ShareNode:
                 cores, memory = (halves.get(resource, Counter()) for resource in self.names)
                 whole, gpus = cores.total() >= 100, len({*cores, *memory})
                 equal = all(not half or (len(half) == gpus and len({*half.values()}) == 1) for half in (cores, memory))
-                most = int(running.pod.annotations.get(CARDS, 1))
+                most = int(running.pod.annotations.get(GPU_COUNT, 1))
                 assert {*cores.values()} == {100} if whole else equal and gpus in (1, most), (name, halves)
                 assert not whole or not memory or {*memory} == {*cores}, (name, halves)
                 answers = [answer for (of, _), answer in running.responses.items() if str(of) == container]

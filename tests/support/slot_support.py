@@ -97,6 +97,6 @@ def given(state: NodeState, allocation: Allocation) -> dict[int, tuple[int, int]
     """Index of each GPU of which an allocation has a slot -> cores and MiB that it holds of it."""
     by_id = state.hardware.gpu_by_id
     return {
-        by_id[state.hardware.card_of(device)].index: (amount.cores, amount.memory // MIB)
+        by_id[state.hardware.parent_of(device)].index: (amount.cores, amount.memory // MIB)
         for device, amount in allocation.slots.items()
     }

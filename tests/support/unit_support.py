@@ -10,7 +10,7 @@ from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.requests import CARDS, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.requests import GPU_COUNT, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK, Offer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.topology_checks import validate
@@ -60,7 +60,7 @@ def asks(cores: int = 0, blocks: int = 0, name: str = "main") -> ContainerReques
 
 def spread(pod: PodRequest, cards: object) -> PodRequest:
     """The pod with its units spread over so many GPUs."""
-    return msgspec.structs.replace(pod, annotations={CARDS: str(cards)})
+    return msgspec.structs.replace(pod, annotations={GPU_COUNT: str(cards)})
 
 
 def parts(state: NodeState, allocation: Allocation) -> dict[int, tuple[int, int]]:
@@ -72,7 +72,7 @@ def parts(state: NodeState, allocation: Allocation) -> dict[int, tuple[int, int]
 def gpus_of(state: NodeState, devices: Sequence[DeviceID]) -> list[int]:
     """Indexes of the GPUs of these units, each once."""
     by_id = state.hardware.gpu_by_id
-    return sorted({by_id[state.hardware.card_of(device)].index for device in devices})
+    return sorted({by_id[state.hardware.parent_of(device)].index for device in devices})
 
 
 def holds(state: NodeState, name: str, devices: dict[ResourceName, tuple[DeviceID, ...]]) -> NodeState:

@@ -8,7 +8,7 @@ from topoalign.registry.scheduling.binding.cluster_reservations import ClusterRe
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
 from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedNodes, ReportedPods
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.filter.pod_quotas import Quotas
+from topoalign.registry.scheduling.filter.namespace_quotas import Quotas
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesRecords, KubernetesWatch
 from topoalign.registry.scheduling.kubernetes.pod_events import EventWriter

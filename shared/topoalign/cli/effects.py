@@ -41,8 +41,6 @@ class NodeSilent(Unavailable):
     Remedy: Give the name with `--node`, and check that the agent runs there.
     """
 
-    code = "NodeSilent"
-
     def __init__(self, node: NodeName, finding: str, service: str, effect: Effect | None = None) -> None:
         undone = f"; {effect.what} was not requested" if effect is not None else ""
         settle = f"; {effect.settle}" if effect is not None else ""
@@ -59,8 +57,6 @@ class OutcomeUnknown(Unavailable):
     Remedy: Run the command that the message names: it shows what was done.
     """
 
-    code = "OutcomeUnknown"
-
     def __init__(self, effect: Effect, why: str) -> None:
         super().__init__(f"it is not known whether {effect.what} was done: {why}", effect.settle)
 
@@ -71,8 +67,6 @@ class Interrupted(OutcomeUnknown):
 
     Remedy: Run the command that the message names: it shows what was done.
     """
-
-    code = "Interrupted"
 
 
 async def put(

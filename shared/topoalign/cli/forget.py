@@ -28,8 +28,6 @@ class NodeLives(BadRequest):
     Remedy: Stop the agent of the node first, or name another node.
     """
 
-    code = "NodeLives"
-
     def __init__(self, node: NodeName) -> None:
         super().__init__(
             f"the allocator of node {clean(node)} answers", "stop the node's agent first, or name another node"
@@ -44,8 +42,6 @@ class NodeMayLive(Unavailable):
 
     Remedy: Stop its agent, and try again after some minutes.
     """
-
-    code = "NodeMayLive"
 
     def __init__(self, node: NodeName, why: str) -> None:
         super().__init__(

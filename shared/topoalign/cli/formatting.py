@@ -30,7 +30,7 @@ SCORES = (
     "of NICs, summed over their PCIe paths to the container's GPUs. More is better connected.\n"
     "Four GPUs with 12 NVLinks a pair and PIX: 6 pairs x 1250 = 7500."
 )
-"""The legend of the seams (`placement.gpus.seam`) and scores (those of go-gpuallocator)."""
+"""The legend of the seams (`placement.gpus.bandwidth`) and scores (those of go-gpuallocator)."""
 
 
 def owner(of: Owner | None) -> str:
@@ -58,7 +58,7 @@ def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool
     rows = [*device_rows(allocation, topology)]
     if rows:
         output.columns(("RESOURCE", "INDEX", "DEVICE", "PCI", "NUMA"), rows)
-    gpus = {topology.card_of(device) for device in allocation.device_ids} & topology.gpu_by_id.keys()
+    gpus = {topology.parent_of(device) for device in allocation.device_ids} & topology.gpu_by_id.keys()
     if len(gpus) > 1:
         output.print_line(f"seam        {seam_of(topology, gpus)}")
     if not decided:

@@ -125,7 +125,7 @@ def list_health(status: AnnouncedNode) -> Iterator[tuple[DeviceID, DeviceHealth]
     for whole in (*topology.gpu_by_id, *topology.nic_by_id):
         yield whole, status.health_of(whole)
         for device in status.health:
-            if device != whole and topology.card_of(device) == whole:
+            if device != whole and topology.parent_of(device) == whole:
                 yield device, status.health_of(device)
 
 

@@ -63,7 +63,7 @@ def shares_document(shares: NodeShares, topology: Topology) -> dict[str, object]
     """The JSON output: the shares, with index, name and PCI address of each GPU."""
     devices = []
     for row in shares.devices:
-        gpu = topology.gpu_by_id[row.card]
+        gpu = topology.gpu_by_id[row.gpu]
         named = {"index": gpu.index, "name": f"GPU{gpu.index}", "pci": gpu.pci}
         devices.append({**named, **msgspec.to_builtins(row)})
     return {
@@ -78,7 +78,7 @@ def shares_document(shares: NodeShares, topology: Topology) -> dict[str, object]
 
 def list_use_rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
     """The rows of one GPU or instance: its total, its holders, all others. A GPU in MIG mode has only the total."""
-    at = (f"GPU{topology.gpu_by_id[device.card].index}", device.device)
+    at = (f"GPU{topology.gpu_by_id[device.gpu].index}", device.device)
     if device.failure:
         yield (*at, f"not measured: {device.failure}", "", "?", "?", "", "")
     else:

@@ -16,8 +16,6 @@ class NotReady(Unavailable):
     Remedy: Check that the process runs, and read its log.
     """
 
-    code = "NotReady"
-
     def __init__(self, lines: list[str]) -> None:
         super().__init__("; ".join(lines), "check that the process runs, and see its log for the checks that fail")
 

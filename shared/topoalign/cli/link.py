@@ -59,8 +59,6 @@ class NothingRuns(Unavailable):
     Remedy: Start `topoalign up`, or give the address with `--nats`.
     """
 
-    code = "NothingRuns"
-
     def __init__(self, remedy: str = "start `topoalign up` in another terminal, or give --nats URL") -> None:
         super().__init__(
             "no NATS is known: neither --nats nor TOPOALIGN_NATS_URL is set, and no `topoalign up` of this user runs",
@@ -241,7 +239,7 @@ class AnnouncedNode:
         for allocation in self.allocations:
             pod = "?" if allocation.owner is None else f"{allocation.owner.namespace}/{allocation.owner.pod}"
             for device in allocation.device_ids:
-                for name in {base_of(device), self.topology.card_of(device)}:
+                for name in {base_of(device), self.topology.parent_of(device)}:
                     held.setdefault(name, {})[pod] = None
         return {device: tuple(pods) for device, pods in held.items()}
 

@@ -112,7 +112,7 @@ class Described:
     def node(self, machine: Machine, rules: AdmissionRules) -> KubeletNode:
         """Every device counts as healthy, unless the kubelet's files show otherwise."""
         hardware = machine.topology
-        devices = {hardware.card_of(device): HEALTHY for listed in hardware.devices.values() for device in listed}
+        devices = {hardware.parent_of(device): HEALTHY for listed in hardware.devices.values() for device in listed}
         state = initial_state(NodeName(machine.name), hardware, devices, f"described: {machine.name}")
         if self.kubelet_root is None:
             return KubeletNode(state=state, registered=None, findings=())

@@ -106,7 +106,7 @@ class EventPrinter:
         """The node's topology, requested again when a device is not in it."""
         known = self._topologies.get(event.node)
         gpus = event.allocation.devices.get(GPU, ()) if isinstance(event, AllocationGranted) else ()
-        if known is None or any(known.card_of(gpu) not in known.gpu_by_id for gpu in gpus):
+        if known is None or any(known.parent_of(gpu) not in known.gpu_by_id for gpu in gpus):
             known = self._topologies[event.node] = await newest_topology(self._bus, event.node) or Topology()
         return known
 

@@ -298,8 +298,6 @@ class KubectlFailed(Unavailable):
     Remedy: Check that kubectl is installed and can read pods and nodes.
     """
 
-    code = "KubectlFailed"
-
     def __init__(self, finding: str) -> None:
         super().__init__(
             clean(finding, 300), "see that kubectl is installed and can read pods and nodes of the cluster"

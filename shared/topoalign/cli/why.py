@@ -21,8 +21,6 @@ class PodUnknown(Unavailable):
     Remedy: Check that kubectl can read the pod, or give `--pod-file`.
     """
 
-    code = "PodUnknown"
-
     def __init__(self, name: str, finding: str) -> None:
         super().__init__(
             f"pod {clean(name, 520)!r} cannot be read: {clean(finding, 300)}",

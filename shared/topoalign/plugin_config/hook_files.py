@@ -52,8 +52,6 @@ class NoLibrary(BadRequest):
     Remedy: Give the path of HAMi-core's `libvgpu.so`, built for this machine.
     """
 
-    code = "NoLibrary"
-
     def __init__(self, why: str) -> None:
         super().__init__(f"the file is no shared library of this machine: {why}", "name HAMi-core's libvgpu.so")
 

@@ -126,7 +126,7 @@ def find_enforcement(sharing: SharingSection, mine: Limiter) -> tuple[Way, Limit
 
 def find_mig_devices(topology: Topology, bases: Sequence[Base], field: str, findings: Findings) -> list[Base]:
     """The devices that are GPUs in MIG mode or instances of one. MPS shares neither; a finding reports them."""
-    found = [base for base in bases if topology.gpu_by_id[topology.card_of(base.id)].mig is not None]
+    found = [base for base in bases if topology.gpu_by_id[topology.parent_of(base.id)].mig is not None]
     if found:
         finding = f"MPS shares no GPU in MIG mode and no MIG instance: {len(found)} devices are not offered"
         remedy = "switch MIG mode off, share them by timeSlicing, or leave them out of devices"
@@ -194,7 +194,7 @@ def offer_slots(topology: Topology, gpus: Sequence[Base], configuration: Configu
     found: Terms = {}
     unfit: dict[tuple[str, str], int] = {}
     for base in mine:
-        gpu = topology.gpu_by_id[topology.card_of(base.id)]
+        gpu = topology.gpu_by_id[topology.parent_of(base.id)]
         why = why_no_instances(gpu) if strategy == "dynamic" else why_no_slots(gpu, base, sharing.limiter)
         found[base.id] = () if why else (one,)
         if why:
@@ -218,7 +218,7 @@ def report_beyond_a_numa_node(topology: Topology, in_slots: Sequence[DeviceID], 
     Adds a finding of what does not fit if slots of these devices are listed with NUMA nodes. A kubelet that aligns counts
     slots, several of each GPU, and so takes fewer NUMA nodes than have as many GPUs. Nothing where one NUMA node has all.
     """
-    nodes = [topology.listed_nodes(topology.gpu_by_id[topology.card_of(each)].numa_affinity) for each in in_slots]
+    nodes = [topology.listed_nodes(topology.gpu_by_id[topology.parent_of(each)].numa_affinity) for each in in_slots]
     on_nodes = Counter(filter(None, nodes))
     if len(on_nodes) < 2:
         return

@@ -48,8 +48,6 @@ class AddressInUse(Unavailable):
     Remedy: Choose another port, or stop the process that listens there.
     """
 
-    code = "AddressInUse"
-
 
 class HttpServer(uvicorn.Server):
     """

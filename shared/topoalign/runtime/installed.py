@@ -30,8 +30,6 @@ class ServiceFailed(Unavailable):
     Remedy: Read the message and the log: they name the cause.
     """
 
-    code = "ServiceFailed"
-
 
 def load_services(names: Sequence[str]) -> dict[str, Serve]:
     """Loads the entries of these services. Raises NotFound, and ServiceFailed for one that cannot be loaded."""

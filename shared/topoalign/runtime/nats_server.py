@@ -37,8 +37,6 @@ class NatsServerFailed(Unavailable):
     Remedy: Follow the message, or give `--nats` with the address of a running server.
     """
 
-    code = "NatsServerFailed"
-
 
 def find_nats_server() -> Path:
     """The program that belongs to this Python, else the one on the PATH. Raises NatsServerFailed if there is none."""

@@ -26,8 +26,6 @@ class StoppedUnasked(Unavailable):
     Remedy: Report it with the log: it is a defect of topoalign.
     """
 
-    code = "StoppedUnasked"
-
     def __init__(self, what: str, how: str) -> None:
         super().__init__(
             f"{what} stopped although nothing asked it to: {how}",

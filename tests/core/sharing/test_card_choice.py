@@ -14,7 +14,7 @@ from shared_gpu_support import shared_gpu
 from topoalign.core.demand.share_annotations import ANY_GPU, GpuOrder, GpuRules, Selection, Weights
 from topoalign.core.demand.shares import Share
 from topoalign.core.model.errors import NoFit
-from topoalign.core.placement.gpus.seam import Scores, SetScorer, gpu_scores
+from topoalign.core.placement.gpus.bandwidth import Scores, SetScorer, gpu_scores
 from topoalign.core.placement.gpus.topology import by_topology
 from topoalign.core.sharing.choice import choose_gpus
 from topoalign.core.sharing.shared_gpus import SharedGpu

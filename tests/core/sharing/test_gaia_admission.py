@@ -161,9 +161,9 @@ def test_a_pod_of_halves_is_promised_a_node_without_cards() -> None:
 def test_cards_that_are_unhealthy_are_not_promised() -> None:
     ill = shared_gpu(0, MEMORY_BLOCK, usable=False)
     well = shared_gpu(1, MEMORY_BLOCK)
-    found = AdmissionNode(name=NodeName("a"), cards=(ill, well))
+    found = AdmissionNode(name=NodeName("a"), gpus=(ill, well))
 
-    assert [{0: (1,)}, {0: (1,)}] == [place_containers(found.cards, requests([asked])) for asked in ((20, 1), (100, 0))]
+    assert [{0: (1,)}, {0: (1,)}] == [place_containers(found.gpus, requests([asked])) for asked in ((20, 1), (100, 0))]
     assert (True, found.load) == admission_order_key(found, requests([(200, 0)]))
 
 
@@ -176,7 +176,7 @@ def test_a_node_ranks_pods_alike_however_often_they_ask(held_of: list[Amounts], 
     shared = tuple(
         shared_gpu(i, 3 * MEMORY_BLOCK, cores, held * MEMORY_BLOCK) for i, (cores, held) in enumerate(held_of)
     )
-    node = AdmissionNode(name=NodeName("a"), cards=shared)
+    node = AdmissionNode(name=NodeName("a"), gpus=shared)
 
     def fails(containers: list[Amounts]) -> bool:
         cards = [Card(3) for _ in held_of]
@@ -191,7 +191,7 @@ def test_a_node_ranks_pods_alike_however_often_they_ask(held_of: list[Amounts], 
 
 def test_a_node_remembers_room_for_a_limited_number_of_pods() -> None:
     card = shared_gpu(0, 64 * MEMORY_BLOCK, 50)
-    node = AdmissionNode(name=NodeName("a"), cards=(card,))
+    node = AdmissionNode(name=NodeName("a"), gpus=(card,))
     asked = [(cores, 1) for cores in range(1, 100)]
 
     assert [cores > 50 for cores, _ in asked] == [admission_order_key(node, requests([each]))[0] for each in asked]

@@ -88,14 +88,14 @@ def indexes(chosen: Cards) -> Answer:
 def test_fragment_gives_one_of_the_tied_answers(machine: tuple[Levels, GpuTree], count: int) -> None:
     levels, tree = machine
 
-    assert indexes(evaluators.fragment(tree, count)) in all_fragments(levels, tree.cards, count)
+    assert indexes(evaluators.fragment(tree, count)) in all_fragments(levels, tree.gpus, count)
 
 
 @given(trees(), st.integers(2, 6))
 def test_link_gives_one_of_the_tied_answers(machine: tuple[Levels, GpuTree], count: int) -> None:
     levels, tree = machine
 
-    assert indexes(evaluators.choose_linked_gpus(tree, count)) in all_links(levels, tree.cards, count)
+    assert indexes(evaluators.choose_linked_gpus(tree, count)) in all_links(levels, tree.gpus, count)
 
 
 @given(trees(), st.integers(1, 100), st.integers(1, 4 * BLOCK))
@@ -103,7 +103,7 @@ def test_share_gives_the_first_in_order_that_has_enough(
     machine: tuple[Levels, GpuTree], cores: int, memory: int
 ) -> None:
     _, tree = machine
-    order = sorted(tree.cards, key=lambda c: (c.left.cores, c.left.memory // BLOCK, c.processes, c.minor))
+    order = sorted(tree.gpus, key=lambda c: (c.left.cores, c.left.memory // BLOCK, c.processes, c.minor))
     enough = [card for card in order if card.left.cores >= cores and card.left.memory >= memory]
 
     assert tuple(enough[:1]) == evaluators.share(tree, cores, memory)
@@ -113,7 +113,7 @@ def test_share_gives_the_first_in_order_that_has_enough(
 def test_link_asked_for_one_card_may_give_one_in_use(machine: tuple[Levels, GpuTree]) -> None:
     """An oddity of the original that `evaluate` never meets: a GPU is not asked whether it is in use."""
     _, tree = machine
-    order = sorted(tree.cards, key=lambda c: (c.left.memory // BLOCK, c.processes, c.minor))
+    order = sorted(tree.gpus, key=lambda c: (c.left.memory // BLOCK, c.processes, c.minor))
 
     assert (order[0],) == evaluators.choose_linked_gpus(tree, 1)
 
@@ -174,7 +174,7 @@ def test_what_cannot_be_given_is_refused(cores: int, memory: int, error: type[To
 def test_memory_is_compared_with_the_first_card_after_all_cards() -> None:
     """An oddity of the original: a larger GPU may be given, and a smaller first GPU is what a refusal names."""
     tree = two_pairs()
-    large = build_free_tree(tree.root, [*tree.cards[:3], shared_gpu(3, 9 * BLOCK)])
+    large = build_free_tree(tree.root, [*tree.gpus[:3], shared_gpu(3, 9 * BLOCK)])
 
     assert [3] == chosen(large, 20, 9 * BLOCK)
     with pytest.raises(MemoryAboveGpu, match="has 1024 MiB"):

@@ -87,8 +87,8 @@ def test_a_card_with_all_cores_is_free_though_memory_is_missing() -> None:
     tree = occupy(build_free_tree(build_pcie_tree([[0]], [0]), [card(0)]), 0, 50, 8 * BLOCK)
     back = release_amounts(tree, 0, 50, BLOCK)
 
-    assert [(0, 50), (1, 100)] == [(each.available(each.root), each.cards[0].left.cores) for each in (tree, back)]
-    assert BLOCK == back.cards[0].left.memory
+    assert [(0, 50), (1, 100)] == [(each.available(each.root), each.gpus[0].left.cores) for each in (tree, back)]
+    assert BLOCK == back.gpus[0].left.memory
     assert 0 == occupy(back, 0, 0, 1).available(back.root)
 
 
@@ -140,8 +140,8 @@ def test_marks_are_those_of_sets_kept_for_each_node(levels: Levels, ops: list[tu
             elif at in members and cores[at] == 100:
                 left.add(at)
 
-        assert cores == [each.left.cores for each in tree.cards]
-        assert memory == [each.left.memory for each in tree.cards]
+        assert cores == [each.left.cores for each in tree.gpus]
+        assert memory == [each.left.memory for each in tree.gpus]
         assert {members: len(left) for members, left in free.items()} == available(tree)
 
 

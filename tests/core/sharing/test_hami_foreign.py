@@ -34,7 +34,7 @@ FIRST = msgspec.structs.replace(H100, id="GPU-0", index=0, numa=0)
 
 shares = st.builds(
     AnnotatedShare,
-    card=st.sampled_from(["GPU-0", "GPU-1", "GPU-other"]),
+    gpu=st.sampled_from(["GPU-0", "GPU-1", "GPU-other"]),
     container=st.sampled_from(["a", "b", ""]),
     is_init=st.booleans(),
     memory=st.integers(0, 1000),
@@ -46,7 +46,7 @@ pods = st.lists(st.lists(shares, max_size=5).map(tuple), max_size=4).map(
 
 
 def share(container: str, memory: int, *, init: bool = False, cores: int = 0, card: str = "GPU-0") -> AnnotatedShare:
-    return AnnotatedShare(card=card, container=container, is_init=init, memory=memory, cores=cores)
+    return AnnotatedShare(gpu=card, container=container, is_init=init, memory=memory, cores=cores)
 
 
 def test_cards_are_read_from_json_by_index() -> None:
@@ -169,7 +169,7 @@ def test_use_equals_a_count_over_all_shares(held: list[ForeignPod]) -> None:
     slots, memory, cores = Counter[str](), Counter[str](), Counter[str]()
     for pod in held:
         for uuid in ("GPU-0", "GPU-1"):
-            own = [each for each in pod.shares if each.card == uuid]
+            own = [each for each in pod.shares if each.gpu == uuid]
             runs = [[each for each in own if not each.is_init]]
             runs += [[e for e in own if e.is_init and e.container == name] for name in {e.container for e in own}]
             slots[uuid] += max(len(run) for run in runs)

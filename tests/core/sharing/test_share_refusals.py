@@ -7,13 +7,13 @@ from shared_gpu_support import shared_gpu
 from topoalign.core.demand.share_annotations import GpuRules, Selection
 from topoalign.core.demand.shares import Share
 from topoalign.core.model.errors import NoFit, TopoalignError
-from topoalign.core.placement.gpus.seam import SetScorer
+from topoalign.core.placement.gpus.bandwidth import SetScorer
 from topoalign.core.sharing.choice import choose_gpus
 from topoalign.core.sharing.share_refusals import ShareFields
 from topoalign.core.sharing.shared_gpus import SharedGpu
 
 GIB = 2**30
-PATHS = ShareFields(cores="limits[x/cores]", memory="limits[x/memory]", cards="annotations[x/cards]")
+PATHS = ShareFields(cores="limits[x/cores]", memory="limits[x/memory]", gpus="annotations[x/cards]")
 EMPTY = shared_gpu(0, 8 * GIB, model="NVIDIA L4")
 
 

@@ -34,7 +34,7 @@ def measured(time: float, used: int | None, given: int | None = GIVEN, allocatio
     )
     row = DeviceShares(
         device=DeviceID("GPU-0"),
-        card=DeviceID("GPU-0"),
+        gpu=DeviceID("GPU-0"),
         memory=80 * GIB,
         memory_used=used,
         utilization=None,

@@ -20,7 +20,7 @@ from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.journal import FileJournal
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.metrics.table import figures
+from topoalign.allocator.metrics.allocator_metrics import figures
 from topoalign.allocator.metrics.use_series import UseSeries
 from topoalign.allocator.mig.instance_log import InstanceLog
 from topoalign.allocator.mig.instances import Instances, collect_unused_instances, lost_note, report_fault

@@ -31,7 +31,7 @@ def find_devices(topology: Topology, names: Sequence[str], former: Iterable[Devi
         # `GPU3/MIG-…` names an instance only if it is one of that GPU
         gpu, _, instance = name.rpartition("/")
         part = known.get(instance)
-        owner = topology.cards.get(part) if part is not None else None
+        owner = topology.parents.get(part) if part is not None else None
         if device is None and owner is not None and owner == known.get(gpu.lower()):
             device = part
         if device is None:

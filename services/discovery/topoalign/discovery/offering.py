@@ -67,7 +67,7 @@ class NodeOffering:
         usual = replace(topology, offers=None)
         order = {device: position for position, device in enumerate((*topology.gpu_by_id, *topology.nic_by_id))}
         made = tuple(
-            replace(offer, devices=tuple(sorted(offer.devices, key=lambda device: order[topology.card_of(device)])))
+            replace(offer, devices=tuple(sorted(offer.devices, key=lambda device: order[topology.parent_of(device)])))
             for offer in found.offers
         )
         return usual if made == usual.offered else replace(topology, offers=made)

@@ -45,7 +45,7 @@ from topoalign.registry import api_views
 from topoalign.registry.api_views import ANSWER_SECONDS, AllocationView, read_node_library, shares_view
 from topoalign.registry.cluster_nodes import Cluster, ClusterNode, Key
 from topoalign.registry.foreign_nodes import ForeignNodes
-from topoalign.registry.series import in_turns
+from topoalign.registry.node_metrics import in_turns
 
 T = TypeVar("T")
 

@@ -280,8 +280,8 @@ def shares_view(member: ClusterNode, measurement: Measurement, reading: LibraryR
         items=tuple(
             SharedDevice(
                 **{name: getattr(row, name) for name in DeviceShares.__struct_fields__},
-                index=gpus[row.card].index,
-                pci=gpus[row.card].pci,
+                index=gpus[row.gpu].index,
+                pci=gpus[row.gpu].pci,
             )
             for row in shares.devices
         ),

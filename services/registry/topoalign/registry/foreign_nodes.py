@@ -77,7 +77,7 @@ class HamiView(msgspec.Struct, frozen=True, kw_only=True):
     """The annotation; its time is the local time of HAMi's scheduler."""
     finding: str
     """Why the GPUs are not known; empty: they are known."""
-    cards: tuple[ForeignGpu, ...]
+    gpus: tuple[ForeignGpu, ...]
 
 
 class ForeignNodes:
@@ -134,7 +134,7 @@ class ForeignNodes:
             liveness=self.liveness(node),
             handshake=known.handshake and clean(known.handshake, LONGEST_HANDSHAKE),
             finding=known.finding,
-            cards=foreign_gpus(known.gpus, known.cordon, self._pods.get(node, NOTHING).values()),
+            gpus=foreign_gpus(known.gpus, known.cordon, self._pods.get(node, NOTHING).values()),
         )
 
     def see(self, node: SeenNode) -> NodeName | None:
@@ -150,7 +150,7 @@ class ForeignNodes:
             gpus = ()
             finding = error.finding
             if before is None or not before.finding:
-                log.warning("HAMi's cards of a node cannot be read", node=clean(node.name), finding=finding)
+                log.warning("HAMi's GPUs of a node cannot be read", node=clean(node.name), finding=finding)
         self._nodes[node.name] = HamiNode(
             gpus=gpus,
             finding=finding,
@@ -182,7 +182,7 @@ class ForeignNodes:
                 log.warning("HAMi's shares of a pod cannot be read", pod=clean(pod.name), finding=error.finding)
             shares = ()
         else:
-            if not any(share.card for share in shares):
+            if not any(share.gpu for share in shares):
                 return self.lose_pod(pod.uid)
         self._node_of[pod.uid] = pod.node
         held = ForeignPod(namespace=pod.namespace, name=pod.name, uid=pod.uid, shares=shares)
@@ -237,8 +237,6 @@ class NodesUnknown(Unavailable):
 
     Remedy: Wait until the registry has read Kubernetes; `/readyz` shows when.
     """
-
-    code = "NodesUnknown"
 
     def __init__(self, finding: str) -> None:
         super().__init__(finding, "wait until the registry has read what Kubernetes has; /readyz shows when")

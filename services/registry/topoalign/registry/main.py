@@ -16,9 +16,9 @@ from topoalign.registry.api import Api
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.foreign_nodes import ForeignNodes
 from topoalign.registry.metrics import RegistryMetrics
+from topoalign.registry.node_metrics import NodeSeries
 from topoalign.registry.ports import KubernetesApi
 from topoalign.registry.scheduling.service import SchedulingService
-from topoalign.registry.series import NodeSeries
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context

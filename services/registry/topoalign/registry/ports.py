@@ -31,8 +31,6 @@ class ApiUnavailable(Unavailable):
     Remedy: Check the API server; the request is repeated.
     """
 
-    code = "ApiUnavailable"
-
     def __init__(self, finding: str) -> None:
         super().__init__(clean(finding, 300), "check that the API server runs and can be reached from the registry")
 
@@ -45,8 +43,6 @@ class ApiRefused(Unavailable):
 
     Remedy: Compare the permissions of the registry with those in `deploy/kubernetes`.
     """
-
-    code = "ApiRefused"
 
     def __init__(self, finding: str) -> None:
         super().__init__(clean(finding, 300), "see which permissions deploy/kubernetes gives to the registry")
@@ -61,8 +57,6 @@ class ApiConflict(NoFit):
     Remedy: Nothing: the scheduler tries again.
     """
 
-    code = "ApiConflict"
-
     def __init__(self, finding: str) -> None:
         super().__init__(clean(finding, 300), "read the object again and decide anew")
 
@@ -73,8 +67,6 @@ class ApiNotFound(TopoalignError):
 
     Remedy: Nothing: it was deleted, or never created.
     """
-
-    code = "ApiNotFound"
 
     def __init__(self, finding: str) -> None:
         super().__init__(clean(finding, 300), "it was deleted, or never created: forget it")

@@ -19,7 +19,7 @@ from topoalign.core.model.ids import CPU, MEMORY, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge.cost import longest, warn_of_combinations
+from topoalign.core.policy.merge.merge_time import longest, warn_of_combinations
 from topoalign.kubelet.files import kubelet_configuration
 from topoalign.kubelet.grpc.unix_sockets import BUSY, server_of
 from topoalign.machines.reader_rules import hugepages_resource

@@ -22,7 +22,7 @@ from topoalign.core.placement.device_choice import split_by_affinity
 from topoalign.core.placement.gpus.topology import SetOrder
 from topoalign.core.placement.preference import PLACEMENTS, build_gpu_choice, choose_gpu_set, positions_by_gpu
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge.closeness import Distances, MaskOrder
+from topoalign.core.policy.merge.closest_numa import Distances, MaskOrder
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, offers_of_providers
 from topoalign.core.policy.topology_policy import MergeQuestion
 from topoalign.core.profile import profile_of
@@ -30,8 +30,6 @@ from topoalign.core.profile import profile_of
 
 class NotAligned(NoFit):
     """The policy refuses the best alignment that the providers' hints allow."""
-
-    code = "NotAligned"
 
     def __init__(
         self, rules: AdmissionRules, container: ContainerName | None, alignment: Alignment, shortage: str = ""

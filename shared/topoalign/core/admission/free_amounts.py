@@ -30,7 +30,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.subsets import Subsets, subsets
 from topoalign.core.placement.exclusive_cpus import count_on_whole_cores
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge.closeness import distance_sum
+from topoalign.core.policy.merge.closest_numa import distance_sum
 from topoalign.core.state.fold import NodeState
 
 ResourceAmount = tuple[ResourceName, int]

@@ -50,8 +50,8 @@ from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDev
 from topoalign.core.placement.exclusive_cpus import NotWholeCores, allocate_cpus
 from topoalign.core.placement.memory_blocks import NotEnoughMemory, hold_allocation, memory_for
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge.cost import slow_merge
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
+from topoalign.core.policy.merge.merge_time import slow_merge
 from topoalign.core.profile import profile_of
 from topoalign.core.sharing.choosers import check_shares, chooser_of, gpus_given, slots_given, with_peaks
 from topoalign.core.state.fold import NodeState
@@ -307,7 +307,7 @@ class AdmissionRun:
         hardware = self.state.hardware
         chooses_gpus = any(  # annotations choose the GPUs of which it asks for slots, or spread its units
             (each.gpu_annotations and share_in_slots(hardware, each.devices) is not None)
-            or (each.cards > 1 and share_in_units(hardware, each.devices) is not None)
+            or (each.gpus > 1 and share_in_units(hardware, each.devices) is not None)
             for each in self.demand.containers
         )
         if (self.demand.jointly or chooses_gpus) and not self.profile.aligns_jointly:

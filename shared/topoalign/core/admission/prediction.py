@@ -58,8 +58,6 @@ class KubeletUnknown(Unavailable):
     Remedy: Check that the node's allocator runs with `TOPOALIGN_KUBELET_DIR`.
     """
 
-    code = "KubeletUnknown"
-
     def __init__(self, node: NodeName, finding: str) -> None:
         super().__init__(
             f"what the kubelet of node {clean(node)!r} decides by is not known: {finding}",

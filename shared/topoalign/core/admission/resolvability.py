@@ -111,7 +111,7 @@ def with_healthy_devices(state: NodeState) -> NodeState:
     hardware = state.hardware
     known = {
         *state.reported_health,
-        *(hardware.card_of(device) for listed in hardware.devices.values() for device in listed.by_base),
+        *(hardware.parent_of(device) for listed in hardware.devices.values() for device in listed.by_base),
     }
     if all(device in state.reported_health and state.reported_health[device].usable for device in known):
         return state

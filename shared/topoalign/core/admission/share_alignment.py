@@ -201,12 +201,12 @@ class AlignmentSearch:
 
     def can_be_reached(self, sets: NodeSets, number: int) -> bool:
         """Whether the kubelet may align to this set after the end of pods none of which makes room on its GPUs."""
-        card_of = self._state.hardware.card_of
-        gpus = {card_of(gpu) for gpu in self._gpus(number)}
+        parent_of = self._state.hardware.parent_of
+        gpus = {parent_of(gpu) for gpu in self._gpus(number)}
         near = list[list[Allocation]]()
         far = list[Allocation]()
         for held in by_pod(self._state.allocations.values()):
-            if gpus.isdisjoint(card_of(device) for each in held for device in each.device_ids):
+            if gpus.isdisjoint(parent_of(device) for each in held for device in each.device_ids):
                 far += held
             else:
                 near.append(held)

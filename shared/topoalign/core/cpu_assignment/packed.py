@@ -19,8 +19,6 @@ from topoalign.core.model.topology.cpu_topology import CpuTopology
 class NotEnoughCpus(NoFit):
     """Raised when fewer CPUs can be given exclusively than are asked for."""
 
-    code = "NotEnoughCpus"
-
     def __init__(self, requested: int, available: int) -> None:
         super().__init__(
             f"not enough CPUs: {requested} requested, {available} can be given exclusively",

@@ -28,7 +28,7 @@ def has_nics(topology: Topology, resource: ResourceName) -> bool:
 
 
 def _offered_gpus(topology: Topology, resource: ResourceName) -> Iterator[DeviceID]:
-    return (topology.card_of(base) for offer in topology.offers_of.get(resource, ()) for base in offer.devices)
+    return (topology.parent_of(base) for offer in topology.offers_of.get(resource, ()) for base in offer.devices)
 
 
 def gpu_lists(topology: Topology) -> tuple[ResourceName, ...]:

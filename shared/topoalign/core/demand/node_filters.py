@@ -103,8 +103,6 @@ class NodeNotAllowed(NoFit):
     Remedy: Change the pod's nodeSelector, affinity or tolerations, or uncordon the node.
     """
 
-    code = "NodeNotAllowed"
-
     def __init__(self, exclusions: Sequence[str]) -> None:
         """`exclusions`: as of `list_exclusions`; empty: Kubernetes has no such node."""
         super().__init__(

@@ -83,7 +83,7 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     """The pod's annotations about GPUs in amounts, not yet read: for other devices they have no meaning."""
     as_hami: bool = False
     """Whether HAMi's rules choose its GPUs in slots."""
-    cards: int = 1
+    gpus: int = 1
     """Over how many GPUs its units are spread, if it asks for any."""
 
     @property
@@ -94,7 +94,7 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     def share(self, topology: Topology) -> Share | None:
         """What it asks for of GPUs in units or slots on this machine; None: nothing. Raises InvalidShare."""
         in_slots = share_in_slots(topology, self.devices, self.gpu_annotations, as_hami=self.as_hami)
-        return in_slots or share_in_units(topology, self.devices, self.cards)
+        return in_slots or share_in_units(topology, self.devices, self.gpus)
 
 
 class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,7 +221,7 @@ def _read_container(
         memory=_sort_by_resource(memory_part(container, profile)) if manages_memory else {},
         gpu_annotations=read_gpu_annotations(pod.annotations),
         as_hami=rules.compat == "hami",
-        cards=read_gpu_count(pod.annotations) or 1,
+        gpus=read_gpu_count(pod.annotations) or 1,
     )
 
 

@@ -151,8 +151,6 @@ class InvalidShare(NoFit):
     Remedy: Correct the amounts as the message says.
     """
 
-    code = "InvalidShare"
-
 
 MOST_LISTED = 256
 """Entries of a list, which are compared with each GPU of each node."""

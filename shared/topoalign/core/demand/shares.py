@@ -47,7 +47,7 @@ from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.holdings import Amount, UnitKind
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
-from topoalign.core.model.requests import CARDS
+from topoalign.core.model.requests import GPU_COUNT
 from topoalign.core.model.topology.by_amounts import gpu_of, offers_in_slots
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK, Offer, Slots
@@ -191,7 +191,7 @@ def unit_resources(topology: Topology) -> UnitResources | None:
     others = {
         offer.resource
         for offer in topology.offered
-        if offer.unit is None and any(topology.card_of(base) in topology.gpu_by_id for base in offer.devices)
+        if offer.unit is None and any(topology.parent_of(base) in topology.gpu_by_id for base in offer.devices)
     }
     most = max((offer.replicas for offer in topology.offered if offer.unit == "memory"), default=0)
     gpus = {gpu for offer in topology.offered if offer.unit is not None for gpu in offer.devices}
@@ -231,12 +231,12 @@ def read_gpu_count(annotations: Mapping[str, str]) -> int | None:
     """
     The number of GPUs in the annotation, 1 or more; None if it is absent. Raises InvalidField if it is not such a number.
     """
-    text = annotations.get(CARDS)
+    text = annotations.get(GPU_COUNT)
     if text is None:
         return None
     if not NUMBER.fullmatch(text):
         raise InvalidField(
-            annotation_path(CARDS),
+            annotation_path(GPU_COUNT),
             f"{quoted([text])} is not a number of GPUs",
             "write over how many GPUs the units of each container are spread, 1 to 999",
         )
@@ -247,13 +247,13 @@ def check_equal_parts(units: Amount, gpus: int, fields: UnitFields) -> None:
     """Raises InvalidShare for units that cannot be spread over the number of GPUs that the pod asks for."""
     if units.cores >= CORES:
         raise InvalidShare(
-            f"{annotation_path(CARDS)} is given with {fields.cores}: {units.cores}, which already means whole GPUs",
+            f"{annotation_path(GPU_COUNT)} is given with {fields.cores}: {units.cores}, which already means whole GPUs",
             "leave it out, or ask for less than 100 of computing time, which is spread",
         )
     for field, amount in ((fields.cores, units.cores), (fields.memory, units.memory // MEMORY_BLOCK)):
         if amount % gpus:
             raise InvalidShare(
-                f"{field}: {amount} units do not divide into {gpus} equal parts, as {annotation_path(CARDS)} asks",
+                f"{field}: {amount} units do not divide into {gpus} equal parts, as {annotation_path(GPU_COUNT)} asks",
                 f"ask for a multiple of {gpus}, or for another number of GPUs",
             )
 

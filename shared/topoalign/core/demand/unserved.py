@@ -42,8 +42,6 @@ class UnservedResource(BadRequest):
     Remedy: Correct the name, or offer the resource as the message says.
     """
 
-    code = "UnservedResource"
-
     def __init__(self, pod: PodRequest, names: Collection[ResourceName], served: Collection[ResourceName]) -> None:
         """`names`: those of the pod that nobody serves, one at least; `served`: those that are served."""
         first = min(names)
@@ -106,8 +104,6 @@ class PassedOverByKubelet(NoFit):
 
     Remedy: Ask for units, for slots, or for `nvidia.com/gpu`.
     """
-
-    code = "PassedOverByKubelet"
 
     def __init__(self, field: str) -> None:
         self.field = field

@@ -31,13 +31,13 @@ from topoalign.core.deviceshare.koordinator_names import (
 from topoalign.core.deviceshare.request_combinations import FIELD, GpuDemand, Quantities, by_type, gpu_demand
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.ids import GPU, NIC, ResourceName
-from topoalign.core.model.requests import CARDS, GANG, GANG_SIZE
+from topoalign.core.model.requests import GANG, GANG_SIZE, GPU_COUNT
 
 RESOURCES = frozenset(map(ResourceName, (*GPU_RESOURCES, RDMA, FPGA))) | {GPU, NIC}
 """The resources by which a pod with annotations asks for devices."""
 
 OWN_DOMAIN = "topoalign.io/"
-OF_USERS = (GANG, GANG_SIZE, CARDS)
+OF_USERS = (GANG, GANG_SIZE, GPU_COUNT)
 """The annotations in our domain that users write."""
 KNOWN = frozenset((*ANNOTATIONS, ALLOCATED_ANNOTATION, *OF_USERS))
 """The annotations in the domains looked at; a gang is for the scheduler, and GPUs are for units of GPUs."""

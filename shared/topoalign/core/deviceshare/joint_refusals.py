@@ -37,8 +37,6 @@ class DevicesDoNotFit(NoFit):
     Remedy: Ask for less, change the device annotations, or wait until pods end.
     """
 
-    code = "DevicesDoNotFit"
-
     def __init__(self, reason: str, status: FrameworkStatus = FrameworkStatus.UNSCHEDULABLE, more: str = "") -> None:
         self.status = status
         self.reasons = (reason,)
@@ -56,8 +54,6 @@ class SharesNeedUnits(NoFit):
 
     Remedy: Offer GPUs in units (`sharing.units`), or ask for whole ones.
     """
-
-    code = "SharesNeedUnits"
 
     def __init__(self) -> None:
         super().__init__(

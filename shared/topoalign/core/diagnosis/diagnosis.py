@@ -30,7 +30,7 @@ from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.model.requests import NO_CHANGES, PodRequest, RuleChanges
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.gpus.seam import Members
+from topoalign.core.placement.gpus.bandwidth import Members
 from topoalign.core.placement.preference import positions_by_gpu, set_scorer
 from topoalign.core.scoring.scorers import NodeScorer
 
@@ -249,5 +249,5 @@ def seam_on(question: ClusterQuestion, node: QueriedNode) -> str:
 def gpu_positions_of_allocation(allocation: Allocation, topology: Topology) -> Members:
     """The positions of the GPUs that a container has, or has a share of, but for those in MIG mode."""
     position = positions_by_gpu(topology)
-    gpus = {topology.card_of(device) for device in allocation.device_ids}
+    gpus = {topology.parent_of(device) for device in allocation.device_ids}
     return tuple(sorted(position[gpu.id] for gpu in topology.gpus if gpu.id in gpus and gpu.mig is None))

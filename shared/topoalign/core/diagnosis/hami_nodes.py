@@ -15,8 +15,6 @@ class ForeignNode(NoFit):
     Remedy: Give the pod to the scheduler of HAMi, or move the node to topoalign.
     """
 
-    code = "ForeignNode"
-
     def __init__(self) -> None:
         super().__init__(
             "HAMi gives out the GPUs of the node",
@@ -30,8 +28,6 @@ class ContestedNode(NoFit):
 
     Remedy: Stop one of them, and delete what HAMi wrote.
     """
-
-    code = "ContestedNode"
 
     def __init__(self) -> None:
         super().__init__(

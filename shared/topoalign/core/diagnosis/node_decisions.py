@@ -53,8 +53,6 @@ class NodeNotWhole(NoFit):
     Remedy: Wait, or run `topoalign doctor` on the node.
     """
 
-    code = "NodeNotWhole"
-
     def __init__(self, missing: str) -> None:
         super().__init__(
             f"not received of the node: {missing}", "see that discovery and allocator run there (`topoalign doctor`)"
@@ -68,8 +66,6 @@ class NodeStale(NoFit):
     Remedy: Check that topoalign runs on the node.
     """
 
-    code = "NodeStale"
-
     def __init__(self) -> None:
         super().__init__("the allocator of the node does not answer", "look whether topoalign runs on it")
 
@@ -80,8 +76,6 @@ class DevicesUnknown(NoFit):
 
     Remedy: Read the log of the node's allocator.
     """
-
-    code = "DevicesUnknown"
 
     def __init__(self, resource: ResourceName) -> None:
         super().__init__(

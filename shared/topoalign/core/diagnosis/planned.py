@@ -33,8 +33,6 @@ class GangFirst(NoFit):
     Remedy: Wait until these run.
     """
 
-    code = "GangFirst"
-
     def __init__(self) -> None:
         super().__init__(
             "pods of a gang that are planned to the node would not fit any more",

@@ -129,7 +129,7 @@ def devices_free_for(asked: HintRequest, resource: ResourceName) -> DeviceSet:
 
 def gpus_for_units(state: NodeState, container: ContainerDemand) -> frozenset[DeviceID]:
     """The GPUs with room for the share that a container asks for, and those of which earlier containers left it units."""
-    share = share_in_units(state.hardware, container.devices, container.cards)
+    share = share_in_units(state.hardware, container.devices, container.gpus)
     if share is None:
         return frozenset()
     able = gpus_with_enough(state.hardware, state.ownership.units_left, share)
@@ -141,9 +141,9 @@ def _spread_part(state: NodeState, container: ContainerDemand, resource: Resourc
     Of these units those that a container may have besides what it takes over: of each GPU no more than its part, where its
     share is spread. Example: of 60 units over two GPUs, of which it takes over 10 of GPU-0, 20 of that and 30 of each other.
     """
-    if container.cards == 1:
+    if container.gpus == 1:
         return free
-    part = container.devices[resource] // container.cards
+    part = container.devices[resource] // container.gpus
     held = free.devices.some(reusable_devices(held_by_pod(state, container), resource))
     found = free.devices.nothing
     for units in free.devices.by_base.values():
@@ -156,7 +156,7 @@ def taken_over(state: NodeState, container: ContainerDemand) -> tuple[DeviceID, 
     held = held_by_pod(state, container)
     hardware = state.hardware
     left = (unit for name in container.devices if unit_of(hardware, name) for unit in reusable_devices(held, name))
-    return tuple(dict.fromkeys(map(hardware.card_of, left)))
+    return tuple(dict.fromkeys(map(hardware.parent_of, left)))
 
 
 def units_on_gpus(state: NodeState, gpus: Set[DeviceID], resource: ResourceName) -> DeviceSet:

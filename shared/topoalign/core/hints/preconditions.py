@@ -37,8 +37,6 @@ class TopologyUnknown(NoFit):
     Remedy: Read the log of discovery on the node.
     """
 
-    code = "TopologyUnknown"
-
     def __init__(self, node: str) -> None:
         super().__init__(
             f"the hardware of node {clean(node)} is not known yet",
@@ -52,8 +50,6 @@ class PodHasAllocations(NoFit):
 
     Remedy: Release them first, or use another name for the pod.
     """
-
-    code = "PodHasAllocations"
 
     def __init__(self, demand: PodDemand) -> None:
         super().__init__(
@@ -69,8 +65,6 @@ class UnknownResource(NoFit):
     Remedy: Ask for a resource that it has, or choose another node.
     """
 
-    code = "UnknownResource"
-
     def __init__(self, resource: ResourceName, known: list[ResourceName]) -> None:
         super().__init__(
             f"this node has no resource {quoted([resource])}",
@@ -81,8 +75,6 @@ class UnknownResource(NoFit):
 class MemoryUnknown(NoFit):
     """Memory is asked for where the description of the machine does not say how much there is."""
 
-    code = "MemoryUnknown"
-
     def __init__(self) -> None:
         super().__init__(
             "how much memory the NUMA nodes have is not known",
@@ -92,8 +84,6 @@ class MemoryUnknown(NoFit):
 
 class DistancesUnknown(NoFit):
     """The closest NUMA nodes are to be preferred, and their distances are not known."""
-
-    code = "DistancesUnknown"
 
     def __init__(
         self,
@@ -109,8 +99,6 @@ class NumaIdsSparse(NoFit):
 
     Remedy: Switch `prefer-closest-numa-nodes` off.
     """
-
-    code = "NumaIdsSparse"
 
     def __init__(self, highest: int, nodes: int) -> None:
         super().__init__(
@@ -237,8 +225,6 @@ class CpuManagerWouldNotStart(NoFit):
     Remedy: Correct the kubelet's configuration.
     """
 
-    code = "CpuManagerWouldNotStart"
-
 
 def _check_cpu_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
     """Raises CpuManagerWouldNotStart (kubelet v1.36.3, policy static). A machine without known CPUs is not judged."""
@@ -273,8 +259,6 @@ class MemoryManagerWouldNotStart(NoFit):
     Remedy: Correct the kubelet's configuration.
     """
 
-    code = "MemoryManagerWouldNotStart"
-
 
 class HugepagesUnevenlyKnown(NoFit):
     """
@@ -284,8 +268,6 @@ class HugepagesUnevenlyKnown(NoFit):
 
     Remedy: Read the log of discovery on the node.
     """
-
-    code = "HugepagesUnevenlyKnown"
 
     def __init__(self, resource: ResourceName, without: list[int]) -> None:
         size = clean(resource)

@@ -114,7 +114,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """Whether memory returns to the lowest NUMA node first, as in the kubelet; otherwise to where it was taken."""
     boot: str = ""
     """The boot of the node in which it was given, or last confirmed (`TopologyDiscovered.boot_id`); empty: not known."""
-    cards: dict[DeviceID, DeviceID] = {}
+    parents: dict[DeviceID, DeviceID] = {}
     """MIG instance or virtual function -> its GPU or NIC at the grant: the container keeps its device node."""
     machine: str = ""
     """The described machine it was given on (`TopologyDiscovered.machine`); empty: real hardware, or not known."""
@@ -190,7 +190,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
                 if share:
                     shares.setdefault(DeviceID(base), []).append(number)
                 else:
-                    unshared.append(holding_of(device, self.cards))
+                    unshared.append(holding_of(device, self.parents))
             found[resource] = ResourceGrant(unshared, shares)
         return found
 

@@ -3,7 +3,7 @@ Describes what is held of a device: the whole, or which part of it.
 
 `Holding` is the only type for this inside the code. Outside, in journals, events and the kubelet's calls, a part is
 known by the id under which it is handed out; `holding_of` reads such an id, and this is the only module that knows how
-one is written. `cards` maps each part to its device: MIG-y is an instance of GPU-x, 0000:99:00.1 a function of mlx5_1.
+one is written. `parents` maps each part to its device: MIG-y is an instance of GPU-x, 0000:99:00.1 a function of mlx5_1.
 
     GPU-x           Holding("GPU-x")
     GPU-x::3        Holding("GPU-x", TimeSlice(replica="3"))

@@ -28,7 +28,7 @@ MOST_CONTAINERS = 100
 GANG = "topoalign.io/gang"
 GANG_SIZE = "topoalign.io/gang-size"
 """Annotations of pods that start together or not at all: the name of their gang, and how many pods it has."""
-CARDS = "topoalign.io/gpus"
+GPU_COUNT = "topoalign.io/gpus"
 """The annotation with the number of GPUs over which the units of a container are spread (`core.demand.shares`)."""
 
 

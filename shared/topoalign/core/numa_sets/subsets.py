@@ -26,8 +26,6 @@ class TooManyNumaNodes(NoFit):
     Remedy: Raise `max-allowable-numa-nodes` of the kubelet.
     """
 
-    code = "TooManyNumaNodes"
-
 
 @dataclass(frozen=True)
 class Subsets:

@@ -38,8 +38,6 @@ Choosing = Generator[DeviceChoice, Sequence[DeviceID] | None, tuple[DeviceID, ..
 class NotEnoughDevices(NoFit):
     """Fewer devices of a resource are free and healthy than are needed."""
 
-    code = "NotEnoughDevices"
-
     def __init__(self, resource: ResourceName, needed: int, available: int) -> None:
         super().__init__(
             f"{needed} of {resource} needed, {available} free and healthy",
@@ -54,8 +52,6 @@ class TooLarge(NoFit):
     Remedy: Ask for fewer.
     """
 
-    code = "TooLarge"
-
     def __init__(self, resource: ResourceName, asked: int, most: int) -> None:
         super().__init__(
             f"{asked} of {resource} asked, and a container may ask for {most} at most",
@@ -69,8 +65,6 @@ class NoHealthyDevice(NoFit):
 
     Remedy: Run `topoalign doctor` on the node.
     """
-
-    code = "NoHealthyDevice"
 
     def __init__(self, resource: ResourceName) -> None:
         super().__init__(

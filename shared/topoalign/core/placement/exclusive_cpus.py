@@ -29,8 +29,6 @@ class NotWholeCores(NoFit):
     Remedy: Ask for a multiple of the CPUs of a core.
     """
 
-    code = "NotWholeCores"
-
 
 class SplitCore(NotWholeCores):
     """
@@ -38,8 +36,6 @@ class SplitCore(NotWholeCores):
 
     Remedy: Ask for a multiple of the CPUs of a core, or do without `full-pcpus-only`.
     """
-
-    code = "SplitCore"
 
     def __init__(self, requested: int, per_core: int) -> None:
         super().__init__(
@@ -50,8 +46,6 @@ class SplitCore(NotWholeCores):
 
 class NotEnoughCores(NotWholeCores):
     """Fewer CPUs are left on cores that may be given as a whole than are asked for."""
-
-    code = "NotEnoughCores"
 
     def __init__(self, requested: int, available: int) -> None:
         super().__init__(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.placement.gpus.seam import Seam, SetScorer
+from topoalign.core.placement.gpus.bandwidth import Seam, SetScorer
 from topoalign.core.placement.gpus.topology import by_topology, compares_all
 from topoalign.core.placement.preference import set_scorer
 

@@ -42,16 +42,12 @@ RELEASE = "ask for less memory, or wait until a container with memory of these N
 class NotEnoughMemory(NoFit):
     """No set of NUMA nodes that may be used together has enough free."""
 
-    code = "NotEnoughMemory"
-
     def __init__(self, request: Mapping[ResourceName, int]) -> None:
         super().__init__(f"no NUMA nodes that may be used together have {_describe_memory(request)} free", RELEASE)
 
 
 class MemoryNotPreferred(NoFit):
     """Other resources are aligned, but memory fits only on more NUMA nodes than it would on an empty machine."""
-
-    code = "MemoryNotPreferred"
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask) -> None:
         super().__init__(
@@ -62,8 +58,6 @@ class MemoryNotPreferred(NoFit):
 class MemoryNotExtendable(NoFit):
     """The nodes that the other resources are aligned to have too little memory, with whatever nodes added."""
 
-    code = "MemoryNotExtendable"
-
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask) -> None:
         super().__init__(
             f"no group of NUMA nodes around {_node_list(nodes)} has {_describe_memory(request)} free", RELEASE
@@ -72,8 +66,6 @@ class MemoryNotExtendable(NoFit):
 
 class MemoryExtensionNotPreferred(NoFit):
     """The nodes that the other resources are aligned to have too little memory, and only a wider group has enough."""
-
-    code = "MemoryExtensionNotPreferred"
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask, wider: Mask) -> None:
         super().__init__(
@@ -89,8 +81,6 @@ class MemoryGroupsWouldMix(NoFit):
 
     Remedy: Wait until that container ends, or ask for memory of one NUMA node.
     """
-
-    code = "MemoryGroupsWouldMix"
 
     def __init__(self, nodes: Mask) -> None:
         super().__init__(

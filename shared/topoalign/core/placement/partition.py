@@ -17,7 +17,7 @@ from itertools import combinations
 from operator import add, itemgetter
 from typing import NamedTuple
 
-from topoalign.core.placement.gpus.seam import Scores, grow_set, total_score
+from topoalign.core.placement.gpus.bandwidth import Scores, grow_set, total_score
 
 
 class Partition(NamedTuple):

@@ -15,6 +15,16 @@ from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import connection_score
+from topoalign.core.placement.gpus.bandwidth import (
+    NO_NICS,
+    Members,
+    NicLocality,
+    Nics,
+    SetScorer,
+    gpu_links,
+    gpu_scores,
+    nic_locality,
+)
 from topoalign.core.placement.gpus.device_policy import (
     DGX1_PASCAL,
     DGX1_VOLTA,
@@ -24,16 +34,6 @@ from topoalign.core.placement.gpus.device_policy import (
     GpuChoice,
     Simple,
     StaticSets,
-)
-from topoalign.core.placement.gpus.seam import (
-    NO_NICS,
-    Members,
-    NicLocality,
-    Nics,
-    SetScorer,
-    gpu_links,
-    gpu_scores,
-    nic_locality,
 )
 from topoalign.core.placement.gpus.topology import ByTopology
 
@@ -209,8 +209,8 @@ def prefer_parts(
     free = {gpu: len(parts) for gpu, parts in left.items()}
     held = {gpu: len(parts) - free[gpu] for gpu, parts in gpus.items()}
     sign = -1 if any(offer.packing == "packed" for offer in topology.offers_of[resource]) else 1
-    taken: Counter[DeviceID] = Counter(map(topology.card_of, chosen))
-    others = [topology.card_of(device) for device in near]
+    taken: Counter[DeviceID] = Counter(map(topology.parent_of, chosen))
+    others = [topology.parent_of(device) for device in near]
     links = {gpu: sum(_link_score_between(topology, gpu, other) for other in (*others, *taken)) for gpu in gpus}
     order = {gpu: index for index, gpu in enumerate(gpus)}
     more: Counter[DeviceID] = Counter()
@@ -238,7 +238,7 @@ def _listed_parts(topology: Topology) -> Mapping[ResourceName, Mapping[DeviceID,
         devices = topology.devices[resource]
         gpus = found.setdefault(resource, {})
         for base, parts in devices.by_base.items():
-            gpu = topology.card_of(base)
+            gpu = topology.parent_of(base)
             gpus[gpu] = gpus.get(gpu, devices.nothing) | parts
     return found
 

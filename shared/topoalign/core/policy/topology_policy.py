@@ -8,7 +8,7 @@ from topoalign.core.model.hints import TopologyHint
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.numa_sets.search import NumaSearchBudget
-from topoalign.core.policy.merge.closeness import Distances, MaskOrder
+from topoalign.core.policy.merge.closest_numa import Distances, MaskOrder
 from topoalign.core.policy.merge.hint_combinations import Offer
 
 

@@ -40,8 +40,8 @@ from topoalign.core.model.topology.bitmask import node_mask, nodes_of
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.numa_sets.subsets import fewest_with
+from topoalign.core.placement.gpus.bandwidth import Members, Nics, SetScorer, count_nics
 from topoalign.core.placement.gpus.device_policy import GpuChoice
-from topoalign.core.placement.gpus.seam import Members, Nics, SetScorer, count_nics
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology
 from topoalign.core.placement.preference import PLACEMENTS, choose_gpu_set, nic_localities, positions_by_gpu, set_scorer
 from topoalign.core.policy import POLICIES
@@ -304,7 +304,7 @@ def device_need(topology: Topology, demand: PodDemand) -> DeviceNeed:
     if not {"unit", "slot"}.isdisjoint(kinds.values()):
         # without the annotations, which the node's decision has looked at and which other nodes may not be able to read
         asked = (
-            share_in_slots(topology, each.devices) or share_in_units(topology, each.devices, each.cards)
+            share_in_slots(topology, each.devices) or share_in_units(topology, each.devices, each.gpus)
             for each in lasting
         )
         shares = [share for share in asked if share is not None]

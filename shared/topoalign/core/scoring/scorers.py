@@ -68,7 +68,7 @@ def admission_node(state: NodeState) -> AdmissionNode | None:
         for card in shared_gpus(state.hardware, units)
         if card.device in units
     ]
-    return AdmissionNode(name=state.node, cards=tuple(gpus))
+    return AdmissionNode(name=state.node, gpus=tuple(gpus))
 
 
 def gaia_order(containers: Containers, node: AdmissionNode | None) -> tuple[bool, Load] | tuple[()] | None:

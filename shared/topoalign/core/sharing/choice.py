@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from topoalign.core.demand.share_annotations import GpuOrder, GpuRules, Weights
 from topoalign.core.demand.shares import Share, enough
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
-from topoalign.core.placement.gpus.seam import SetScorer
+from topoalign.core.placement.gpus.bandwidth import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology, candidate_sets
 from topoalign.core.sharing.share_refusals import (
     OTHER_MODE,
@@ -159,7 +159,7 @@ def _groups_by_numa_node(
     large = [group for group in by_node.values() if len(group) >= size]
     if not large:
         raise ShareSplit(
-            fields.cards, f"{size} of one NUMA node are asked for, and no node has as many with enough left"
+            fields.gpus, f"{size} of one NUMA node are asked for, and no node has as many with enough left"
         )
     return large
 

@@ -65,7 +65,7 @@ from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.placement.device_choice import DeviceChoice
-from topoalign.core.placement.gpus.seam import SetScorer, gpu_scores
+from topoalign.core.placement.gpus.bandwidth import SetScorer, gpu_scores
 from topoalign.core.placement.preference import set_scorer
 from topoalign.core.sharing.choice import FIELDS, accepted_gpus, choose_gpus
 from topoalign.core.sharing.gaia.evaluators import choose_gpus_as_gaia
@@ -141,7 +141,7 @@ class UnitChooser:
 
     def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
         """Raises ShareSplit where a kubelet picks at random `amount` of these units, which are of several GPUs."""
-        by_gpu = Counter(map(self.state.hardware.card_of, reusable))
+        by_gpu = Counter(map(self.state.hardware.parent_of, reusable))
         if len(by_gpu) <= 1:
             return
         unused = len(reusable) - amount
@@ -158,7 +158,7 @@ class UnitChooser:
         """The units that the container gets; () where no GPU has enough. `near`: GPUs of which it has the other kind."""
         topology = self.state.hardware
         near = near or taken_over(self.state, self.container)
-        gpus = near or tuple(dict.fromkeys(map(topology.card_of, choice.must_include)))
+        gpus = near or tuple(dict.fromkeys(map(topology.parent_of, choice.must_include)))
         by_gpu = choice.available.devices.by_base.items()
         among = [gpu for gpu, units in by_gpu if (units & choice.available).bits]
         gpus = with_missing(topology, self.state.ownership.units_left, self.share, gpus, among, self.compat)
@@ -185,7 +185,7 @@ def with_missing(
 def gpus_given(topology: Topology, devices: Mapping[ResourceName, Sequence[DeviceID]]) -> tuple[DeviceID, ...]:
     """The GPUs of which a container has something, each once. `devices`: resource -> its devices."""
     given = (each for name, some in devices.items() if topology.kind_of(name) in ("gpu", "unit") for each in some)
-    return tuple(dict.fromkeys(map(topology.card_of, given)))
+    return tuple(dict.fromkeys(map(topology.parent_of, given)))
 
 
 def units_on(
@@ -281,7 +281,7 @@ def choose_gpus_for_share(
     """The GPUs, of these, of each of which a container gets its part. Raises ShareDoesNotFit where too few would do."""
     every = shared_gpus(topology, left)
     cards = [card for card in every if card.device in among and card.device in left]
-    whole = [msgspec.structs.replace(card, device=topology.card_of(card.device)) for card in cards]
+    whole = [msgspec.structs.replace(card, device=topology.parent_of(card.device)) for card in cards]
     accepted = [cards[at].device for at in accepted_gpus(whole, share.rules, fields)]
     able = [gpu for gpu in accepted if enough(left[gpu], share)]
     if share.rules.hami and len(on_one_node(topology, share, able)) >= share.gpus:
@@ -324,7 +324,7 @@ class SlotChooser:
         self._fields = ShareFields(
             cores=f"limits[{slots.cores}]",
             memory=f"limits[{slots.memory}]",
-            cards=f"limits[{resource}]",
+            gpus=f"limits[{resource}]",
             types=list_annotation_paths(published, USE_TYPE, NO_USE_TYPE),
             uuids=list_annotation_paths(published, USE_UUID, NO_USE_UUID),
             modes=list_annotation_paths(published, VGPU_MODE),
@@ -356,7 +356,7 @@ class SlotChooser:
     def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
         """Raises ShareSplit: a kubelet picks at random `amount` of these slots, which are of different GPUs."""
         raise ShareSplit(
-            self._fields.cards,
+            self._fields.gpus,
             f"it takes over {amount} of the {len(reusable)} slots that init containers left, at random, of different GPUs",
             "let its init containers ask for no more GPUs than it asks for itself",
         )
@@ -398,7 +398,7 @@ class SlotChooser:
             self.check_room()
             self._check_numa_nodes({*map(base_of, slots)})
             raise ShareSplit(
-                self._fields.cards,
+                self._fields.gpus,
                 f"the node has enough left, but not where the kubelet's alignment leads: {why}",
                 WAIT if self.resource not in gpus_of_numa_nodes(self._state.hardware) else f"{WAIT}; {UNALIGNED}",
             )
@@ -416,7 +416,7 @@ class SlotChooser:
         if asked > most:
             raise SlotsBeyondNumaNode(self._fields, asked, most)
         raise ShareSplit(
-            self._fields.cards,
+            self._fields.gpus,
             f"{asked} GPUs are asked for, and the kubelet aligns slots to NUMA nodes {format_cpuset(nodes)} with {there}",
             f"ask for fewer GPUs; {UNALIGNED}",
         )
@@ -522,7 +522,7 @@ def chooser_of(
     """
     hardware = state.hardware
     if unit_of(hardware, resource) is not None:
-        share = share_in_units(hardware, container.devices, container.cards)
+        share = share_in_units(hardware, container.devices, container.gpus)
         if share is not None:
             return UnitChooser(state, container, share, resource, compat)
     chooser = slot_chooser_of(state, container, affinity) if offers_in_slots(hardware) else None
@@ -539,7 +539,7 @@ def check_shares(
     Raises ShareSplit and WholeGpuInUse where the container cannot have these devices together. Init containers of its
     own pod do not count, since they have ended by then.
     """
-    share = share_in_units(state.hardware, container.devices, container.cards)
+    share = share_in_units(state.hardware, container.devices, container.gpus)
     if share is not None:
         amounts = amounts_of(device for ids in devices.values() for device in ids)
         check_gpus(amounts, gpus=1 if share.whole else share.gpus)

@@ -58,7 +58,7 @@ from topoalign.core.deviceshare.demand import check_keys, is_joint
 from topoalign.core.deviceshare.koordinator_names import ANNOTATIONS, GPU_BYTES, GPU_RESOURCES
 from topoalign.core.model.errors import InvalidField, NoFit, quoted
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
-from topoalign.core.model.requests import CARDS, AdmissionRules, Compat, Mode, PodRequest
+from topoalign.core.model.requests import GPU_COUNT, AdmissionRules, Compat, Mode, PodRequest
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.share_refusals import MemoryAboveGpu, NotEnoughShareGpus, ShareFields
@@ -211,12 +211,12 @@ def _check_units(demand: PodDemand, offered: UnitResources) -> None:
 
 def check_spread(demand: PodDemand, offered: Iterable[UnitResources]) -> None:
     """Raises InvalidShare for units to be spread over GPUs, of a pod without units that are `offered` or of usual names."""
-    if CARDS not in demand.annotations:
+    if GPU_COUNT not in demand.annotations:
         return
     units = unit_resource_names(offered)
     if all(units.isdisjoint(container.asked) for container in demand.containers):
         raise annotation_error(
-            CARDS,
+            GPU_COUNT,
             "spreads units of GPUs, and no container asks for any",
             f"leave it out, or ask for {' and '.join(USUAL_NAMES)}; the number of whole GPUs or of slots "
             "is already the number of GPUs",
@@ -258,7 +258,7 @@ def _check_units_of_container(container: ContainerDemand, offered: UnitResources
     if gpus is not None:
         check_equal_parts(asked, gpus, fields)
         if gpus > offered.gpus:
-            raise NotEnoughShareGpus(ShareFields(cards=annotation_path(CARDS)), gpus, offered.gpus)
+            raise NotEnoughShareGpus(ShareFields(gpus=annotation_path(GPU_COUNT)), gpus, offered.gpus)
     of_each = share_of_units(asked, gpus or 1).memory // MEMORY_BLOCK
     if of_each > offered.most:
         raise MemoryAboveGpu(ShareFields(memory=fields.memory), of_each, offered.most, "{} blocks of memory".format)
@@ -314,9 +314,9 @@ def _check_slots(demand: PodDemand, offered: SlotResources, compat: Compat) -> N
             "has no effect on slots of GPUs",
             f"leave it out, or ask for whole GPUs ({offered.resource}) without amounts, where nodes offer them so",
         )
-    if CARDS in annotations:
+    if GPU_COUNT in annotations:
         raise annotation_error(
-            CARDS,
+            GPU_COUNT,
             "has no effect on slots of GPUs, which the pod asks for",
             f"leave it out; the number of {offered.resource} is already the number of GPUs",
         )

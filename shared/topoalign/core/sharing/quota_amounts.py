@@ -56,8 +56,6 @@ HAMI: PerGpu = dict.fromkeys((Slots().memory, Slots().cores), frozenset({GPU}))
 class OverQuota(NoFit):
     """Raised for a pod that asks for more of GPUs than its namespace may still hold."""
 
-    code = "OverQuota"
-
     def __init__(
         self, namespace: str, resource: ResourceName, asked: int, used: int, limit: int, who: str = "this pod"
     ) -> None:

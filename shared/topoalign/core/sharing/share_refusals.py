@@ -22,7 +22,7 @@ class ShareFields(NamedTuple):
 
     cores: str = "cores"
     memory: str = "memory"
-    cards: str = "cards"
+    gpus: str = "gpus"
     types: str = "types"
     uuids: str = "uuids"
     modes: str = ""
@@ -85,8 +85,6 @@ class ShareDoesNotFit(NoFit):
     Remedy: Wait until pods end, or ask for less.
     """
 
-    code = "ShareDoesNotFit"
-
     def __init__(self, field: str, finding: str, remedy: str = WAIT) -> None:
         self.field = field
         super().__init__(f"{field}: {finding}", remedy)
@@ -94,8 +92,6 @@ class ShareDoesNotFit(NoFit):
 
 class MemoryAboveGpu(ShareDoesNotFit):
     """Raised for more memory than a GPU has, even if nobody held anything of it. `text`: an amount, for people."""
-
-    code = "MemoryAboveGpu"
 
     def __init__(self, fields: ShareFields, asked: int, largest: int, text: Callable[[int], str] = format_mib) -> None:
         self.asked = asked
@@ -116,13 +112,11 @@ class NoGpuAccepted(ShareDoesNotFit):
     Remedy: Change the lists in its annotations; `topoalign gpu list` shows the GPUs.
     """
 
-    code = "NoGpuAccepted"
-
     def __init__(self, fields: ShareFields, reasons: Mapping[str, int]) -> None:
         found = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "it has none"
         lists = {OTHER_TYPE: fields.types, OTHER_UUID: fields.uuids, OTHER_MODE: fields.modes}
         super().__init__(
-            " and ".join(field for reason, field in lists.items() if reason in reasons) or fields.cards,
+            " and ".join(field for reason, field in lists.items() if reason in reasons) or fields.gpus,
             f"no GPU of the node may be chosen: {found}",
             MODE_SETTINGS
             if OTHER_MODE in reasons
@@ -133,11 +127,9 @@ class NoGpuAccepted(ShareDoesNotFit):
 class NotEnoughShareGpus(ShareDoesNotFit):
     """Raised when the node has fewer GPUs that may be chosen than are asked for."""
 
-    code = "NotEnoughShareGpus"
-
     def __init__(self, fields: ShareFields, asked: int, gpus: int) -> None:
         super().__init__(
-            fields.cards,
+            fields.gpus,
             f"{asked} GPUs are asked for, and {gpus} of the node may be chosen",
             "ask for fewer GPUs, or choose a node that has more",
         )
@@ -146,19 +138,15 @@ class NotEnoughShareGpus(ShareDoesNotFit):
 class NotEnoughUnusedGpus(ShareDoesNotFit):
     """Raised when whole GPUs are asked for, or GPUs that nobody else uses, and too few are unused."""
 
-    code = "NotEnoughUnusedGpus"
-
     def __init__(self, fields: ShareFields, asked: int, unused: int) -> None:
         super().__init__(
-            fields.cards,
+            fields.gpus,
             f"{asked} unused GPUs are asked for, and the node has {unused}: containers hold parts of the others",
         )
 
 
 class NotEnoughShareCores(ShareDoesNotFit):
     """Raised when too few GPUs have the cores left, and all together neither. `left`: the cores of each GPU."""
-
-    code = "NotEnoughShareCores"
 
     def __init__(self, fields: ShareFields, asked: int, gpus: int, left: Sequence[int]) -> None:
         super().__init__(fields.cores, describe_lacking_amount(asked, gpus, left, "{} cores".format))
@@ -167,8 +155,6 @@ class NotEnoughShareCores(ShareDoesNotFit):
 class NotEnoughShareMemory(ShareDoesNotFit):
     """Raised when too few GPUs have the memory left, and all together neither. `left`: the bytes of each GPU."""
 
-    code = "NotEnoughShareMemory"
-
     def __init__(self, fields: ShareFields, asked: int, gpus: int, left: Sequence[int]) -> None:
         super().__init__(fields.memory, describe_lacking_amount(asked, gpus, left, format_mib))
 
@@ -176,10 +162,8 @@ class NotEnoughShareMemory(ShareDoesNotFit):
 class NotEnoughShareSlots(ShareDoesNotFit):
     """Raised when too few GPUs have a slot left. `left`: the slots of each GPU."""
 
-    code = "NotEnoughShareSlots"
-
     def __init__(self, fields: ShareFields, gpus: int, left: Sequence[int]) -> None:
-        super().__init__(fields.cards, describe_lacking_amount(1, gpus, left, "{} slots".format))
+        super().__init__(fields.gpus, describe_lacking_amount(1, gpus, left, "{} slots".format))
 
 
 class ShareSplit(ShareDoesNotFit):
@@ -188,8 +172,6 @@ class ShareSplit(ShareDoesNotFit):
 
     Remedy: Wait until pods end, or ask for less.
     """
-
-    code = "ShareSplit"
 
 
 class SlotsBeyondNumaNode(ShareDoesNotFit):
@@ -202,11 +184,9 @@ class SlotsBeyondNumaNode(ShareDoesNotFit):
     Remedy: Ask for fewer, or leave out `sharing.slots.numaTopology`.
     """
 
-    code = "SlotsBeyondNumaNode"
-
     def __init__(self, fields: ShareFields, asked: int, most: int) -> None:
         super().__init__(
-            fields.cards,
+            fields.gpus,
             f"{asked} GPUs are asked for, and a NUMA node has {most}: slots have NUMA nodes (sharing.slots.numaTopology), "
             "and the kubelet, which counts slots, aligns them to too few GPUs",
             f"ask for at most {most} GPUs; {UNALIGNED}",
@@ -221,7 +201,7 @@ class NoneByHami(ShareDoesNotFit):
     def __init__(self, fields: ShareFields, asked: int, reason: str) -> None:
         self.reason = reason
         super().__init__(
-            fields.cards,
+            fields.gpus,
             f"enough is left of {asked}, and HAMi's rules choose none: {reason}",
             "ask for less or by other annotations, or choose a node without compat hami",
         )
@@ -233,8 +213,6 @@ class WholeGpuInUse(ShareDoesNotFit):
 
     Remedy: Wait until the other pod ends.
     """
-
-    code = "WholeGpuInUse"
 
     def __init__(self, gpus: Sequence[str], holder: str, field: str = "devices_ids") -> None:
         self.gpus = tuple(gpus)

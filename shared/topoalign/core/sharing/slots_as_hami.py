@@ -68,7 +68,7 @@ def choose_as_hami(
         asked = msgspec.structs.replace(asked, memory=memory, percent=UNSET, cores=min(each.cores for each in parts))
     binds = rules.numa_bind and share.gpus > 1
     # the lists name a MIG instance by its GPU
-    left_out = tuple(gpu.device for gpu in gpus if not rules.uuids.takes_uuid(topology.card_of(gpu.device)))
+    left_out = tuple(gpu.device for gpu in gpus if not rules.uuids.takes_uuid(topology.parent_of(gpu.device)))
     around = Surroundings(
         rules=msgspec.structs.replace(rules, uuids=Selection(unwanted=left_out)),
         spent=frozenset(card.device for card in gpus if card.device not in able or (binds and card.numa_node is None)),

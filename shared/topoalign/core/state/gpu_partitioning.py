@@ -97,7 +97,7 @@ def partitioning_by_gpu(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
     by_gpu: dict[DeviceID, list[tuple[Offer, DeviceID]]] = {}
     for offer in hardware.offered:
         for base in offer.devices:
-            by_gpu.setdefault(hardware.card_of(base), []).append((offer, base))
+            by_gpu.setdefault(hardware.parent_of(base), []).append((offer, base))
     profiles = {each.uuid: each.profile for gpu in hardware.gpus for each in gpu.mig or ()}
     held = _used_by_gpu(state, profiles)
     return {
@@ -196,7 +196,7 @@ def _larger_part(part: Part, other: Part) -> Part:
 
 def parts_of_allocation(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, Part]]:
     """Device, its GPU or NIC and which part of that it is, for all that an allocation holds; by a slot an amount of it."""
-    gpus = {**hardware.cards, **allocation.cards}
+    gpus = {**hardware.parents, **allocation.parents}
     in_slots = offers_in_slots(hardware)
     for devices in allocation.devices.values():
         for device in devices:
@@ -233,7 +233,7 @@ def _offered_of(
             found.append(Parts(slots=offer.replicas, cores=offered.cores, memory=offered.memory))
         else:
             handed_out = offer.handed_out(base)
-            found.append(_count_parts((holding_of(unit, hardware.cards).part for unit in handed_out), profiles))
+            found.append(_count_parts((holding_of(unit, hardware.parents).part for unit in handed_out), profiles))
     return sum_parts(found)
 
 
@@ -253,7 +253,7 @@ def _remaining_parts(
                 found.append(Parts(slots=slots.slots, cores=slots.left.cores, memory=slots.left.memory))
         elif devices is not None:
             free = ownership.free(offer.resource) & devices
-            found.append(_count_parts((holding_of(each, hardware.cards).part for each in free), profiles))
+            found.append(_count_parts((holding_of(each, hardware.parents).part for each in free), profiles))
     return sum_parts(found)
 
 

@@ -137,7 +137,7 @@ class Holders:
         for given in allocation.given.values():
             unshared += (placed_on(self._cards, holding) for holding in given.unshared)
             for base, numbers in given.shares.items():
-                shared = placed_on(self._cards, holding_of(base, allocation.cards))
+                shared = placed_on(self._cards, holding_of(base, allocation.parents))
                 shares.setdefault(shared, {}).update(dict.fromkeys(numbers))
         return list(dict.fromkeys(unshared)), {base: list(numbers) for base, numbers in shares.items()}
 
@@ -150,9 +150,9 @@ def parent_devices(hardware: Topology, allocations: Mapping[AllocationID, Alloca
     """Instance or virtual function -> its GPU, those that are gone but held included."""
     former: dict[DeviceID, DeviceID] = {}
     for held in allocations.values():
-        if held.cards:
-            former |= held.cards
-    now = hardware.cards
+        if held.parents:
+            former |= held.parents
+    now = hardware.parents
     return now if former.keys() <= now.keys() else former | {**now}
 
 
@@ -276,7 +276,7 @@ class FormerOffers:
                 slots: Collection[str] = () if in_slots else allocation.slots
                 for number in numbers:
                     if kind_of_share(number) not in kinds or (slots and f"{base}{SHARE}{number}" in slots):
-                        former.append(holding_of(DeviceID(f"{base}{SHARE}{number}"), allocation.cards))
+                        former.append(holding_of(DeviceID(f"{base}{SHARE}{number}"), allocation.parents))
         if co_allocated:  # they used no offer
             former = [each for each in former if each.id not in co_allocated]
         if self._cards:

@@ -55,7 +55,7 @@ class HandedOut:
         self._spent = spent
         self._instances: dict[DeviceID, list[DeviceHealth]] = {}
         for device, health in reported_health.items():
-            gpu = topology.cards.get(device)
+            gpu = topology.parents.get(device)
             alone = device in topology.offers_by_base and device not in blocked
             if gpu is not None and not alone:  # blocked: somebody may hold the whole GPU still
                 self._instances.setdefault(gpu, []).append(health)
@@ -103,7 +103,7 @@ class HandedOut:
     def _worst_reported(self, *names: DeviceID) -> DeviceHealth:
         """`names`: a device and what it is a share of."""
         base = names[-1]
-        gpu = self._topology.cards.get(base, base)
+        gpu = self._topology.parents.get(base, base)
         ways = names if gpu in names else (*names, gpu)
         reported_health = [self._reported[name] for name in ways if name in self._reported]
         return worst([*reported_health, *self._instances.get(base, ())]) if reported_health else UNKNOWN

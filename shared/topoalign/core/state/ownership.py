@@ -95,7 +95,7 @@ class Ownership:
     ) -> "Ownership":
         """Starts from what somebody has asked for already, each index as it follows the change."""
         after = type(self)(self._hardware, allocations, reported_health, ended)
-        if changed is not None and not changed.cards.keys() <= self._hardware.cards.keys():
+        if changed is not None and not changed.parents.keys() <= self._hardware.parents.keys():
             return after  # it affects how other records are read
         known = {name: follow(index) for name in INDEXES if (index := self.__dict__.get(name)) is not None}
         if "_cards" in self.__dict__:
@@ -144,9 +144,9 @@ class Ownership:
         """The holdings that these ids stand for, as a set that can be asked what overlaps it."""
         return HoldingSet(map(self.holding, devices))
 
-    def cards_of(self, devices: Iterable[DeviceID]) -> dict[DeviceID, DeviceID]:
+    def parents_of(self, devices: Iterable[DeviceID]) -> dict[DeviceID, DeviceID]:
         """Part -> its GPU, for those of the devices that are parts; without the numbers of shares."""
-        gpus = self._hardware.cards
+        gpus = self._hardware.parents
         return {base: gpus[base] for base in map(base_of, devices) if base in gpus} if gpus else {}
 
     @cached_property
@@ -176,7 +176,7 @@ class Ownership:
         if not self._former.holdings:
             return frozenset()
         former: Iterable[Holding] = chain.from_iterable(self._former.holdings.values())
-        if self._hardware.cards:  # MIG instances, of which such a GPU has none to be had
+        if self._hardware.parents:  # MIG instances, of which such a GPU has none to be had
             former = (shared[0] if (shared := shared_by(each)) is not None else each for each in former)
         held = HoldingSet(former)
         return frozenset(base for base in self._hardware.offers_by_base if held.overlaps(self.holding(base)))

@@ -90,7 +90,7 @@ class DeviceShares(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU or MIG instance: who holds it, and who uses it."""
 
     device: DeviceID
-    card: DeviceID
+    gpu: DeviceID
     """The GPU that it is, or is an instance of."""
     memory: int | None
     """Bytes in all. None, here and below: not known."""
@@ -221,7 +221,7 @@ def _device_shares(
         )
     return DeviceShares(
         device=use.device,
-        card=gpu,
+        gpu=gpu,
         memory=memory,
         memory_used=use.memory_used,
         utilization=use.utilization,

@@ -41,7 +41,7 @@ def graph_of(state: NodeState, shares: NodeShares) -> str:
     gpus = state.hardware.gpus
     rows = defaultdict[str, list[DeviceShares]](list)  # of a GPU, its row and those of its instances
     for row in shares.devices:
-        rows[row.card].append(row)
+        rows[row.gpu].append(row)
     cards = [_to_shared_gpu(state, gpu, rows[gpu.id]) for gpu in gpus]
     tree = build_free_tree(tree_root(state.hardware), cards)
     divided = partitioning_by_gpu(state)
@@ -118,7 +118,7 @@ def usages_of(hardware: Topology, shares: NodeShares) -> dict[str, dict[str, Any
     pods: dict[str, dict[str, Any]] = {}
     given = defaultdict[tuple[str, str], list[HolderUse]](list)
     for row in shares.devices:
-        gpu = hardware.gpu_by_id[row.card]
+        gpu = hardware.gpu_by_id[row.gpu]
         for holder in row.holders:
             if not holder.pod_uid or holder.owner is None:
                 continue

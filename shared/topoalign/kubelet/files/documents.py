@@ -37,8 +37,6 @@ class InvalidDocument(BadRequest):
     Remedy: Correct the file at the line that the message names.
     """
 
-    code = "InvalidDocument"
-
     def __init__(self, source: str, finding: str, remedy: str) -> None:
         super().__init__(f"{clean(source, 200)}: {finding}", remedy)
 

@@ -49,8 +49,6 @@ class KubeletAway(Unavailable):
     Remedy: Check that the kubelet runs, and that the directory is its own.
     """
 
-    code = "KubeletAway"
-
     def __init__(self, finding: str, status: Status | None = None) -> None:
         """`status`: of its answer, if it answered with an error."""
         self.status = status

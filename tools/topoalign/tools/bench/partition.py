@@ -16,8 +16,8 @@ from random import Random
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.placement.gpus.bandwidth import Links, Scores, SetScorer, gpu_scores
 from topoalign.core.placement.gpus.device_policy import GpuChoice
-from topoalign.core.placement.gpus.seam import Links, Scores, SetScorer, gpu_scores
 from topoalign.core.placement.gpus.topology import ByTopology
 from topoalign.core.placement.partition import best_split
 from topoalign.core.placement.preference import prefer, set_scorer

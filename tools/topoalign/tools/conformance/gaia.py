@@ -131,7 +131,7 @@ def chosen_cards(case: EvaluatorCase) -> Outcome:
     tree = empty_tree(case.topology)
     used = [
         msgspec.structs.replace(card, processes=occupied.processes)
-        for card, occupied in zip(tree.cards, case.occupancy, strict=True)
+        for card, occupied in zip(tree.gpus, case.occupancy, strict=True)
     ]
     tree = build_free_tree(tree.root, used)
     for at, occupied in enumerate(case.occupancy):
@@ -192,17 +192,17 @@ def occupy(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
     Whatever is given, and be it memory alone, the GPU is no longer free. topoalign gives nothing in a tree, see
     `release_amounts`.
     """
-    left = tree.cards[at].left
+    left = tree.gpus[at].left
     rest = Amount(cores=max(0, left.cores - cores), memory=max(0, left.memory - memory))
     return with_amount_left(tree, at, NONE_HELD if cores >= CORES else rest, tree.free - {at})
 
 
 def with_amount_left(tree: GpuTree, at: int, left: Amount, free: frozenset[int]) -> GpuTree:
     """The tree with another amount left of one GPU."""
-    offered = tree.cards[at].offered
+    offered = tree.gpus[at].offered
     held = Amount(cores=offered.cores - left.cores, memory=offered.memory - left.memory)
-    changed = msgspec.structs.replace(tree.cards[at], held=held, usable=True)
-    return GpuTree(tree.root, (*tree.cards[:at], changed, *tree.cards[at + 1 :]), free)
+    changed = msgspec.structs.replace(tree.gpus[at], held=held, usable=True)
+    return GpuTree(tree.root, (*tree.gpus[:at], changed, *tree.gpus[at + 1 :]), free)
 
 
 def release_amounts(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
@@ -213,8 +213,8 @@ def release_amounts(tree: GpuTree, at: int, cores: int, memory: int) -> GpuTree:
     which is no part of the decision. topoalign gives nothing back in a tree: each decision makes its own of what is held by
     then, and there a GPU of which memory alone is held is not free.
     """
-    offered = tree.cards[at].offered
-    left = tree.cards[at].left
+    offered = tree.gpus[at].offered
+    left = tree.gpus[at].left
     if cores >= CORES:
         left = offered
     else:
@@ -238,8 +238,8 @@ def operations(case: OperationsCase) -> Outcome:
 def state_of(tree: GpuTree) -> TreeState:
     """What the cards have left."""
     return TreeState(
-        cores=[card.left.cores for card in tree.cards],
-        memory_bytes=[card.left.memory for card in tree.cards],
+        cores=[card.left.cores for card in tree.gpus],
+        memory_bytes=[card.left.memory for card in tree.gpus],
         available=tree.available(tree.root),
         available_minors=[card.minor for card in tree.leaves(tree.root)],
     )

@@ -97,7 +97,7 @@ def promise(nodes: Sequence[AdmissionNodeCase], containers: Sequence[Amount]) ->
     failed = {name: NO_GPU for name, node in read.items() if node is None}
     tried = sorted((node for node in read.values() if node is not None), key=lambda node: node.load)
     best = min(tried, key=lambda node: admission_order_key(node, containers), default=None)
-    cards = None if best is None else place_containers(best.cards, containers)
+    cards = None if best is None else place_containers(best.gpus, containers)
     chosen = None if best is None or cards is None else best
     for node in tried:
         if node != chosen:
@@ -130,7 +130,7 @@ def node_of(node: AdmissionNodeCase) -> AdmissionNode | None:
             if 0 <= index < count:
                 cards[index] = hold_container_amounts(cards[index], request_of(container)) or cards[index]
     return AdmissionNode(
-        name=node.name, cards=tuple(cards), rest=node.capacity_memory_blocks * MEMORY_BLOCK - each * count
+        name=node.name, gpus=tuple(cards), rest=node.capacity_memory_blocks * MEMORY_BLOCK - each * count
     )
 
 

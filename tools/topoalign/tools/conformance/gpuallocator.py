@@ -8,8 +8,8 @@ import msgspec
 
 from topoalign.core.model.errors import Undecodable, quoted
 from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE, PcieClass
+from topoalign.core.placement.gpus.bandwidth import SetScorer
 from topoalign.core.placement.gpus.device_policy import GpuChoice
-from topoalign.core.placement.gpus.seam import SetScorer
 from topoalign.core.placement.preference import PLACEMENTS, choose_gpu_set
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite

@@ -86,8 +86,8 @@ def _serve(
             continue
         if request.vendor != VENDOR:
             return Unfit(UNKNOWN_VENDOR)
-        its = [each for each in scored if request.vendor.lower() in each.card.model.lower()]
-        takes_instances = rules.takes_mode(MIG_MODE) and any(each.card.mode == MIG_MODE for each in its)
+        its = [each for each in scored if request.vendor.lower() in each.gpu.model.lower()]
+        takes_instances = rules.takes_mode(MIG_MODE) and any(each.gpu.mode == MIG_MODE for each in its)
         if len(its) < request.count and not takes_instances:  # of those one GPU can serve it more than once
             return Unfit(INSUFFICIENT)
         found = choose_gpus_as_hami(its, request, around)
@@ -96,13 +96,13 @@ def _serve(
         for share in found:
             scored, taken = _take(scored, share)
             given.append(taken)
-    return tuple(given), tuple(each.card for each in scored)
+    return tuple(given), tuple(each.gpu for each in scored)
 
 
 def _take(gpus: tuple[ScoredGpu, ...], share: HamiShare) -> tuple[tuple[ScoredGpu, ...], HamiShare]:
     """The GPUs with this share held, and the share, which of a GPU in mode `mig` is a whole instance."""
-    position = next(i for i, each in enumerate(gpus) if each.card.device == share.uuid)
-    gpu = gpus[position].card
+    position = next(i for i, each in enumerate(gpus) if each.gpu.device == share.uuid)
+    gpu = gpus[position].gpu
     taken = gpu.taken or frozenset[MigPlacement]()
     instance = find_place(gpu.profiles, taken, share.memory * MIB) if gpu.mode == MIG_MODE else None
     if instance is not None:

@@ -90,7 +90,7 @@ def list_holders(topology: Topology, allocations: Iterable[Allocation]) -> tuple
     for allocation in allocations:
         name = holder_name(allocation.owner, allocation.id)
         for device in sorted(allocation.device_ids):
-            held.setdefault(topology.card_of(device), {})[name] = None
+            held.setdefault(topology.parent_of(device), {})[name] = None
     devices: tuple[Gpu | Nic, ...] = (*topology.gpus, *topology.nics)
     by_device = {one.id: list(held.get(one.id, ())) for one in devices}
     return by_device, list(dict.fromkeys(name for names in by_device.values() for name in names))

@@ -59,8 +59,6 @@ class CoAllocatedLacking(NoFit):
     Remedy: Let the pod be created again: the scheduler chooses again.
     """
 
-    code = "CoAllocatedLacking"
-
     def __init__(self, gpus: Collection[DeviceID], lacking: Collection[DeviceID]) -> None:
         super().__init__(
             f"with {quoted(sorted(gpus))} the container needs {quoted(sorted(lacking))}, which cannot be allocated any more",

@@ -276,7 +276,7 @@ class Grants:
             devices={asked.resource: in_offered_order(state.hardware, asked.resource, asked.devices)},
             boot=self._ledger.boot,
             machine=self._ledger.machine,
-            cards=state.ownership.cards_of(asked.devices),
+            parents=state.ownership.parents_of(asked.devices),
             displaced=displaced_by(self._reconciliation.liveness, self._ledger, stale, asked.ids, asked.listing),
         )
         for claim in self._claims_of(asked.resource):

@@ -96,8 +96,6 @@ class NotAsReserved(NoFit):
     Remedy: Delete the pod, and use one scheduler for all pods.
     """
 
-    code = "NotAsReserved"
-
     def __init__(self, slots: Sequence[DeviceID], held: Amount, reserved: str) -> None:
         super().__init__(
             f"container with {describe_amount(held)} of each of {quoted(sorted(map(base_of, slots)))}: {reserved}",

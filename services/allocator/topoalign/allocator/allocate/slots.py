@@ -60,7 +60,7 @@ from topoalign.core.state.share_amounts import (
 )
 
 FIELD = "devices_ids"
-FIELDS = ShareFields(cores=FIELD, memory=FIELD, cards=FIELD)
+FIELDS = ShareFields(cores=FIELD, memory=FIELD, gpus=FIELD)
 REMEDY = "delete the pod and let the scheduler choose again"
 
 

@@ -316,7 +316,7 @@ class UnitClaim(Claim):
         left = {
             gpu: limit_units_left(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()
         }
-        taken = Counter(map(hardware.card_of, question.must_include))
+        taken = Counter(map(hardware.parent_of, question.must_include))
         if taken:  # a container that reuses units of an init container gets units of their GPUs
             gpus = with_missing(hardware, left, share, tuple(taken), fitting, compat)
             return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= count_units(share, kind) else ()

@@ -40,8 +40,6 @@ class NotVisible(NoFit):
     Remedy: Use another `deviceListStrategy`, or ask for one GPU resource in each container.
     """
 
-    code = "NotVisible"
-
     def __init__(
         self, resource: ResourceName, devices: Collection[DeviceID], other: ResourceName, named: Collection[DeviceID]
     ) -> None:

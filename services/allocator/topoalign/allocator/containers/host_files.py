@@ -27,8 +27,6 @@ class ContainerUnready(Unavailable):
     Remedy: Correct on the node what the message names.
     """
 
-    code = "ContainerUnready"
-
 
 class HostRoot(NamedTuple):
     """A root directory on the host, and where this process sees it. Paths below it are given as if it were `/`."""
@@ -170,7 +168,7 @@ def present(root: HostRoot, paths: Iterable[str]) -> tuple[str, ...]:
 
 def gpu_and_instance(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice | None] | None:
     """Returns the GPU, or GPU and MIG instance, of a device id without its share; None for other devices."""
-    gpu = topology.gpu_by_id.get(topology.card_of(base))
+    gpu = topology.gpu_by_id.get(topology.parent_of(base))
     if gpu is None or gpu.id == base:
         return None if gpu is None else (gpu, None)
     return next((gpu, instance) for instance in gpu.mig or () if instance.uuid == base)

@@ -309,7 +309,7 @@ def add_names(
 
 def function_of(topology: Topology, base: DeviceID) -> NicFunction | None:
     """Returns the NIC or virtual function that a device id without its share (`base`) names; None for any other device."""
-    nic: Nic | None = topology.nic_by_id.get(topology.card_of(base))
+    nic: Nic | None = topology.nic_by_id.get(topology.parent_of(base))
     if nic is None:
         return None
     if nic.id == base:

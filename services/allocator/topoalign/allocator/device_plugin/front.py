@@ -24,7 +24,7 @@ from grpclib.exceptions import GRPCError
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.plugin import FIELD, JITTER, Plugin
 from topoalign.allocator.device_plugin.plugin_server import digest_name
-from topoalign.allocator.device_plugin.registration_states import Jitter
+from topoalign.allocator.device_plugin.registration import Jitter
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.ports import Clock

@@ -5,7 +5,7 @@ The kubelet forgets its plugins when it restarts, without a notification. It may
 its directory together with the plugin's socket, or may accept a registration and never open a stream. So nothing here waits
 for an event that might not come: twice a second a plugin polls the actual state and repairs what is missing. If the kernel
 reports changes in the directory (`runtime.directory_changes`), it polls after each of them, and with an open stream
-otherwise every `QUIET_SECONDS` only. What the kubelet does is an event of `registration_states`, whose table defines what
+otherwise every `QUIET_SECONDS` only. What the kubelet does is an event of `registration`, whose table defines what
 follows.
 
 The order matters in one place: a stream to the kubelet is ended before a new registration, because the kubelet drops its
@@ -21,7 +21,7 @@ import structlog
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.listing import api_health
 from topoalign.allocator.device_plugin.plugin_server import DevicePlugin, register, socket_path
-from topoalign.allocator.device_plugin.registration_states import (
+from topoalign.allocator.device_plugin.registration import (
     POLL_SECONDS,
     QUIET_SECONDS,
     SETTLE_SECONDS,

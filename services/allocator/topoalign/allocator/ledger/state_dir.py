@@ -43,8 +43,6 @@ class StateInUse(StateFault):
     Remedy: Stop the other process, or start with `--take-over`.
     """
 
-    code = "StateInUse"
-
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:

@@ -117,7 +117,7 @@ def gaia(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
                 "container_name": of["container"],
             }
             if not total:
-                found.append(({**labels, label: f"gpu{hardware.gpu_by_id[row.card].index}"}, value(holder)))
+                found.append(({**labels, label: f"gpu{hardware.gpu_by_id[row.gpu].index}"}, value(holder)))
             found.append(({**labels, label: "total"}, value(holder)))
         return found
 
@@ -189,8 +189,8 @@ def hami_hosts(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
             row,
         )
         for row in shares.devices
-        if row.device == row.card
-        for gpu in [hardware.gpu_by_id[row.card]]
+        if row.device == row.gpu
+        for gpu in [hardware.gpu_by_id[row.gpu]]
     ]
     yield Family("hami_host_gpu_memory_used_bytes", "GPU memory in use", [(at, row.memory_used) for at, row in hosts])
     yield Family(
@@ -226,7 +226,7 @@ def known_holders(shares: NodeShares) -> Iterator[tuple[DeviceShares, HolderUse,
 
 def device_labels(row: DeviceShares) -> dict[str, str]:
     """The labels of a GPU or an instance."""
-    return {"gpu_uuid": row.card, "mig_uuid": "" if row.device == row.card else row.device}
+    return {"gpu_uuid": row.gpu, "mig_uuid": "" if row.device == row.gpu else row.device}
 
 
 def part(percent: int | None) -> float | None:

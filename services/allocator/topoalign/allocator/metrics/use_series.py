@@ -106,7 +106,7 @@ class UseSeries:
             return
         yield use_families.render_families(use_families.own_use_families(shares, self._lasting(shares)))
         hardware = self._ledger.state.hardware
-        there = tuple(each for each in shares.devices if each.card in hardware.gpu_by_id)  # one may have gone meanwhile
+        there = tuple(each for each in shares.devices if each.gpu in hardware.gpu_by_id)  # one may have gone meanwhile
         shares = msgspec.structs.replace(shares, devices=there)
         if "gaia" in self._also:
             yield use_families.render_families(use_families.gaia(shares, hardware))

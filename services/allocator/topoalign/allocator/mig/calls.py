@@ -161,13 +161,13 @@ class InstanceCalls:
 
     async def _exists(self, instances: Instances, slot: DeviceID, uuid: DeviceID) -> bool:
         """Whether an own instance exists. If discovery does not see it, asks the driver."""
-        if instances.has(slot, uuid) and uuid not in self._ledger.state.hardware.cards:
+        if instances.has(slot, uuid) and uuid not in self._ledger.state.hardware.parents:
             await instances.forget([each for each in instances.own if each.uuid == uuid])
         return instances.has(slot, uuid)
 
     async def _until_seen(self, uuids: Sequence[DeviceID], until: float) -> None:
         """Waits until discovery has read these instances. Raises DriverFault at second `until`."""
-        while not all(uuid in self._ledger.state.hardware.cards for uuid in uuids):
+        while not all(uuid in self._ledger.state.hardware.parents for uuid in uuids):
             left = until - self._clock.monotonic()
             if left <= 0:
                 finding = f"discovery does not see a new MIG instance after {SEEN_SECONDS:g} s"

@@ -64,8 +64,6 @@ class InstanceInUse(DriverFault):
     Remedy: End the processes that use it; `topoalign gpu usage` lists them.
     """
 
-    code = "InstanceInUse"
-
 
 class PlaceTaken(NoFit):
     """
@@ -75,8 +73,6 @@ class PlaceTaken(NoFit):
 
     Remedy: Find out with `nvidia-smi mig -lgi` who has the slices.
     """
-
-    code = "PlaceTaken"
 
     def __init__(self, gpu: DeviceID, profile: str, placement: MigPlacement) -> None:
         super().__init__(
@@ -124,8 +120,6 @@ class InstancesNeedKubelet(NoFit):
     Remedy: Use `migStrategy` `single` or `mixed` on a node without a kubelet.
     """
 
-    code = "InstancesNeedKubelet"
-
     def __init__(self, gpus: Iterable[str]) -> None:
         super().__init__(
             f"slots of {quoted(sorted(gpus))} become MIG instances, which are created only for a kubelet",
@@ -152,8 +146,6 @@ class NoPlace(NoFit):
 
     Remedy: Ask for less memory, or wait until other containers end.
     """
-
-    code = "NoPlace"
 
     def __init__(self, gpu: DeviceID, memory: int) -> None:
         self.gpu = gpu

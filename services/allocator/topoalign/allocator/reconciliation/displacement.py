@@ -67,7 +67,7 @@ def adopt_unrecorded(
                 devices={resource: devices},
                 boot=ledger.boot,
                 machine=ledger.machine,
-                cards=ownership.cards_of(devices),
+                parents=ownership.parents_of(devices),
                 pod_uid=pod_uid,
                 displaced=displaced,
             )
@@ -120,7 +120,7 @@ def return_displaced(
                     devices=devices,
                     boot=ledger.boot,
                     machine=ledger.machine,
-                    cards=state.ownership.cards_of(back),
+                    parents=state.ownership.parents_of(back),
                     pod_uid=former.pod_uid,
                     slots={slot: amount for slot, amount in former.slots.items() if slot in back},
                     instances={slot: uuid for slot, uuid in former.instances.items() if slot in back},

@@ -127,7 +127,7 @@ def is_recorded_here(hardware: Topology, resource: ResourceName, device: DeviceI
     Whether this allocator records a device: a GPU under any resource, as it may have been offered under another name
     before, and a NIC under a resource that is offered now.
     """
-    owner = hardware.card_of(device)
+    owner = hardware.parent_of(device)
     return owner in hardware.gpu_by_id or (owner in hardware.nic_by_id and resource in hardware.offers_of)
 
 

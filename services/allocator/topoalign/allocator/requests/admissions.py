@@ -90,7 +90,7 @@ def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeStat
         together = decided_together(state, container) if demand.together else frozenset()
         if together and not is_held(state, container, allocation):
             return False
-        share = share_in_units(state.hardware, container.devices, container.cards)
+        share = share_in_units(state.hardware, container.devices, container.gpus)
         if share is not None and len(allocation.amounts) != share.gpus:
             return False
         devices = {name: n for name, n in container.devices.items() if n and name not in together}

@@ -29,7 +29,7 @@ from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedNodes, ReportedPods
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.extender.extender_server import READINESS, serve_scheduler
-from topoalign.registry.scheduling.filter.pod_quotas import Quotas
+from topoalign.registry.scheduling.filter.namespace_quotas import Quotas
 from topoalign.registry.scheduling.filter.scheduler import PodChecks, Scheduler
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesRecords, KubernetesWatch
@@ -105,8 +105,6 @@ class NoKubernetes(Unavailable):
 
     Remedy: Set `TOPOALIGN_KUBERNETES`, or remove `bindVerb` from the scheduler.
     """
-
-    code = "NoKubernetes"
 
     def __init__(self) -> None:
         super().__init__(

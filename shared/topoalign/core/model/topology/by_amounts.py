@@ -18,7 +18,7 @@ def offers_in_slots(topology: Topology) -> Mapping[DeviceID, Offer]:
 
 def gpu_of(topology: Topology, base: DeviceID) -> Gpu:
     """The GPU itself, or that of which a MIG instance is a part."""
-    return topology.gpu_by_id[topology.card_of(base)]
+    return topology.gpu_by_id[topology.parent_of(base)]
 
 
 @computed_once

@@ -38,7 +38,7 @@ def named_devices(topology: Topology, devices: Mapping[ResourceName, Iterable[De
 
 def name_device(topology: Topology, resource: ResourceName, device: DeviceID) -> NamedDevice:
     """Returns the names of a device of this node. Never fails: a device that the topology lacks has only its id."""
-    gpu = topology.card_of(device)
+    gpu = topology.parent_of(device)
     found = topology.gpu_by_id.get(gpu) or topology.nic_by_id.get(gpu)
     if found is None:
         nodes = next((other.nodes for other in topology.others if other.id == device), None)

@@ -196,7 +196,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
         for offer in self.offered:
             listed = devices.setdefault(offer.resource, OfferedDevices())
             for base in offer.devices:
-                gpu = self.gpu_by_id.get(self.card_of(base)) or self.nic_by_id.get(self.card_of(base))
+                gpu = self.gpu_by_id.get(self.parent_of(base)) or self.nic_by_id.get(self.parent_of(base))
                 nodes = self.listed_nodes(gpu.numa_affinity) if gpu is not None else None
                 listed.update(dict.fromkeys(offer.handed_out(base), nodes if offer.has_numa_topology else None))
                 if nodes is not None and not offer.has_numa_topology:
@@ -239,13 +239,13 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
         by_amounts: tuple[Kind, ...] = tuple("slot" if each.slots else "unit" for each in offers if each.by_amounts)
         return by_amounts[0] if by_amounts else "part" if offers else "other"
 
-    def card_of(self, device: DeviceID) -> DeviceID:
+    def parent_of(self, device: DeviceID) -> DeviceID:
         """The GPU or NIC that something handed out is a part of; the device itself where it is no known part."""
         base = base_of(device)
-        return self.cards.get(base, base)
+        return self.parents.get(base, base)
 
     @cached_property
-    def cards(self) -> Mapping[DeviceID, DeviceID]:
+    def parents(self) -> Mapping[DeviceID, DeviceID]:
         """MIG instance or virtual function -> the GPU or NIC that it is a part of."""
         parts = {instance.uuid: gpu.id for gpu in self.gpus for instance in gpu.mig or ()}
         return parts | {DeviceID(each.pci): nic.id for nic in self.nics for each in nic.virtual_functions}

@@ -222,9 +222,9 @@ def _others(topology: Topology) -> None:
 
 def _offers(topology: Topology) -> None:
     """Each device is offered once, whole, in slices, in slots or in units, and not together with its parts."""
-    known = {*topology.gpu_by_id, *topology.nic_by_id, *topology.cards}
+    known = {*topology.gpu_by_id, *topology.nic_by_id, *topology.parents}
     wholes = {
-        topology.cards[base] for offer in topology.offers or () for base in offer.devices if base in topology.cards
+        topology.parents[base] for offer in topology.offers or () for base in offer.devices if base in topology.parents
     }
     offered: dict[DeviceID, set[UnitKind | None]] = {}
     count = 0
@@ -238,7 +238,7 @@ def _offers(topology: Topology) -> None:
                 )
             if offer.unit is not None and base not in topology.gpu_by_id:
                 _wrong(f"offers[{i}].devices", f"{quoted([base])} is no GPU", "offer units of whole GPUs")
-            if offer.slots is not None and (topology.card_of(base) not in topology.gpu_by_id or offer.replicas < 2):
+            if offer.slots is not None and (topology.parent_of(base) not in topology.gpu_by_id or offer.replicas < 2):
                 remedy = "offer 2 or more slots of GPUs or MIG instances"
                 _wrong(f"offers[{i}].devices", f"no slots of {quoted([base])}", remedy)
             others = offered.setdefault(base, set())

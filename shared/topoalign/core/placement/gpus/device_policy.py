@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from topoalign.core.model.requests import Placement
-from topoalign.core.placement.gpus.seam import NO_NICS, Members, Nics, SetScorer
+from topoalign.core.placement.gpus.bandwidth import NO_NICS, Members, Nics, SetScorer
 from topoalign.core.placement.partition import best_split
 
 

@@ -28,8 +28,8 @@ from math import comb
 from operator import itemgetter
 
 from topoalign.core.model.requests import Placement
+from topoalign.core.placement.gpus.bandwidth import NO_NICS, Members, Nics, Scores, SetScorer, count_nics, grow_set
 from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice
-from topoalign.core.placement.gpus.seam import NO_NICS, Members, Nics, Scores, SetScorer, count_nics, grow_set
 
 MOST_COMPARED = comb(9, 4)
 """Sets: all there are of nine GPUs."""

@@ -24,7 +24,7 @@ from topoalign.core.model.hints import HintRule, Hints, ProviderHints, TopologyH
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, nodes_of, union
 from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.numa_sets.subsets import MOST_NODES, subsets
-from topoalign.core.policy.merge.closeness import Distances, choose_narrowest_mask
+from topoalign.core.policy.merge.closest_numa import Distances, choose_narrowest_mask
 from topoalign.core.policy.merge.hint_combinations import Offer, narrowest_width
 from topoalign.core.policy.merge.many_nodes import merge_many_nodes
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from topoalign.core.model.hints import HintRule, ResourceNeed, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, several, union
 from topoalign.core.numa_sets.search import HEAVY, Choosing, Hopeless, NumaSearchBudget, mask_meets_needs
-from topoalign.core.policy.merge.closeness import Distances, choose_narrowest_mask, closest
+from topoalign.core.policy.merge.closest_numa import Distances, choose_narrowest_mask, closest
 from topoalign.core.policy.merge.hint_combinations import Offer, combinations, narrowest_width
 
 

@@ -20,7 +20,7 @@ from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
 from topoalign.core.numa_sets.search import Choosing, NumaSearchBudget
 from topoalign.core.numa_sets.subsets import MOST_NODES, Subsets, subsets
-from topoalign.core.policy.merge.closeness import Distances, MaskOrder, choose_narrowest_mask, closest
+from topoalign.core.policy.merge.closest_numa import Distances, MaskOrder, choose_narrowest_mask, closest
 from topoalign.core.policy.merge.hint_combinations import Offer, combinations, narrowest_width
 
 MOST_ORDERED = 64

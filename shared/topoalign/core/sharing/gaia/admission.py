@@ -42,7 +42,7 @@ class AdmissionNode:
     """A node with its GPUs as they are held now."""
 
     name: NodeName
-    cards: tuple[SharedGpu, ...]
+    gpus: tuple[SharedGpu, ...]
     """By index."""
     rest: int = 0
     """Bytes that the node has beyond its GPUs: what is left over where its memory is divided by their number."""
@@ -51,8 +51,8 @@ class AdmissionNode:
     def load(self) -> Load:
         """The key that sorts nodes in the order in which they are tried."""
         return (
-            sum([gpu.left.cores for gpu in self.cards]),  # the fewest cores left,
-            sum([gpu.left.memory for gpu in self.cards]) + self.rest,  # then the least memory,
+            sum([gpu.left.cores for gpu in self.gpus]),  # the fewest cores left,
+            sum([gpu.left.memory for gpu in self.gpus]) + self.rest,  # then the least memory,
             self.name,
         )
 
@@ -71,7 +71,7 @@ class AdmissionNode:
         if known is None:
             if len(self.rooms) >= MOST_KEPT:
                 self.rooms.clear()
-            known = self.rooms[containers] = place_containers(self.cards, containers) is not None
+            known = self.rooms[containers] = place_containers(self.gpus, containers) is not None
         return known
 
 

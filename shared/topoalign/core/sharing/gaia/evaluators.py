@@ -49,8 +49,6 @@ FIELDS = ShareFields()
 class NoFreeGpu(ShareDoesNotFit):
     """Raised when no GPU, or not enough GPUs, have what is asked for."""
 
-    code = "NoFreeGpu"
-
     def __init__(self, request: Amount) -> None:
         super().__init__(
             FIELDS.cores,
@@ -77,8 +75,8 @@ def evaluate(tree: GpuTree, request: Amount) -> Chosen:
     elif cores and memory:
         chosen = share(tree, cores, memory)
         # of the first GPU alone, and only after no GPU had enough: of unequal GPUs a larger amount may be given
-        if not chosen and tree.cards and memory > tree.cards[0].offered.memory:
-            raise MemoryAboveGpu(FIELDS, memory, tree.cards[0].offered.memory)
+        if not chosen and tree.gpus and memory > tree.gpus[0].offered.memory:
+            raise MemoryAboveGpu(FIELDS, memory, tree.gpus[0].offered.memory)
     else:
         raise AmountMissing(*((FIELDS.memory, FIELDS.cores) if cores else (FIELDS.cores, FIELDS.memory)))
     if not chosen:
@@ -97,7 +95,7 @@ def share(tree: GpuTree, cores: int, memory: int) -> Chosen:
             gpu.minor,
         )
 
-    fitting = [gpu for gpu in tree.cards if gpu.left.cores >= cores and gpu.left.memory >= memory]
+    fitting = [gpu for gpu in tree.gpus if gpu.left.cores >= cores and gpu.left.memory >= memory]
     return (min(fitting, key=key),) if fitting else ()
 
 
@@ -133,7 +131,7 @@ def nearest_with(
 
 def usage(tree: GpuTree, node: GaiaTreeNode) -> tuple[int, int, int, int]:
     """The key that sorts nodes of one level, the best first."""
-    gpus = [tree.cards[member] for member in node.members]
+    gpus = [tree.gpus[member] for member in node.members]
     return (
         tree.available(node),  # the fewest free GPUs,
         gpus[0].left.memory // MEMORY_BLOCK if node.level == INTERNAL else 0,  # then the least memory left, of GPUs,

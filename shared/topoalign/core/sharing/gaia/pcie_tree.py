@@ -45,7 +45,7 @@ class GpuTree(msgspec.Struct, frozen=True):
     """The tree with what its GPUs have left."""
 
     root: GaiaTreeNode
-    cards: tuple[SharedGpu, ...]
+    gpus: tuple[SharedGpu, ...]
     """In NVML's order."""
     free: frozenset[int]
     """GPUs that may be given whole."""
@@ -56,7 +56,7 @@ class GpuTree(msgspec.Struct, frozen=True):
 
     def leaves(self, node: GaiaTreeNode) -> list[SharedGpu]:
         """The free GPUs below a node, in NVML's order. A GPU counts as free, even if it is in use."""
-        return [self.cards[member] for member in node.members if member in self.free or not node.children]
+        return [self.gpus[member] for member in node.members if member in self.free or not node.children]
 
 
 def build_free_tree(root: GaiaTreeNode, gpus: Sequence[SharedGpu]) -> GpuTree:

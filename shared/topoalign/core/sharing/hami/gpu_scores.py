@@ -105,19 +105,19 @@ SortKey = tuple[float | str, ...]
 class ScoredGpu(msgspec.Struct, frozen=True):
     """A GPU and how full it is."""
 
-    card: SharedGpu
+    gpu: SharedGpu
     score: float
 
 
 def order_of_trial(gpus: Iterable[ScoredGpu], policy: str, numa_bind: bool = False) -> tuple[SharedGpu, ...]:
     """The GPUs in the order in which they are tried."""
     ordered = sorted(gpus, key=lambda each: sort_key(each, policy, numa_bind), reverse=True)
-    return tuple(each.card for each in ordered)
+    return tuple(each.gpu for each in ordered)
 
 
 def sort_key(scored: ScoredGpu, policy: str, numa_bind: bool = False) -> SortKey:
     """Sorts GPUs as upstream's list: the one that is tried first comes last."""
-    gpu = scored.card
+    gpu = scored.gpu
     score = scored.score
     numa_node = known_numa_node(gpu)
     tie = (gpu.index, gpu.device)

@@ -74,7 +74,7 @@ class NodeAnnotations(msgspec.Struct, frozen=True):
 class AnnotatedShare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one container has of one GPU."""
 
-    card: str
+    gpu: str
     """Its uuid."""
     container: str
     """Empty: the annotation has other containers than the pod."""
@@ -178,9 +178,7 @@ def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tu
             _check_annotation_number(DEVICES_ALLOCATED, "memory", gpu.memory, MOST_MEMORY)
             _check_annotation_number(DEVICES_ALLOCATED, "cores", gpu.cores, MOST_CORES)
             uuid = gpu.uuid.partition("[")[0]  # an older version names an instance `GPU-x[template-slot]`
-            shares.append(
-                AnnotatedShare(card=uuid, container=name, is_init=is_init, memory=gpu.memory, cores=gpu.cores)
-            )
+            shares.append(AnnotatedShare(gpu=uuid, container=name, is_init=is_init, memory=gpu.memory, cores=gpu.cores))
     return tuple(shares)
 
 
@@ -198,8 +196,8 @@ def foreign_gpus(
         # one pass: a user can write a thousand shares of as many GPUs
         by_gpu: dict[str, list[AnnotatedShare]] = {}
         for share in pod.shares:
-            if share.card in holders:
-                by_gpu.setdefault(share.card, []).append(share)
+            if share.gpu in holders:
+                by_gpu.setdefault(share.gpu, []).append(share)
         for uuid, shares in by_gpu.items():
             holders[uuid].append(_holder_of_shares(pod, shares))
     return tuple(

@@ -71,8 +71,6 @@ class InvalidAnnotation(BadRequest):
     Remedy: Check the component of HAMi that writes it.
     """
 
-    code = "InvalidAnnotation"
-
     def __init__(self, key: str, reason: str) -> None:
         self.key = key
         self.reason = reason

@@ -14,7 +14,7 @@ from functools import partial
 from statistics import fmean, stdev
 
 from topoalign.core.model.requests import Placement
-from topoalign.core.placement.gpus.seam import Members, SetScorer
+from topoalign.core.placement.gpus.bandwidth import Members, SetScorer
 from topoalign.core.placement.gpus.topology import by_topology
 from topoalign.core.placement.preference import set_scorer
 from topoalign.machines import load_machine

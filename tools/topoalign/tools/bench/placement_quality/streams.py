@@ -10,8 +10,8 @@ from functools import cache
 from itertools import combinations
 from random import Random
 
+from topoalign.core.placement.gpus.bandwidth import Members, SetScorer
 from topoalign.core.placement.gpus.device_policy import GpuChoice
-from topoalign.core.placement.gpus.seam import Members, SetScorer
 from topoalign.core.placement.preference import PLACEMENTS
 
 SIZES = (1, 2, 3, 4, 6, 8)

@@ -323,9 +323,9 @@ def held_in_order(
     others: Collection[DeviceID] = (),
 ) -> list[Amount | None]:
     """Returns the amount of each visible GPU in NVML's order; None: by another resource. Raises ContainerUnready."""
-    found: dict[int, Amount | None] = {hardware.gpu_by_id[hardware.card_of(each)].index: None for each in others}
+    found: dict[int, Amount | None] = {hardware.gpu_by_id[hardware.parent_of(each)].index: None for each in others}
     for slot in slots:
-        gpu = hardware.card_of(base_of(slot))
+        gpu = hardware.parent_of(base_of(slot))
         amount = amount_of_slot(slot, gpu, amounts, hardware)
         found[hardware.gpu_by_id[gpu].index] = amount
     return [found[index] for index in sorted(found)]

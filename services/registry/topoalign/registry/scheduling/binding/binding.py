@@ -78,8 +78,6 @@ class OtherScheduler(NoFit):
     Remedy: Nothing: the other scheduler binds it.
     """
 
-    code = "OtherScheduler"
-
     def __init__(self, scheduler: str) -> None:
         super().__init__(f"the pod names scheduler {clean(scheduler)}", "leave it to that one")
 
@@ -112,8 +110,6 @@ class PodGone(NoFit):
     Remedy: Nothing.
     """
 
-    code = "PodGone"
-
     def __init__(self, pod: str) -> None:
         super().__init__(f"pod {clean(pod, 300)} is gone, or another one has its name", "nothing is to be bound")
 
@@ -125,8 +121,6 @@ class BoundElsewhere(NoFit):
     Remedy: Nothing.
     """
 
-    code = "BoundElsewhere"
-
     def __init__(self, pod: str, node: NodeName) -> None:
         super().__init__(f"pod {clean(pod, 300)} is bound to node {clean(node)}", "nothing is to be bound")
 
@@ -137,8 +131,6 @@ class NodeRefuses(NoFit):
 
     Remedy: Nothing: the scheduler tries again.
     """
-
-    code = "NodeRefuses"
 
     def __init__(self, node: NodeName, code: str, finding: str) -> None:
         self.reason = code
@@ -171,8 +163,6 @@ class BindUnknown(Unavailable):
 
     Remedy: Nothing: the scheduler tries again.
     """
-
-    code = "BindUnknown"
 
     def __init__(self, pod: str, node: NodeName) -> None:
         super().__init__(

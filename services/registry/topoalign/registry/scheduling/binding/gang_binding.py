@@ -59,8 +59,6 @@ BestNodes = Callable[[PodToSchedule, NodeName | None], Awaitable[Sequence[NodeNa
 class GangWaits(NoFit):
     """Raised for a pod of a gang that cannot start as a whole now."""
 
-    code = "GangWaits"
-
     def __init__(self, gang: str, finding: str, remedy: str) -> None:
         super().__init__(f"gang {clean(gang, 300)}: {finding}", remedy)
 

@@ -91,7 +91,7 @@ def are_ambiguous(topology: Topology, one: PendingPod, other: PendingPod) -> boo
 
 def requested_units(topology: Topology, pod: PendingPod) -> set[tuple[Amount, int]]:
     """The vcuda units that the containers of a pod request, each with the number of GPUs for them."""
-    asked = ((units_asked(topology, each.devices), each.cards) for each in pod.demand.containers)
+    asked = ((units_asked(topology, each.devices), each.gpus) for each in pod.demand.containers)
     return {(units, gpus) for units, gpus in asked if units is not None}
 
 

@@ -28,7 +28,7 @@ from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.decisions import Admission, Resolvability
 from topoalign.core.model.events import HEALTHY
 from topoalign.core.model.ids import GPU, NIC, ContainerName, Namespace, NodeName, PodName
-from topoalign.core.model.requests import CARDS, PodRequest
+from topoalign.core.model.requests import GPU_COUNT, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import without_uuids
 from topoalign.core.scoring.scorers import Key, NodeScorer
@@ -83,7 +83,7 @@ PODS_KEPT = 4_096
 """Pods whose class is cached."""
 MOST_SHAPES = 64
 """Shapes for which the part of the request that the score depends on is cached."""
-COUNTING = frozenset((*ANNOTATIONS, *CHOOSING, CARDS, NODE_POLICY))
+COUNTING = frozenset((*ANNOTATIONS, *CHOOSING, GPU_COUNT, NODE_POLICY))
 """Annotations by which a pod's devices are decided, by which the nodes are ranked, and which some nodes refuse."""
 NAMING_GPUS = frozenset((USE_UUID, NO_USE_UUID))
 """Annotations that nodes of one kind answer differently, because their GPUs have other uuids."""

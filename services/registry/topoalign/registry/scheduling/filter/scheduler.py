@@ -35,9 +35,9 @@ from topoalign.registry.scheduling.filter.decision_cache import (
     RefusedByAll,
     decide_code,
 )
+from topoalign.registry.scheduling.filter.namespace_quotas import Quotas, quota_has_room
 from topoalign.registry.scheduling.filter.node_templates import NewNodes
 from topoalign.registry.scheduling.filter.pending_pods import PlannedPods, WaitingPods, later_than, pending_pod
-from topoalign.registry.scheduling.filter.pod_quotas import Quotas, quota_has_room
 from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, Filtered, PodToSchedule, Victims
 from topoalign.runtime.recent_dict import RecentDict
 
@@ -107,8 +107,6 @@ class NotReadYet(Unavailable):
     Remedy: Wait until the registry has read what the nodes published; `/readyz` shows when.
     """
 
-    code = "NotReadYet"
-
     def __init__(self, finding: str) -> None:
         super().__init__(finding, "wait until the registry has read what the nodes have published; /readyz shows when")
 
@@ -118,8 +116,6 @@ class VictimsTerminating(Unavailable):
     Raised for a pod that has preempted others on a node which still reports them. A refusal would start another preemption;
     an error does not (kube-scheduler v1.36).
     """
-
-    code = "VictimsTerminating"
 
     def __init__(self, node: NodeName) -> None:
         super().__init__(

@@ -65,8 +65,6 @@ class Forbidden(BadRequest):
     Remedy: Remove the field from the manifest.
     """
 
-    code = "Forbidden"
-
     def __init__(self, field: str, finding: str, remedy: str) -> None:
         self.field = field
         super().__init__(f"{field}: {finding}", remedy)

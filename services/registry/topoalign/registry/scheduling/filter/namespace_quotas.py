@@ -155,8 +155,6 @@ class QuotasUnknown(Unavailable):
     Remedy: Wait; if it stays so, let the registry list and watch `resourcequotas`.
     """
 
-    code = "QuotasUnknown"
-
     def __init__(self) -> None:
         super().__init__(
             "the ResourceQuotas of Kubernetes are not listed yet, and the pod asks for what they limit",

@@ -103,7 +103,7 @@ def allocation_lines(state: NodeState) -> bytes:
             "pod": owner.pod if owner is not None else "",
             "container": owner.container if owner is not None else "",
         }
-        devices = {hardware.card_of(device) for device in allocation.device_ids}
+        devices = {hardware.parent_of(device) for device in allocation.device_ids}
         for gpu in sorted(devices & hardware.gpu_by_id.keys()):
             sample = {"gpu_uuid": gpu, **labels}
             lines.append(format_sample("topoalign_gpu_allocation_info", 1, node=state.node, **sample))
