@@ -137,12 +137,6 @@ def unit_amount(kind: UnitKind, number: int) -> Amount:
     return Amount(cores=number if is_cores else 0, memory=0 if is_cores else number * MEMORY_BLOCK)
 
 
-def share_in_units(topology: Topology, devices: Quantities, gpus: int = 1) -> Share | None:
-    """What is asked for in units on this machine, spread over so many GPUs; None: nothing is."""
-    asked = units_asked(topology, devices)
-    return None if asked is None else share_of_units(asked, gpus)
-
-
 def share_of_units(units: Amount, gpus: int = 1) -> Share:
     """The share that these units are in equal parts of so many GPUs: 60 and 40 blocks over two are 30 and 20 of each."""
     gpus = max(gpus, units.cores // CORES)

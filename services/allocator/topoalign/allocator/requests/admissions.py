@@ -25,7 +25,6 @@ from topoalign.core.admission.resolvability import explain_decision, with_resolv
 from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand, read_pod
 from topoalign.core.demand.pod_validation import validate_pod
-from topoalign.core.demand.shares import share_in_units
 from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.hints.answer_checks import check_answer
 from topoalign.core.hints.joint_hints import decided_together, is_held
@@ -90,7 +89,7 @@ def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeStat
         together = decided_together(state, container) if demand.together else frozenset()
         if together and not is_held(state, container, allocation):
             return False
-        share = share_in_units(state.hardware, container.devices, container.gpus)
+        share = container.share_in_units(state.hardware)
         if share is not None and len(allocation.amounts) != share.gpus:
             return False
         devices = {name: n for name, n in container.devices.items() if n and name not in together}
