@@ -40,7 +40,6 @@ from topoalign.allocator.containers.limiter_files import (
     put_aside,
     read_file,
     with_checkpoint,
-    write_file,
 )
 from topoalign.allocator.containers.responses import ContainerDevices, EditProvider, VisibleDevice
 from topoalign.allocator.ports import Poll
@@ -65,6 +64,7 @@ from topoalign.plugin_config.hook_files import (
     find_missing_file,
 )
 from topoalign.runtime.clock import until_tick
+from topoalign.runtime.whole_files import replace_file
 
 NAME = re.compile(r"slots-[0-9a-f]{32}")
 OWNER = "of"
@@ -122,7 +122,7 @@ def prepare_slots_directory(root: Path, name: str, owner: DirectoryOwner) -> Non
         with open_directory(name, at) as directory:
             os.fchmod(directory, MODE)
             make_open(directory, CACHE)
-            write_file(directory, OWNER, "\n".join(owner).encode())
+            replace_file(OWNER, "\n".join(owner).encode(), directory=directory)
 
 
 def make_open(at: int, name: str) -> None:
@@ -196,7 +196,7 @@ class DirectoryCleanup:
                 if name in held:
                     if (now := held[name]) is not None and now != owner:
                         with open_directory(root) as at, open_directory(name, at) as directory:
-                            write_file(directory, OWNER, "\n".join(now).encode())
+                            replace_file(OWNER, "\n".join(now).encode(), directory=directory)
                         self._owners[name] = now
                 elif (
                     poll is not None
