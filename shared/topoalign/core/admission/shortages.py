@@ -291,7 +291,10 @@ def _most_that(holds: Callable[[int], bool], most: int) -> int:
     # a smaller set of devices may be harder to align, so few are tried one by one
     if most <= 16:
         return next((number for number in range(most, 0, -1) if holds(number)), 0)
-    return bisect_left(range(1, most + 1), True, key=lambda number: not holds(number))
+    too_many = 1
+    while too_many <= most and holds(too_many):  # the answer is small also for a request of billions
+        too_many *= 2
+    return bisect_left(range(1, min(too_many, most + 1)), True, key=lambda number: not holds(number))
 
 
 def asking_for(pod: PodRequest, name: ContainerName, resource: ResourceName, amount: int) -> PodRequest:
