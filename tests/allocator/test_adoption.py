@@ -7,12 +7,11 @@ from pathlib import Path
 import anyio
 import pytest
 from device_allocations_support import Node as Allocator
+from device_allocations_support import start_allocations
 from kubelet_support import NODE, RESTRICTED, pod, short_directory, two_nodes
 
-from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
-from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.ids import GPU, DeviceID, Namespace, PodName
@@ -101,7 +100,7 @@ class Node:
         it.topology = MACHINE
         it.hear_topology(it.ledger, 2)
         client = PodResourcesClient(self.resources / "kubelet.sock", self.plugins, it.clock)
-        it.device_allocations = DeviceAllocations(it.ledger, it.clock, client, AllocationSettings(settle_seconds=0))
+        it.device_allocations = start_allocations(it.ledger, client, settle_seconds=0)
         async with client, background() as tasks:
             await tasks.start(KubeletFront(it.device_allocations, self.plugins, it.clock).run)
             await self.listed()

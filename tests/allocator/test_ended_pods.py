@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import anyio
 import pytest
+from device_allocations_support import start_allocations
 from kubelet_support import NODE, MemoryAllocator, pod, short_directory, two_nodes
 from prediction_support import CONFIG, PATIENT_SECONDS, Listener, listening
 
@@ -16,7 +17,6 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Predictions
 from topoalign.allocator.requests.kubelet_files import POLL_SECONDS, REREAD_SECONDS, KubeletFiles, KubeletWatch
-from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.ids import GPU, Namespace, PodName
@@ -117,7 +117,7 @@ async def node(monkeypatch: pytest.MonkeyPatch, *, inotify: bool = False) -> Asy
         ledger.take_reading(known.topology)
         ledger.take_reading(known.health)
         client, changes = PodResourcesClient(resources / "kubelet.sock", plugins, clock), DirectoryChanges()
-        allocations = DeviceAllocations(ledger, clock, client, AllocationSettings(settle_seconds=0))
+        allocations = start_allocations(ledger, client, settle_seconds=0)
         files = KubeletFiles(config, directory, OWN, PATIENT_SECONDS)
         watch = CountedWatch(ledger, files, clock, client.devices, allocations.ended, changes)
         kubelet = FakeKubelet(plugins, resources, MACHINE, kubelet_configuration.load_configuration(config))

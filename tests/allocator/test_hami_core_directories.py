@@ -229,7 +229,7 @@ async def test_where_no_directory_can_be_made_allocate_is_refused(monkeypatch: p
 
     async with hami_core_node() as (it, _):
         with monkeypatch.context() as patched:
-            patched.setattr(slot_directories, "write_file", full)
+            patched.setattr(slot_directories, "replace_file", full)
             decision = await it.admit_pod(it.asking("a", Ask(1)))
         assert isinstance(decision, Refusal)
         assert "No space left" in decision.finding

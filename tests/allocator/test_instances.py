@@ -198,7 +198,7 @@ def test_what_the_book_has_is_on_the_disk_when_it_is_written(tmp_path: Path, mon
     calls = syncs_and_renames(monkeypatch)
     books.put_whole(tmp_path / books.NAME, b"{}")
 
-    assert [f"sync {books.NAME}.new", f"rename to {books.NAME}", "sync directory"] == calls
+    assert [f"sync .{books.NAME}.new", f"rename to {books.NAME}", "sync directory"] == calls
 
 
 async def test_an_instance_of_anothers_making_is_never_destroyed(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from random import Random
 
 import anyio
 import pytest
+from device_allocations_support import start_allocations
 from faults_support import sample
 from kubelet_support import NODE, MemoryAllocator, offers, short_directory
 from prediction_support import (
@@ -19,7 +20,6 @@ from prediction_support import (
 )
 
 from topoalign.allocator.allocate import service
-from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation import pod_resources as podresources
@@ -27,7 +27,6 @@ from topoalign.allocator.reconciliation.liveness import UNWRITTEN_SECONDS
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions, Predictions
 from topoalign.allocator.requests.kubelet_files import REREAD_SECONDS, KubeletFiles, KubeletWatch
-from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, Placement
@@ -63,9 +62,7 @@ async def run(seed: int, directory: Path) -> list[Predicted]:
     ledger.take_reading(known.topology)
     ledger.take_reading(known.health)
     pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
-    allocator = DeviceAllocations(
-        ledger, clock, pod_resources, AllocationSettings(placement=placement, settle_seconds=0)
-    )
+    allocator = start_allocations(ledger, pod_resources, placement=placement, settle_seconds=0)
     files = KubeletFiles(config, directory, own, PATIENT_SECONDS)
     watch = KubeletWatch(ledger, files, clock, pod_resources.devices, allocator.ended)
     admissions = Admissions(

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from device_allocations_support import GPUS, NODE, Node, bound, owner
+from device_allocations_support import GPUS, NODE, Node, bound, owner, start_allocations
 
 from topoalign.allocator.allocate.grants import AllocateCall
 from topoalign.allocator.allocate.service import DeviceAllocations
@@ -227,7 +227,7 @@ async def test_pods_of_a_former_boot_are_polled_for_once_the_boot_is_known() -> 
     await bound(node, "train", *GPUS[:1])
     node.boot = "another boot"
     node.ledger = Ledger(NODE, node.journal, node.clock)
-    node.device_allocations = DeviceAllocations(node.ledger, node.clock, node.kubelet)
+    node.device_allocations = start_allocations(node.ledger, node.kubelet)
     asked = node.kubelet.asked
     async with polling(node):
         await node.clock.advance(10 * GIVE_UP_SECONDS)

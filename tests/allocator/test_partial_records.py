@@ -4,13 +4,13 @@ from random import Random
 
 import anyio
 import pytest
+from device_allocations_support import start_allocations
 from simulation.journal import Disk, FaultyJournal
 from simulation.kubelet_record import KubeletRecord, owner
 from simulation.loop import SimulatedLoop, simulate
 from simulation.scenario import quietly
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
-from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.events import DeviceHealthChanged, Owner, TopologyDiscovered
@@ -30,7 +30,7 @@ class Node:
         )
         health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
         self.ledger.take_reading(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
-        self.device_allocations = DeviceAllocations(self.ledger, clock, self.kubelet)
+        self.device_allocations = start_allocations(self.ledger, self.kubelet)
 
     def live(self) -> list[tuple[Owner | None, tuple[DeviceID, ...]]]:
         return [(a.owner, a.devices[GPU]) for a in self.ledger.state.allocations.values()]

@@ -5,12 +5,12 @@ from random import Random
 
 import anyio
 import pytest
+from device_allocations_support import start_allocations
 from faults_support import sample
 from kubelet_support import NODE, MemoryAllocator, offers, short_directory
 from prediction_support import MACHINES, PATIENT_SECONDS, configured, some_pod, told
 
 from topoalign.allocator.allocate import service
-from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation import pod_resources as podresources
@@ -18,7 +18,6 @@ from topoalign.allocator.reconciliation.liveness import UNWRITTEN_SECONDS
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions, Predictions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch
-from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.model.ids import ContainerName, PodName
 from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ContainerRequest, Placement, PodRequest
 from topoalign.kubelet.files import kubelet_configuration
@@ -50,9 +49,7 @@ async def predicted_and_done(seed: int, directory: Path) -> list[tuple[object, o
     ledger.take_reading(known.topology)
     ledger.take_reading(known.health)
     pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
-    kubelets_desk = DeviceAllocations(
-        ledger, clock, pod_resources, AllocationSettings(placement=placement, settle_seconds=0)
-    )
+    kubelets_desk = start_allocations(ledger, pod_resources, placement=placement, settle_seconds=0)
     files = KubeletFiles(config, directory, own, PATIENT_SECONDS)
     watch = KubeletWatch(ledger, files, clock, pod_resources.devices, kubelets_desk.ended)
     admissions = Admissions(

@@ -5,10 +5,10 @@ from itertools import permutations
 import anyio
 import msgspec
 import pytest
-from device_allocations_support import GPUS, MACHINE, Node, ShiftingClock, bound, owner, polled_after
+from device_allocations_support import GPUS, MACHINE, Node, ShiftingClock, bound, owner, polled_after, start_allocations
 from structlog.testing import capture_logs
 
-from topoalign.allocator.allocate.service import FRESH_SECONDS, DeviceAllocations
+from topoalign.allocator.allocate.service import FRESH_SECONDS
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import ResourceEntry
 from topoalign.allocator.reconciliation.reconciliation import APART_SECONDS
@@ -95,7 +95,7 @@ async def test_allocate_is_refused_before_discovery_has_published(node: Node) ->
     """Before discovery has published, Allocate is refused, and never answered without a device."""
     await bound(node, "train", GPUS[0])
     ledger = Ledger(node.ledger.node, node.journal, node.clock)
-    device_allocations = DeviceAllocations(ledger, node.clock, node.kubelet)
+    device_allocations = start_allocations(ledger, node.kubelet)
     for devices in ([GPUS[0]], [GPUS[3]]):
         with pytest.raises(HardwareUnknown):
             await device_allocations.allocate(GPU, [devices])
@@ -111,7 +111,7 @@ async def test_before_discovery_publishes_a_poll_of_the_kubelet_changes_nothing(
     await bound(node, "train", GPUS[0], GPUS[1])
     node.kubelet.usage = (ContainerUsage(owner=owner("train"), devices={GPU: GPUS[:2]}),)
     ledger = Ledger(node.ledger.node, node.journal, node.clock)
-    device_allocations = DeviceAllocations(ledger, node.clock, node.kubelet)
+    device_allocations = start_allocations(ledger, node.kubelet)
     for _ in range(3):
         await device_allocations.reconcile()
         await node.clock.advance(200)
@@ -596,7 +596,7 @@ async def test_a_kubelet_that_restarts_before_discovery_publishes_is_new() -> No
     node = Node(clock=clock)
     await bound(node, "train", GPUS[0])
     node.ledger = Ledger(node.ledger.node, node.journal, clock)
-    device_allocations = DeviceAllocations(node.ledger, clock, node.kubelet)
+    device_allocations = start_allocations(node.ledger, node.kubelet)
     await device_allocations.reconcile()
     node.kubelet.kubelet, node.kubelet.since, node.kubelet.shown = 2, clock.wall(), []
     clock.set_by = 86_400.0
@@ -620,7 +620,7 @@ async def test_after_a_reboot_a_kubelet_seen_before_discovery_is_new() -> None:
     node.boot, node.kubelet.kubelet, node.kubelet.since, node.kubelet.shown = "another boot", 2, clock.wall(), []
     clock.set_by = 86_400.0
     node.ledger = Ledger(node.ledger.node, node.journal, clock)
-    device_allocations = DeviceAllocations(node.ledger, clock, node.kubelet)
+    device_allocations = start_allocations(node.ledger, node.kubelet)
     await device_allocations.reconcile()
     node.hear_topology(node.ledger, 1)
     for _ in range(4):

@@ -4,9 +4,10 @@ from random import Random
 
 import pytest
 
+from topoalign.core.model.byte_sizes import GIB
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import CPU, GPU, MEMORY
-from topoalign.tools.simulate.load import GIB, Shape, pods_of, read_shape
+from topoalign.tools.simulate.load import Shape, pods_of, read_shape
 
 
 def test_a_shape_says_how_many_pods_ask_for_what() -> None:

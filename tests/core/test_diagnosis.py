@@ -13,12 +13,12 @@ from topoalign.core.admission.prediction import predict, prediction_basis
 from topoalign.core.admission.shortages import asking_for
 from topoalign.core.diagnosis.cluster_answer import ClusterAnswer
 from topoalign.core.diagnosis.diagnosis import diagnose
-from topoalign.core.diagnosis.node_decisions import NO_CHANGES, Changes, Nodes
+from topoalign.core.diagnosis.node_decisions import Nodes
 from topoalign.core.diagnosis.node_records import ClusterRecord, NodeRecord, fold_record
 from topoalign.core.model.decisions import Admission, Resolvability
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import CPU, GPU, MEMORY, ContainerName, DeviceID, Namespace, NodeName, PodName
-from topoalign.core.model.requests import ContainerRequest, PodRequest, Policy, Scope
+from topoalign.core.model.requests import NO_CHANGES, ContainerRequest, PodRequest, Policy, RuleChanges, Scope
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.scoring.quality import NodePacking
 from topoalign.core.scoring.scorers import Scoring, scorer_by_name
@@ -28,7 +28,7 @@ BARE = machine(gpus=(), nics=())
 
 
 def answer(
-    record: ClusterRecord, *containers: ContainerRequest, pods: int = 1, changes: Changes = NO_CHANGES
+    record: ClusterRecord, *containers: ContainerRequest, pods: int = 1, changes: RuleChanges = NO_CHANGES
 ) -> ClusterAnswer:
     return diagnose(Nodes(record), pod(*containers, name="asked"), SCORER, changes, pods)
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core import wire
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
@@ -22,7 +23,6 @@ from topoalign.core.model.topology.mig import (
 )
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.model.topology.topology_checks import validate
-from topoalign.core.state.share_amounts import MIB
 
 
 def place(start: int, size: int) -> MigPlacement:

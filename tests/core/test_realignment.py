@@ -10,7 +10,7 @@ from realignment_support import Holders, held_by, refused_after_ends, with_pod
 
 from topoalign.core.admission.feasibility import need_of
 from topoalign.core.admission.free_amounts import count_free
-from topoalign.core.admission.realignment import AlignmentBudget, PendingPodAmounts, fit_whatever_ends, left_elsewhere
+from topoalign.core.admission.realignment import AlignmentBudget, PendingPod, fit_whatever_ends, left_elsewhere
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.ids import GPU, MEMORY
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
@@ -29,9 +29,9 @@ SMALL = machine(nodes=3, gpus=(0, 0, 1, 1, 2, 2))
 """Eight CPUs and 64 GiB on each NUMA node."""
 
 
-def waiting(topology: Topology, demand: PodDemand, key: object) -> PendingPodAmounts:
+def waiting(topology: Topology, demand: PodDemand, key: object) -> PendingPod:
     need = need_of(topology, demand)
-    return PendingPodAmounts(key, True, need, need is not None and need.complete)
+    return PendingPod(key, demand, True, need, need is not None and need.complete)
 
 
 def small_pod(chance: Random, name: str) -> PodRequest:

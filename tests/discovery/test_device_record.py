@@ -46,7 +46,7 @@ def test_a_change_is_on_the_disk_when_it_is_made(tmp_path: Path, monkeypatch: py
     calls = syncs_and_renames(monkeypatch)
     written(tmp_path / "state")
 
-    assert [f"sync {NAME}.new", f"rename to {NAME}", "sync directory"] == calls
+    assert [f"sync .{NAME}.new", f"rename to {NAME}", "sync directory"] == calls
 
 
 def test_a_file_of_the_first_version_is_read_and_keeps_its_fields(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_file_of_another_kind_or_version_is_set_aside_too(tmp_path: Path, body
 def test_what_cannot_be_written_does_not_hold(tmp_path: Path) -> None:
     file = written(tmp_path)
     before = file.kept
-    (tmp_path / f"{NAME}.new").mkdir()  # in the way of the new file
+    (tmp_path / f".{NAME}.new").mkdir()  # in the way of the new file
 
     with pytest.raises(StateFault, match=NAME) as caught:
         file.change(cordons={})
@@ -114,7 +114,7 @@ def test_what_cannot_be_written_does_not_hold(tmp_path: Path) -> None:
 def test_a_link_in_place_of_the_new_file_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    (tmp_path / f"{NAME}.new").symlink_to(victim)
+    (tmp_path / f".{NAME}.new").symlink_to(victim)
 
     written(tmp_path)
 

@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.events import HEALTHY, DeviceHealth, HealthState
 from topoalign.core.model.ids import DeviceID
-from topoalign.discovery.drivers.reading_health import HEALTHY, unhealthy
+from topoalign.discovery.drivers.reading_health import unhealthy
 from topoalign.discovery.health_keeper import RELAPSE_SECONDS, HealthJudge
 
 QUIET = 60.0

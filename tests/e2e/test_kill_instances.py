@@ -189,7 +189,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.timeout(7200 if THOROUGH else 600)]
 
 COMES = [
     Step("allocate", 1),
-    Step("write instances.new", 1),
+    Step("write .instances.new", 1),
     Step("nvmlDeviceCreateGpuInstanceWithPlacement", 1),
     Step("nvmlDeviceCreateGpuInstanceWithPlacement done", 1),
     Step("nvmlGpuInstanceCreateComputeInstance done", 1),

@@ -13,8 +13,8 @@ import pytest
 from anyio import to_thread
 from scheduling_support import RawClient, RecordedScheduling, go_json, parsed, request_bytes, serving, split
 
-from topoalign.registry.scheduling.extender.extender_server import MOST_HEAD_BYTES, SchedulerConnection
 from topoalign.runtime import connections
+from topoalign.runtime.connections import MOST_HEAD_BYTES, HttpConnection
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
@@ -245,7 +245,7 @@ async def test_more_nodes_than_a_cluster_has_are_refused_unread(verb: str, nodes
 
 async def test_a_slow_body_and_a_slow_head_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes to a stop in the middle does not hold a connection."""
-    monkeypatch.setattr(SchedulerConnection, "head_seconds", 0.05)
+    monkeypatch.setattr(HttpConnection, "head_seconds", 0.05)
     request = request_bytes("/scheduler/filter", b'{"Pod":' + go_json(POD) + b"," + NAMES + b"}")
     scheduling = RecordedScheduling()
     found = []
@@ -261,7 +261,7 @@ async def test_a_slow_body_and_a_slow_head_are_answered(monkeypatch: pytest.Monk
 
 
 async def test_a_slow_head_behind_a_whole_request_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SchedulerConnection, "head_seconds", 0.05)
+    monkeypatch.setattr(HttpConnection, "head_seconds", 0.05)
     request = request_bytes("/scheduler/filter", b'{"Pod":' + go_json(POD) + b"," + NAMES + b"}")
 
     async with serving(RecordedScheduling()) as url:

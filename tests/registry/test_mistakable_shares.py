@@ -4,10 +4,11 @@ import pytest
 from decision_support import container, pod
 from unit_support import CORES, MEMORY, in_units
 
+from topoalign.core.admission.realignment import PendingPod
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.machines import load_machine
-from topoalign.registry.scheduling.filter.admission_order import PendingPod, are_ambiguous
+from topoalign.registry.scheduling.filter.admission_order import are_ambiguous
 
 MACHINE = in_units(load_machine("dgx-a100").topology)
 

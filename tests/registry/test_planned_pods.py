@@ -29,7 +29,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import reservation_of
 from topoalign.registry.scheduling.binding import binding
 from topoalign.registry.scheduling.binding.binding import NodeRefuses, PodsPending
-from topoalign.registry.scheduling.filter.admission_order import fit_in_turn, in_amounts
+from topoalign.registry.scheduling.filter.admission_order import fit_in_turn
 from topoalign.registry.scheduling.filter.decision_cache import PodClasses
 from topoalign.registry.scheduling.filter.pending_pods import pending_pod
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
@@ -287,7 +287,7 @@ def test_pods_that_fit_as_counted_are_admitted_one_after_the_other() -> None:
         requests = [asked(some_request(chance, says.hardware, f"p{number}")) for number in range(2)]
         classes = [verdicts.of(each) for each in requests]
         comers = [pending_pod(f"p{n}", each, each.of(view.kind, world.view)) for n, each in enumerate(classes)]
-        counted = fit_as_counted(count_free(state, view.kind.rules), [*map(in_amounts, comers)])
+        counted = fit_as_counted(count_free(state, view.kind.rules), comers)
         found[counted, fit_in_turn(state, comers)] += 1
 
     assert 0 == found[True, False]

@@ -13,12 +13,13 @@ from unit_support import CORES, MEMORY, in_units
 from view_support import NODE, OneNode, asked
 
 from topoalign.core.admission.feasibility import alignment_need, need_of
+from topoalign.core.admission.realignment import PendingPod
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.ids import MEMORY as HOST_MEMORY
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy, Scope
 from topoalign.core.model.topology.model import Topology
-from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit
+from topoalign.registry.scheduling.filter.admission_order import all_fit
 from topoalign.runtime.request_turns import TaskTurns
 from topoalign.testing.manual_clock import ManualClock
 

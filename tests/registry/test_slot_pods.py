@@ -14,6 +14,7 @@ from view_support import NODE, RULES, OneNode, asked
 
 from topoalign.core.admission.feasibility import machine_key
 from topoalign.core.admission.gang_plan import reserved_for
+from topoalign.core.admission.realignment import PendingPod
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.model.decisions import Resolvability
@@ -26,7 +27,7 @@ from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.slot_defaults import with_defaults
 from topoalign.registry.scheduling.binding import cluster_reservations
-from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit, are_ambiguous
+from topoalign.registry.scheduling.filter.admission_order import all_fit, are_ambiguous
 from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClasses
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.request_turns import TaskTurns

@@ -14,6 +14,7 @@ from view_support import NODE, RULES, OneNode, asked
 
 from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.admission.prediction import predict
+from topoalign.core.admission.realignment import PendingPod
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.allocations import amounts_of
@@ -24,7 +25,7 @@ from topoalign.core.model.requests import GPU_COUNT, AdmissionRules, Mode, PodRe
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
 from topoalign.registry.scheduling.binding import cluster_reservations
-from topoalign.registry.scheduling.filter.admission_order import PendingPod, all_fit, are_ambiguous
+from topoalign.registry.scheduling.filter.admission_order import all_fit, are_ambiguous
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.request_turns import TaskTurns
 from topoalign.testing.manual_clock import ManualClock

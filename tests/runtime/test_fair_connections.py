@@ -16,10 +16,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from topoalign.runtime import connections
-from topoalign.runtime.connections import FairConnection, HttpConnection
+from topoalign.runtime.connections import MOST_PIPELINED, HttpConnection
 from topoalign.runtime.fair_share import Peer
 from topoalign.runtime.http_server import listen_on_port, serve_application
-from topoalign.runtime.httptools_connections import MOST_PIPELINED, HttpToolsConnection
 from topoalign.runtime.request_turns import (
     LONGEST_SECONDS,
     WORKING,
@@ -32,7 +31,6 @@ from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 
-BOTH = pytest.mark.parametrize("protocol", [HttpConnection, HttpToolsConnection])
 MOST = 8
 HONEST, HOSTILE = "127.0.0.1", "127.0.0.2"
 GET = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -91,7 +89,7 @@ class Server:
         return PlainTextResponse("here")
 
     @asynccontextmanager
-    async def run(self, protocol: type[FairConnection]) -> AsyncIterator[None]:
+    async def run(self) -> AsyncIterator[None]:
         paths = {
             "/": self.page,
             "/livez": self.page,
@@ -103,8 +101,8 @@ class Server:
         listener = listen_on_port(HONEST, 0)
         self.address = listener.getsockname()
 
-        class Counted(protocol):  # type: ignore[misc,valid-type]  # one of two
-            def connection_made(it, transport: asyncio.Transport) -> None:
+        class Counted(HttpConnection):
+            def connection_made(it, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
                 super().connection_made(transport)
                 self.open += 1
 
@@ -167,14 +165,11 @@ def test_connections_take_an_eighth_of_the_file_descriptors_at_most(
     assert expected == connections.most()
 
 
-@BOTH
 @pytest.mark.parametrize("source", [HOSTILE, HONEST])
 @pytest.mark.parametrize("sent", [SLOW_HEAD, SLOW_BODY, b"", GET % b"/"], ids=["head", "body", "nothing", "idle"])
-async def test_no_number_of_connections_keeps_others_out(
-    server: Server, protocol: type[FairConnection], source: str, sent: bytes
-) -> None:
+async def test_no_number_of_connections_keeps_others_out(server: Server, source: str, sent: bytes) -> None:
     """T05: the new connection was closed as no other was silent; now one of the peer that has most, the latest of them."""
-    async with server.run(protocol):
+    async with server.run():
         with ExitStack() as opened:
             hostile = []
             for _ in range(3 * MOST):
@@ -188,13 +183,10 @@ async def test_no_number_of_connections_keeps_others_out(
     assert MOST == len([answer for answer in answers if answer.endswith(b"here")])
 
 
-@BOTH
 @pytest.mark.parametrize("sent", [b"", GET % b"/"], ids=["new", "kept"])
-async def test_a_connection_that_begins_a_request_stays_before_one_that_waits_on(
-    server: Server, protocol: type[FairConnection], sent: bytes
-) -> None:
+async def test_a_connection_that_begins_a_request_stays_before_one_that_waits_on(server: Server, sent: bytes) -> None:
     """The server has waited for its request since then, and for the other peer since it was made or answered."""
-    async with server.run(protocol):
+    async with server.run():
         with ExitStack() as opened:
             held = []
             for _ in range(MOST):
@@ -221,11 +213,8 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-@BOTH
-async def test_a_kept_connection_stays_while_another_peer_has_more(
-    server: Server, protocol: type[FairConnection]
-) -> None:
-    async with server.run(protocol):
+async def test_a_kept_connection_stays_while_another_peer_has_more(server: Server) -> None:
+    async with server.run():
         with ExitStack() as opened:
             honest = [opened.enter_context(server.client(HONEST, GET % b"/")) for _ in range(MOST // 2 - 1)]
             answers = [await server.answer(each) for each in honest]
@@ -237,13 +226,10 @@ async def test_a_kept_connection_stays_while_another_peer_has_more(
     assert MOST - 2 == len([answer for answer in answers if answer.endswith(b"here")])
 
 
-@BOTH
-async def test_answers_that_are_not_read_are_not_made_and_end(
-    server: Server, protocol: type[FairConnection], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_answers_that_are_not_read_are_not_made_and_end(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """T06: one answer for each connection, however many requests were sent; then it is closed, and others are served."""
     monkeypatch.setattr(connections, "WRITE_SECONDS", 0.05)
-    async with server.run(protocol):
+    async with server.run():
         with ExitStack() as opened:
             pipelined = GET % b"/large" * MOST_PIPELINED
             hostile = [opened.enter_context(server.client(HOSTILE, pipelined)) for _ in range(MOST - 1)]
@@ -259,13 +245,10 @@ async def test_answers_that_are_not_read_are_not_made_and_end(
     assert len(hostile) == server.large
 
 
-@BOTH
 @pytest.mark.parametrize("source", [HOSTILE, HONEST])
-async def test_large_requests_keep_no_small_one_waiting(
-    server: Server, protocol: type[FairConnection], source: str
-) -> None:
+async def test_large_requests_keep_no_small_one_waiting(server: Server, source: str) -> None:
     """T07: of another address, or of the same one, a small request has a slice for each of theirs, and /livez at once."""
-    async with server.run(protocol):
+    async with server.run():
         with ExitStack() as opened:
             hostile = [opened.enter_context(server.client(source, GET % b"/work?endless")) for _ in range(MOST - 2)]
             while server.slices.count("endless") < 10 * len(hostile):
@@ -280,10 +263,9 @@ async def test_large_requests_keep_no_small_one_waiting(
     assert small[3] - small[0] <= 8
 
 
-@BOTH
-async def test_probes_of_an_address_have_a_share_of_their_own(server: Server, protocol: type[FairConnection]) -> None:
+async def test_probes_of_an_address_have_a_share_of_their_own(server: Server) -> None:
     """A kubelet's probe does not wait for the other requests that come from its address."""
-    async with server.run(protocol):
+    async with server.run():
         for path in (b"/", b"/livez"):
             with server.client(HONEST, GET % path) as client:
                 await server.answer(client)
@@ -292,7 +274,7 @@ async def test_probes_of_an_address_have_a_share_of_their_own(server: Server, pr
 
 
 async def test_the_pieces_of_a_slow_body_wake_its_request_once(server: Server) -> None:
-    async with server.run(HttpToolsConnection):
+    async with server.run():
         with server.client(HONEST, SLOW_BODY) as client:
             await server.asked.wait()
             for _ in range(7):
@@ -306,7 +288,7 @@ async def test_the_pieces_of_a_slow_body_wake_its_request_once(server: Server) -
 
 async def test_more_requests_than_wait_on_a_connection_end_it(server: Server) -> None:
     """T06: a read of 256 KiB has thousands of them, each of which would be kept."""
-    async with server.run(HttpToolsConnection):
+    async with server.run():
         with server.client(HONEST, GET % b"/later" * 1_000) as client:
             answer = await server.answer(client)
 
@@ -314,9 +296,8 @@ async def test_more_requests_than_wait_on_a_connection_end_it(server: Server) ->
     assert server.begun <= 1
 
 
-@BOTH
-async def test_what_nobody_waits_for_ends_but_what_has_effects(server: Server, protocol: type[FairConnection]) -> None:
-    async with server.run(protocol):
+async def test_what_nobody_waits_for_ends_but_what_has_effects(server: Server) -> None:
+    async with server.run():
         for number, path in enumerate((b"/later", b"/later?effect"), 1):
             with server.client(HONEST, GET % path):
                 while server.begun < number:
@@ -330,13 +311,10 @@ async def test_what_nobody_waits_for_ends_but_what_has_effects(server: Server, p
     assert (2, 1) == (server.begun, server.ended)
 
 
-@BOTH
-async def test_a_peer_pays_for_the_time_of_its_new_connections(
-    server: Server, protocol: type[FairConnection], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_peer_pays_for_the_time_of_its_new_connections(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     charged: list[Peer] = []
     monkeypatch.setattr(RequestTurns, "charge", lambda self, request, seconds: charged.append(request.peer))
-    async with server.run(protocol):
+    async with server.run():
         with server.client(HOSTILE, GET % b"/") as client:
             await server.answer(client)
 

@@ -12,11 +12,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import anyio
+from device_allocations_support import start_allocations
 from simulation.cluster_world import BrokenCall, ClusterWorld, PartedBus, call
 from simulation.loop import Process
 
 from topoalign.allocator.allocate.node_reservations import NodeReservationList
-from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ledger.outbox import Outbox
@@ -25,7 +25,6 @@ from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
 from topoalign.allocator.requests.admissions import Admissions, Predictions
 from topoalign.allocator.requests.kubelet_files import KubeletWatch
 from topoalign.allocator.service import WriterPositions
-from topoalign.allocator.settings import AllocationSettings
 from topoalign.core import wire
 from topoalign.core.admission.prediction import admission_rules, predict
 from topoalign.core.model.allocations import Allocation, Owner
@@ -41,7 +40,7 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import ContainerName, DeviceID, NodeName, ResourceName
 from topoalign.core.model.kubelet import KubeletObserved, KubeletRules
-from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.requests import Placement, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock, Stream
 from topoalign.core.state.fold import NodeState
@@ -123,11 +122,11 @@ class Node:
         self._readings = 0
         self.read_kubelet()
         self.reservations = NodeReservationList(ledger, bus, world.clock)
-        self.allocations = DeviceAllocations(
+        self.allocations = start_allocations(
             ledger,
-            world.clock,
             Record(self),
-            AllocationSettings(placement="topology", compat=world.compat),
+            placement=Placement.TOPOLOGY,
+            compat=world.compat,
             reservations=self.reservations,
         )
         world.start(process, lambda: self._run(bus))

@@ -22,13 +22,13 @@ from simulation.divisions import Limiter
 
 from topoalign.allocator.containers.hami_core import slot_directories
 from topoalign.allocator.containers.hami_core import slot_directories as hami_core
-from topoalign.allocator.containers.limiter_files import write_file
 from topoalign.allocator.containers.vcuda import limiter as vcuda_limiter
 from topoalign.allocator.containers.vcuda import unit_directories as vcuda
 from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
 from topoalign.kubelet.control_groups import FIRST_NAMESPACE
 from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, SharingSection, Units
 from topoalign.plugin_config.hook_files import LIBRARY, PRELOAD, install_library
+from topoalign.runtime.whole_files import replace_file
 
 LIBRARY_CONTENT = b"\x7fELF, as far as a simulation cares"
 OURS = "units-", "slots-"
@@ -84,12 +84,12 @@ class LimiterFiles:
         (self.host / "cgroup").mkdir()
         (self.host / "cgroup" / "cgroup.procs").write_text("1\n")
         self.put_right()
-        vcuda.write_file = hami_core.write_file = self._write  # type: ignore[attr-defined]  # the disk
+        vcuda.replace_file = hami_core.replace_file = self._replace  # type: ignore[attr-defined,assignment]  # the disk
         slot_directories.to_thread = vcuda_limiter.to_thread = NoThread  # type: ignore[assignment,attr-defined]  # a simulation has one
         try:
             yield
         finally:
-            vcuda.write_file = hami_core.write_file = write_file  # type: ignore[attr-defined]
+            vcuda.replace_file = hami_core.replace_file = replace_file  # type: ignore[attr-defined]
             slot_directories.to_thread = vcuda_limiter.to_thread = to_thread  # type: ignore[attr-defined]
             shutil.rmtree(self._top)
 
@@ -145,15 +145,15 @@ class LimiterFiles:
             (place / "kept").write_text("kept")
         return place
 
-    def _write(self, directory: int, name: str, content: bytes, *, durable: bool = False) -> None:
-        """As `limiter_files.write_file`, on this disk."""
+    def _replace(self, name: str, content: bytes, *, directory: int, durable: bool = False) -> None:
+        """As `whole_files.replace_file`, on this disk."""
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
         if (kill := self.kill) is not None:
             self.kill = None
             kill()
             raise asyncio.CancelledError
-        write_file(directory, name, content)
+        replace_file(name, content, directory=directory)
 
 
 class SocketlessLimiter(VcudaLimiter):

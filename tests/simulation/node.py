@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import anyio
+from device_allocations_support import start_allocations
 from prometheus_client import CollectorRegistry
 from simulation.bus import FaultyBus
 from simulation.discovery import Discovery
@@ -36,7 +37,6 @@ from topoalign.allocator.mig.instances import Instances, collect_unused_instance
 from topoalign.allocator.ports import KubeletListing
 from topoalign.allocator.requests.admissions import Admissions
 from topoalign.allocator.service import Allocator
-from topoalign.allocator.settings import AllocationSettings
 from topoalign.client import Client, Delivery
 from topoalign.core import wire
 from topoalign.core.model.errors import StateFault, Unavailable
@@ -156,16 +156,14 @@ class Agent:
             }
         if self.world.driver is not None:
             more["instances"] = self.instances = self.own_instances(self.world.driver, ledger)
-        made = self.parts.device_allocations(
+        made = start_allocations(
             ledger,
-            self.world.clock,
             KubeletList(self.world, kubelet),
-            AllocationSettings(
-                compat=self.world.rules.compat,
-                gone_seconds=GONE_SECONDS,
-                unbound_seconds=UNBOUND_SECONDS,
-                settle_seconds=SETTLE_SECONDS,
-            ),
+            self.parts.device_allocations,
+            compat=self.world.rules.compat,
+            gone_seconds=GONE_SECONDS,
+            unbound_seconds=UNBOUND_SECONDS,
+            settle_seconds=SETTLE_SECONDS,
             ensure_fresh=hardware_watch.ensure_fresh,
             **more,
         )

@@ -25,6 +25,7 @@ from simulation.world import SimulatedClock, Violation
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.gang_plan import GangPlacement, pod_class_key
+from topoalign.core.admission.realignment import PendingPod
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.model.decisions import Admission
@@ -41,7 +42,7 @@ from topoalign.registry.scheduling.binding.binding import PodBinder
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
 from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
-from topoalign.registry.scheduling.filter.admission_order import PendingPod, are_ambiguous
+from topoalign.registry.scheduling.filter.admission_order import are_ambiguous
 from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
 from topoalign.testing.memory_kubernetes import MemoryKubernetes
 

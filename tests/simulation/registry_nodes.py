@@ -10,15 +10,14 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from device_allocations_support import start_allocations
 from simulation.bus import happens
 from simulation.world import Violation
 
 from topoalign.allocator.allocate.co_allocation import CoAllocatedLacking
 from topoalign.allocator.allocate.node_reservations import NodeReservationList
-from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Binding
 from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
-from topoalign.allocator.settings import AllocationSettings
 from topoalign.core import wire
 from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.deviceshare.node_inventory import locate_devices
@@ -63,11 +62,10 @@ class Node:
         world = self._world
         self._forgotten = {*world.requests}
         self._reservations = NodeReservationList(self.ledger, world.broker.bus, world.clock)
-        self._allocations = DeviceAllocations(
+        self._allocations = start_allocations(
             self.ledger,
-            world.clock,
             Record(self),
-            AllocationSettings(compat=world.rules.compat),
+            compat=world.rules.compat,
             reservations=self._reservations,
         )
         self._life.cancel()

@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 import anyio
+from device_allocations_support import start_allocations
 from faults_support import THOROUGH
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -25,7 +26,6 @@ from simulation.replaying import replayed
 from simulation.scenario import quietly
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
-from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.errors import BadRequest, DeviceInUse, DeviceUnusable, StateFault, TopoalignError, Unavailable
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, LedgerEvent, TopologyDiscovered
@@ -65,7 +65,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     node=NODE, epoch=1, revision=1, boot_id="b", source="described: simulated", topology=WHOLE
                 )
             )
-            self.device_allocations = DeviceAllocations(self.ledger, self.clock, self.kubelet)
+            self.device_allocations = start_allocations(self.ledger, self.kubelet)
 
         self.run(begin())
         self.tell_health()

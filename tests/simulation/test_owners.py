@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from random import Random
 
 import anyio
+from device_allocations_support import start_allocations
 from faults_support import THOROUGH
 from simulation.kubelet import Kubelet
 from simulation.loop import SimulatedLoop, simulate
@@ -17,10 +18,8 @@ from simulation.scenario import quietly
 from simulation.starts import Answer
 from simulation.world import HEALTHY, NODE, WHOLE, SimulatedClock
 
-from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import KubeletListing
-from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.model.events import AllocationBound, DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.ports import JournalEntry
@@ -50,8 +49,8 @@ class Node:
         )
         health = {device: HEALTHY for devices in WHOLE.devices.values() for device in devices}
         self.ledger.take_reading(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
-        self.device_allocations = DeviceAllocations(
-            self.ledger, clock, self, AllocationSettings(gone_seconds=2, unbound_seconds=4, settle_seconds=6)
+        self.device_allocations = start_allocations(
+            self.ledger, self, gone_seconds=2, unbound_seconds=4, settle_seconds=6
         )
         self.kubelet.plugin = self
         self.kubelet.healthy = {resource: tuple(devices) for resource, devices in WHOLE.devices.items()}

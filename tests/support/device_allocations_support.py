@@ -1,14 +1,14 @@
 """An allocator without its front, and a kubelet's record as a test writes it."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import KubeletListing, NoReservations, ReportedDevices, ResourceEntry
-from topoalign.allocator.settings import AllocationSettings
+from topoalign.allocator.ports import KubeletListing, PodResources, Poll, ReportedDevices, ResourceEntry, nothing_to_ask
+from topoalign.allocator.settings import AllocatorSettings
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import (
     Allocation,
@@ -21,6 +21,7 @@ from topoalign.core.model.events import (
     TopologyDiscovered,
 )
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Gpu, NumaNode, Topology
 from topoalign.core.ports import Journal
 from topoalign.core.state.node_reservations import NodeReservations
@@ -95,22 +96,20 @@ class Node:
     """An allocator without its front: a ledger that knows eight healthy GPUs, and a kubelet's record."""
 
     def __init__(self, journal: Journal | None = None, clock: ManualClock | None = None, **options: Any) -> None:
-        """`options`: fields of `AllocationSettings`, and parameters of `DeviceAllocations`."""
+        """`options`: as those of `start_allocations`."""
         self.clock = clock or ManualClock()
         self.journal = journal or MemoryJournal()
         self.kubelet = KubeletRecord()
         self.boot = "b"
         self.topology = MACHINE
-        fields = {*AllocationSettings._fields}
-        self.settings = AllocationSettings(**{name: each for name, each in options.items() if name in fields})
-        self.options = {name: each for name, each in options.items() if name not in fields}
+        self.options = options
         self.ledger, self.device_allocations = self.start()
 
     def start(self) -> tuple[Ledger, DeviceAllocations]:
         ledger = Ledger(NODE, self.journal, self.clock)
         self.hear_topology(ledger, 1)
         self.hear_health(ledger, 1, dict.fromkeys(GPUS, DeviceHealth(state=HealthState.HEALTHY)))
-        return ledger, DeviceAllocations(ledger, self.clock, self.kubelet, self.settings, **self.options)
+        return ledger, start_allocations(ledger, self.kubelet, **self.options)
 
     def hear_topology(self, ledger: Ledger, revision: int) -> None:
         ledger.take_reading(
@@ -191,11 +190,39 @@ class ShiftingClock(ManualClock):
         self._now += seconds
 
 
-class Observed(NoReservations):
+class Observed:
     """Reservations that are never waited for."""
 
-    def __init__(self, current: Callable[[], NodeReservations]) -> None:
+    def __init__(self, current: Callable[[], NodeReservations] = NodeReservations) -> None:
         self._current = current
 
     def current(self) -> NodeReservations:
         return self._current()
+
+    async def until_read(self) -> None:
+        pass
+
+
+async def nothing_to_prepare(resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
+    """A `Starting` for nodes on which nothing limits units."""
+
+
+def start_allocations(
+    ledger: Ledger,
+    pod_resources: PodResources,
+    made: type[DeviceAllocations] = DeviceAllocations,
+    **options: Any,
+) -> DeviceAllocations:
+    """
+    The allocator as the kubelet's front calls it. `options`: fields of `AllocatorSettings` and parameters of
+    `DeviceAllocations`. By default nothing is reserved, nothing watches the hardware, and nothing limits units.
+    """
+    fields = {name: options.pop(name) for name in AllocatorSettings.__struct_fields__ if name in options}
+    settings = AllocatorSettings(**{"node": NODE, "placement": Placement.BEST_EFFORT, **fields})
+    parts: dict[str, Any] = {
+        "unbound_seconds": 30.0,
+        "ensure_fresh": nothing_to_ask,
+        "reservations": Observed(),
+        "starting": nothing_to_prepare,
+    }
+    return made(ledger, pod_resources, settings, **parts | options)

@@ -4,11 +4,11 @@ from hami_reference import Card, Profile, Request
 from hypothesis import strategies as st
 
 from topoalign.core.demand.shares import HamiRequest
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
 from topoalign.core.sharing.shared_gpus import SharedGpu
-from topoalign.core.state.share_amounts import MIB
 
 A100 = (
     Profile("1g.5gb", 128, 14, 1, tuple((start, 1) for start in range(7))),

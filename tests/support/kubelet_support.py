@@ -10,6 +10,7 @@ from random import Random
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
+from device_allocations_support import start_allocations
 from grpclib.client import Channel
 
 from topoalign.allocator.allocate.service import DeviceAllocations
@@ -18,7 +19,6 @@ from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import AskedDevices, KubeletListing
-from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.model.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
 from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import (
@@ -178,7 +178,7 @@ def recorded(state: NodeState, placement: str = "best-effort") -> tuple[DeviceAl
     ledger.take_reading(state.topology)
     ledger.take_reading(state.health)
     return (
-        DeviceAllocations(ledger, clock, SilentPodResources(), AllocationSettings(placement=placement)),
+        start_allocations(ledger, SilentPodResources(), placement=placement),
         ledger,
         journal,
     )

@@ -93,7 +93,6 @@ async def serving(
         await serve_application(
             make_application(routes),
             listener,
-            protocol=extender_server.SchedulerConnection,
             idle_seconds=extender_server.IDLE_SECONDS,
             tls=tls,
             task_status=task_status,

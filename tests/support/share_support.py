@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
-from device_allocations_support import Observed
+from device_allocations_support import Observed, nothing_to_prepare, start_allocations
 from kubelet_support import NODE, MemoryAllocator, short_directory, two_nodes
 from reservation_support import changed
 from unit_support import CORES, MEMORY, in_units
@@ -21,9 +21,7 @@ from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.instances import Instances
-from topoalign.allocator.ports import nothing_to_prepare
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
-from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision
@@ -96,11 +94,11 @@ class ShareNode:
         self.ledger.take_reading(known.topology)
         self.ledger.take_reading(known.health)
         self.pod_resources = PodResourcesClient(self.resources / "kubelet.sock", self.plugins, self.clock)
-        self.allocations = DeviceAllocations(
+        self.allocations = start_allocations(
             self.ledger,
-            self.clock,
             self.pod_resources,
-            AllocationSettings(compat=self.rules.compat, settle_seconds=0),
+            compat=self.rules.compat,
+            settle_seconds=0,
             reservations=Observed(self.observed),
             starting=self.limited_by.starting if self.limited_by is not None else nothing_to_prepare,
             instances=self.instances,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import anyio
 from anyio.abc import TaskGroup
-from device_allocations_support import Observed
+from device_allocations_support import Observed, start_allocations
 from kubelet_support import NODE, RESTRICTED, MemoryAllocator, offers, short_directory, two_nodes
 from reservation_support import changed
 
@@ -16,7 +16,6 @@ from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
-from topoalign.allocator.settings import AllocationSettings
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.requests import AdmissionRules
@@ -54,7 +53,7 @@ class Node:
         assert self.ledger.state.topology is not None and self.ledger.state.health is not None
         ledger.take_reading(self.ledger.state.topology)
         ledger.take_reading(self.ledger.state.health)
-        return ledger, DeviceAllocations(ledger, self.clock, self.pod_resources, AllocationSettings(settle_seconds=0))
+        return ledger, start_allocations(ledger, self.pod_resources, settle_seconds=0)
 
     def facts(self) -> list[str]:
         """What the ledger has said, by name, the snapshot of its start left out."""
@@ -80,11 +79,10 @@ async def node(
         ledger.take_reading(known.health)
         pod_resources = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
         reservations = NodeReservationList(ledger, MemoryBus(), clock)
-        allocator = DeviceAllocations(
+        allocator = start_allocations(
             ledger,
-            clock,
             pod_resources,
-            AllocationSettings(settle_seconds=0),
+            settle_seconds=0,
             reservations=Observed(reservations.current),
             by_variable_alone=lambda: plugin.by_variable_alone,
         )

@@ -17,12 +17,17 @@ from topoalign.core.model.decisions import Decision, Refusal, with_notes
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.maintenance import TrustRequest
-from topoalign.core.model.requests import AllocateRequest, Compat, ContainerRequest, Mode, PodRequest, ReleaseRequest
+from topoalign.core.model.requests import (
+    AllocateRequest,
+    Compat,
+    ContainerRequest,
+    Mode,
+    PodRequest,
+    ReleaseRequest,
+    RuleChanges,
+)
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_warnings import paths_of_limits, warnings_of
-
-Changes = dict[str, str | int | bool]
-"""Rules that differ from the node's own, by the field names of `AdmissionRules`."""
 
 request_options = options.add_options(
     click.option("--gpus", type=Count(), default=0, help="GPUs (nvidia.com/gpu)."),
@@ -113,7 +118,7 @@ class AskedPod(NamedTuple):
     """A pod that the command is about."""
 
     request: PodRequest
-    rules: Changes
+    rules: RuleChanges
     """Rules that are to differ from those of the kubelet."""
     constraints: Constraints | None = None
     """The nodes that it may go to. None: options describe the pod, and there is no manifest."""
@@ -143,7 +148,7 @@ def parse_annotation(text: str) -> tuple[str, str]:
     return key, value
 
 
-def changes(rules: Mapping[str, str | None]) -> Changes:
+def changes(rules: Mapping[str, str | None]) -> RuleChanges:
     """The rules that were given as options."""
     return {rule: value for rule, value in rules.items() if value is not None}
 

@@ -5,14 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from topoalign.core.model.allocations import OWNER_CHARACTERS
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.topology.device_names import name_device
 from topoalign.core.model.topology.mig import free_placements, occupied_placements
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts, UsedParts
-
-MIB = 1024 * 1024
 
 
 def format_parts(parts: Parts) -> str:

@@ -8,6 +8,7 @@ from topoalign.cli import formatting, output
 from topoalign.cli.formatting import binary
 from topoalign.cli.link import NodeLink
 from topoalign.core import wire
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.processes import GpuProcess, LibraryReading, Measurement
 from topoalign.core.model.requests import UseRequest
@@ -26,7 +27,6 @@ from topoalign.core.usage.attribution import (
 
 TITLES = ("NAME", "DEVICE", "WHO", "HOLDS", "MEMORY", "TIME", "LIBRARY", "PROCESSES")
 IN_ALL = "(in all)"
-MIB = 1 << 20
 MOST_PIDS = 4
 """Processes that are named in a row; the JSON has all of them."""
 

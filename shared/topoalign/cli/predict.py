@@ -8,7 +8,6 @@ devices unless its description differs.
 """
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +21,9 @@ from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.shares import unit_resource_names
 from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.model.decisions import Decision, with_notes, with_unserved
-from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.events import HEALTHY
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, override_rules
+from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, RuleChanges, override_rules
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_checks import offers_of_machines
 from topoalign.core.sharing.slot_defaults import slot_defaults, with_defaults
@@ -72,7 +71,7 @@ class Described:
     plugin_config: Path | None = None
     """The configuration by which devices are offered, as of `topoalign node --config`."""
 
-    def predict(self, pod: PodRequest, changes: Mapping[str, str | int | bool]) -> tuple[NodeName, Decision, Topology]:
+    def predict(self, pod: PodRequest, changes: RuleChanges) -> tuple[NodeName, Decision, Topology]:
         """
         The node's name, the decision and the machine it is about; `changes` are rules that differ from the configuration.
         Raises what reading the machine, the configurations or the kubelet's files raises.
@@ -112,9 +111,8 @@ class Described:
 
     def node(self, machine: Machine, rules: AdmissionRules) -> KubeletNode:
         """Every device counts as healthy, unless the kubelet's files show otherwise."""
-        healthy = DeviceHealth(state=HealthState.HEALTHY)
         hardware = machine.topology
-        devices = {hardware.parent_of(device): healthy for listed in hardware.devices.values() for device in listed}
+        devices = {hardware.parent_of(device): HEALTHY for listed in hardware.devices.values() for device in listed}
         state = initial_state(NodeName(machine.name), hardware, devices, f"described: {machine.name}")
         if self.kubelet_root is None:
             return KubeletNode(state=state, registered=None, findings=())

@@ -16,7 +16,6 @@ import click
 import msgspec
 
 from topoalign.cli import formatting, link, output
-from topoalign.cli.allocation_commands import Changes
 from topoalign.cli.exit_codes import REFUSED
 from topoalign.cli.options import Count
 from topoalign.client.stored_records import read_cluster
@@ -32,7 +31,7 @@ from topoalign.core.diagnosis.node_records import LONGEST_LINE, ClusterRecord, d
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import NotFound, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
-from topoalign.core.model.requests import Mode, PodRequest
+from topoalign.core.model.requests import Mode, PodRequest, RuleChanges
 from topoalign.core.scoring.quality import NodePacking
 from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod, offers_of_machines
@@ -100,7 +99,7 @@ def ask_cluster(
     nats: str | None,
     query: ClusterOptions,
     pod: PodRequest,
-    rules: Changes,
+    rules: RuleChanges,
     constraints: Constraints | None = None,
     *,
     as_json: bool,
@@ -130,7 +129,7 @@ def ask_cluster(
     return record, answer
 
 
-def is_by_halves(record: ClusterRecord, demand: PodDemand, rules: Changes) -> bool:
+def is_by_halves(record: ClusterRecord, demand: PodDemand, rules: RuleChanges) -> bool:
     """
     Whether a kubelet of these nodes would allocate computing time and memory of the pod's share in separate calls.
     """
@@ -156,7 +155,7 @@ def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[Cluster
     return record, "" if record.has_traits else "kubectl shows none of these nodes"
 
 
-def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: Changes) -> PodDemand:
+def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: RuleChanges) -> PodDemand:
     """
     The demand of the pod. Raises InvalidField and NoFit as filter does, by the hardware of all nodes, also of nodes
     that do not answer. Raises UnservedResource for a device resource that no node offers.

@@ -5,11 +5,11 @@ An allocator is asked again when no snapshot has closed the gap. The interval gr
 requests is limited by `MOST_ASKS`, because another client's forged facts may cause the gaps.
 """
 
+from functools import partial
 from itertools import takewhile
 from math import inf
 from weakref import WeakKeyDictionary
 
-import anyio
 import msgspec
 import structlog
 
@@ -20,6 +20,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import SnapshotRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.runtime.clock import backoff_seconds
+from topoalign.runtime.tasks import for_each
 
 SNAPSHOT_SECONDS = 1.0
 """Time-out of a request for a snapshot. One that is down is known at once; only one that hangs takes this long."""
@@ -68,15 +69,7 @@ class Healer:
         else:
             due = [*takewhile(lambda node: fold.broken[node].asked is None, reversed(fold.broken))]
         due.sort(key=lambda node: fold.broken[node].silent > 0)  # who has answered is asked first
-        left = iter(due[:MOST_DUE])
-
-        async def ask_each() -> None:
-            for node in left:
-                await self._ask(fold, node)
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(min(ASKED_AT_ONCE, len(due))):
-                tasks.start_soon(ask_each)
+        await for_each(due[:MOST_DUE], partial(self._ask, fold), at_once=ASKED_AT_ONCE)
 
     def forget(self, node: NodeName) -> None:
         """Keeps nothing of this node."""

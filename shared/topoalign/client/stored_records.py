@@ -17,11 +17,12 @@ from topoalign.client.verifying import writer_position_of
 from topoalign.core import wire
 from topoalign.core.diagnosis.hami_nodes import ForeignPage, ForeignRequest
 from topoalign.core.diagnosis.node_records import ClusterRecord, NodeRecord, record_node
-from topoalign.core.model.errors import BadRequest, BusRefused, BusUnavailable, Unavailable, Undecodable
+from topoalign.core.model.errors import BadRequest, BusUnavailable, Unavailable, Undecodable
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Stream
 from topoalign.core.state.fold import NodeState
+from topoalign.runtime.tasks import for_each
 
 PAUSE = 0.02
 """Seconds between two checks whether everything has been read."""
@@ -69,7 +70,7 @@ async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, wit
             tasks.cancel_scope.cancel()
     if limit.cancelled_caught:
         raise BusUnavailable(f"the streams of the cluster were not read within {within:g} s")
-    silent = await silent_nodes(bus, clock, states)
+    silent = await silent_nodes(bus, states)
     foreign = await read_foreign_nodes(bus, node)
     found = [NodeRecord(node=name, foreign=foreign[name]) for name in foreign if name not in states]
     for name, state in states.items():
@@ -93,27 +94,17 @@ async def read_foreign_nodes(bus: Bus, node: NodeName | None = None) -> dict[Nod
     return {name: code for name, code in found.items() if node in (None, name)}
 
 
-async def silent_nodes(bus: Bus, clock: Clock, nodes: Iterable[NodeName]) -> set[NodeName]:
+async def silent_nodes(bus: Bus, nodes: Iterable[NodeName]) -> set[NodeName]:
     """The nodes whose allocators do not answer. Raises BusRefused without the permission to ask them."""
     silent: set[NodeName] = set()
-    refused: list[BusRefused] = []
-    left = iter(nodes)
 
-    async def ask() -> None:
-        for node in left:
-            try:
-                await writer_position_of(bus, node, ANSWER_SECONDS)
-            except BusRefused as error:
-                refused.append(error)
-                return
-            except BusUnavailable:
-                silent.add(node)
+    async def ask(node: NodeName) -> None:
+        try:
+            await writer_position_of(bus, node, ANSWER_SECONDS)
+        except BusUnavailable:
+            silent.add(node)
 
-    async with anyio.create_task_group() as tasks:
-        for _ in range(ASKED_AT_ONCE):
-            tasks.start_soon(ask)
-    if refused:
-        raise refused[0]
+    await for_each([*nodes], ask, at_once=ASKED_AT_ONCE)
     return silent
 
 

@@ -9,6 +9,7 @@ columns on the right and changes nothing else, so that scripts for the first col
 
 from collections.abc import Mapping, Sequence
 
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.cpuset import format_cpuset
@@ -28,7 +29,6 @@ Legend:
 """
 
 TAB = 8
-MIB = 1 << 20
 
 
 def print_matrix(topology: Topology, wide: bool = False, used_by: Mapping[DeviceID, str] | None = None) -> str:

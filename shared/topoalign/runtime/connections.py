@@ -14,16 +14,18 @@ import asyncio
 import resource
 import ssl
 from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from topoalign.runtime.fair_share import OpenConnections, Peer
 from topoalign.runtime.request_turns import WORKING, RequestTurns, Working
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-    from uvicorn import Config
+    from starlette.types import Message, Receive, Scope, Send
 
 MOST = 256
 """Upper bound of open connections. Monitoring and people need a handful."""
@@ -31,22 +33,56 @@ PART = 8
 """HTTP uses at most one eighth of the file descriptors that the process may have."""
 WRITE_SECONDS = 10.0
 """How long a written answer may wait to be read: Prometheus gives up after the same time."""
+HEAD_SECONDS = 4.0
+"""How long the head of a request may take, from its first byte."""
+MOST_HEAD_BYTES = 64 * 1024
+"""Of the head of a request, its address and its headers, with the trailers; and of the framing of a body in chunks."""
+MOST_PIPELINED = 4
+"""Requests of a connection that wait behind the one in work. No client of Kubernetes sends any."""
+PART_BYTES = 32 * 1024
+"""A body is passed on in parts of at least so many bytes: at the 64 KiB that uvicorn keeps, the peer has to wait."""
 PROBES = ("/livez", "/readyz")
 """Prefixes of the paths of a kubelet's probes: the probes of an address have a share of their own."""
 
 
-class FairConnection(asyncio.Protocol):
-    """A mixin for connections of uvicorn that gives each peer its fair share."""
+class OneSegment:
+    """A transport that sends all that is written in one turn of the loop at once."""
 
-    if TYPE_CHECKING:  # of uvicorn's connection
-        config: Config
-        transport: asyncio.Transport
-        loop: asyncio.AbstractEventLoop
-        flow: Any
-        connections: Any  # OpenConnections
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._written: list[bytes] = []
 
-    cycle: Any = None
-    """uvicorn's newest request; None: none has come."""
+    def write(self, data: bytes) -> None:
+        """Send this with what else is written in this turn."""
+        if not self._written:
+            self._loop.call_soon(self._send)
+        self._written.append(data)
+
+    def close(self) -> None:
+        """Send what is written, then close."""
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        written = b"".join(self._written)
+        self._written.clear()
+        if written and not self._transport.is_closing():
+            self._transport.write(written)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class HttpConnection(HttpToolsProtocol):
+    """
+    A connection of uvicorn with its peer's fair share, with limits on the head of a request, and with errors in JSON.
+
+    A request whose head is not complete in time is answered and ended. An answer leaves in one segment: in two, the second
+    could wait 40 ms for the acknowledgement of the first, and wakes whoever reads it twice.
+    """
+
+    connections: Any  # OpenConnections
     peer: Peer = ("",)
     since = 0.0
     """
@@ -55,15 +91,33 @@ class FairConnection(asyncio.Protocol):
     """
     has_begun = False
     """Whether bytes of the next request have come."""
+    in_work: Any = None
+    """uvicorn's request that is answered now; None: none has come. The parser reads on behind it."""
     _write_timer: asyncio.TimerHandle | None = None
     _task: "asyncio.Task[Any] | None" = None
     _working: Working | None = None
+
+    head_seconds = HEAD_SECONDS
+    _head_timer: asyncio.TimerHandle | None = None
+    _is_idle = True
+    """Whether nothing of a request has come after the last one."""
+    _head_is_complete = True
+    """Whether the head of a request has come, or nothing of it."""
+    _is_first = True
+    """Whether no request has begun in what has come since the connection was idle."""
+    _is_refused = False
+    """Whether the request is answered already, as its head is too long."""
+    _head_bytes = 0
+    """Of the address and the headers that were read, and of the trailers behind a body."""
+    _raw_bytes = _body_bytes = 0
+    """What has come of the request, and what of it is its body."""
 
     def __init__(self, *of_uvicorn: Any, turns: RequestTurns, **named: Any) -> None:
         """`turns`: those of all servers of the process."""
         super().__init__(*of_uvicorn, **named)
         self._turns = turns
         self.app = self._answer
+        self._part_has_come = asyncio.Event()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """
@@ -72,32 +126,92 @@ class FairConnection(asyncio.Protocol):
         """
         self.since = self.loop.time()
         self.peer = peer_of(transport)
-        super().connection_made(transport)
+        super().connection_made(OneSegment(transport, self.loop))  # type: ignore[arg-type]  # it has what is used
         transport.set_write_buffer_limits(high=1)  # else a little that is unread would be noticed by nobody
         make_room(self.connections)
         self._turns.charge(Working(self.peer, self._turns), self.loop.time() - self.since)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stops the work on its request."""
+        self._stop_head_timer()
         self._stop_write_timer()
         super().connection_lost(exc)
-        if (cycle := self.in_work) is not None:
-            cycle.disconnected = True
+        if self.in_work is not None:
+            self.in_work.disconnected = True
         if self._task is not None and self._working is not None and not self._working.outlives_connection:
             self._task.cancel()
+        self._part_has_come.set()
 
     def data_received(self, data: bytes) -> None:
-        """Takes received bytes, and notes when the next request begins."""
+        """
+        Takes received bytes. A head that has begun must end in time, and data other than a body must not exceed the limit
+        of a head.
+        """
+        if self._is_idle:
+            self._begin_request()
+            self._is_first = True
+        self._raw_bytes += len(data)
         if not self.has_begun and (self.cycle is None or self.cycle.response_complete):
             self.has_begun = True
             self._wait_from_now()
         super().data_received(data)
+        if self._head_is_complete:
+            self._stop_head_timer()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.head_seconds, self._end_slow_head)
+        if not self._is_idle and self._raw_bytes - self._body_bytes > MOST_HEAD_BYTES + self._body_bytes:
+            self._refuse()  # as chunks with long extensions, or with a byte each
+
+    def on_message_begin(self) -> None:
+        """A request has begun. Raises ValueError, which ends the connection, where too many wait for their turn."""
+        if not self._is_first:  # it came together with the one before; lines without text may come before the first
+            self._begin_request()
+        self._is_first = False
+        if len(self.pipeline) >= MOST_PIPELINED:
+            raise ValueError("too many requests on one connection")
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the address has come."""
+        self._head_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header or a trailer has come."""
+        self._head_bytes += len(name) + len(value) + len(b": \r\n")
+        if self._head_bytes > MOST_HEAD_BYTES:
+            self._refuse()
+        else:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head of a request has come."""
+        self._head_is_complete = True
+        if not self._is_refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body has come."""
+        self._body_bytes += len(body)
+        if self._is_refused:
+            return
+        super().on_body(body)
+        if len(self.cycle.body) >= PART_BYTES:
+            self._part_has_come.set()
+
+    def on_message_complete(self) -> None:
+        """A whole request has come."""
+        self._is_idle = True
+        if self._is_refused:
+            return
+        super().on_message_complete()
+        self._part_has_come.set()
 
     def on_response_complete(self) -> None:
         """Waits for the next request."""
         self.has_begun = False
         self._wait_from_now()
-        super().on_response_complete()  # type: ignore[misc]  # of uvicorn's connection
+        super().on_response_complete()
 
     def pause_writing(self) -> None:
         """Starts the time-out of `WRITE_SECONDS` for a peer that has not read all of the answer."""
@@ -112,10 +226,9 @@ class FairConnection(asyncio.Protocol):
         self._wait_from_now()
         super().resume_writing()
 
-    @property
-    def in_work(self) -> Any:
-        """uvicorn's request that is answered now; None: none has come."""
-        return self.cycle
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is not HTTP."""
+        self._end_with(400, "BadRequest", msg.rstrip("."))
 
     def is_waited_for(self) -> bool:
         """Whether the server waits for the peer: to send a request, or to read an answer."""
@@ -132,24 +245,67 @@ class FairConnection(asyncio.Protocol):
         peer = (*self.peer, "probe") if scope["path"].startswith(PROBES) else self.peer
         self._working = Working(peer, self._turns)
         self._task = asyncio.current_task()
+        receive = partial(self._receive_part, self.in_work, receive)
         WORKING.set(self._working)
         with suppress(asyncio.CancelledError):
             await self.flow.drain()
             await self._working.give()
             await self.config.loaded_app(scope, receive, send)
 
+    async def _receive_part(self, request: Any, receive: "Receive") -> "Message":
+        # A task that wakes for each byte of a slow body costs several times what the parser does.
+        while request.more_body and len(request.body) < PART_BYTES and not request.disconnected:
+            if request.waiting_for_100_continue:
+                break
+            self._part_has_come.clear()
+            await self._part_has_come.wait()
+        return await receive()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self.in_work = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """The parser reads nothing behind a request for another protocol, so the answer to it is the last one."""
+        self.cycle.keep_alive = False
+
+    def _begin_request(self) -> None:
+        self._is_idle = self._head_is_complete = False
+        self._head_bytes = self._raw_bytes = self._body_bytes = 0
+
+    def _end_slow_head(self) -> None:
+        self._end_with(408, "TooSlow", f"the head of a request did not come within {self.head_seconds:g} s")
+
+    def _refuse(self) -> None:
+        """Answers a request whose head is too long, and passes on nothing more of it."""
+        self._is_refused = True
+        self._end_with(431, "TooLarge", f"the head of a request has more than {MOST_HEAD_BYTES} bytes")
+
+    def _end_with(self, status: int, code: str, finding: str) -> None:
+        """Answers with an error, and closes, if the connection is not ending anyway."""
+        if self.transport.is_closing():
+            return
+        body = msgspec.json.encode({"code": code, "finding": finding, "remedy": "send a whole HTTP/1.1 request"})
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
     def _wait_from_now(self) -> None:
         self.since = self.loop.time()
         self.connections.renew(self)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
-
-
-class HttpConnection(FairConnection, H11Protocol):
-    """uvicorn's connection with a fair share."""
 
 
 def peer_of(transport: asyncio.BaseTransport) -> Peer:
@@ -183,10 +339,10 @@ class Handshake(asyncio.Protocol):
     """
 
     transport: asyncio.Transport
-    within = 4.0
-    """Seconds for the handshake, as for the head of a request."""
+    within = HEAD_SECONDS
+    """Seconds for the handshake."""
 
-    def __init__(self, http: FairConnection, tls: ssl.SSLContext, turns: RequestTurns) -> None:
+    def __init__(self, http: HttpConnection, tls: ssl.SSLContext, turns: RequestTurns) -> None:
         self._http = http
         self._tls = tls
         self._turns = turns
@@ -215,7 +371,7 @@ class Handshake(asyncio.Protocol):
         self._task.cancel()
 
     def is_waited_for(self) -> bool:
-        """As of `FairConnection`."""
+        """As of `HttpConnection`."""
         return True
 
     def end(self) -> None:

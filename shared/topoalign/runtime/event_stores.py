@@ -18,13 +18,13 @@ from functools import lru_cache
 
 import msgspec
 
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import BusRefused, BusUnavailable, clean
 from topoalign.core.ports import MOST_IN_BATCH, Message, Stream
 from topoalign.core.wire import LARGEST_BODY, PREFIX, STORED, SUBJECTS
 
 SECOND = 1_000_000_000
 """NATS writes durations in nanoseconds."""
-MIB = 1024 * 1024
 DAY = 24 * 3600 * SECOND
 
 SCHEMA = {"topoalign.owner": "topoalign", "topoalign.schema": "1"}

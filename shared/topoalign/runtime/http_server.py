@@ -19,7 +19,7 @@ from anyio.abc import TaskStatus
 from starlette.applications import Starlette
 
 from topoalign.core.model.errors import Unavailable, clean
-from topoalign.runtime.connections import FairConnection, Handshake, HttpConnection
+from topoalign.runtime.connections import Handshake, HttpConnection
 from topoalign.runtime.fair_share import OpenConnections
 from topoalign.runtime.request_turns import RequestTurns
 
@@ -126,7 +126,7 @@ async def serve_application(
     application: Starlette,
     listener: socket.socket,
     *,
-    protocol: type[FairConnection] = HttpConnection,
+    protocol: type[HttpConnection] = HttpConnection,
     turns: RequestTurns | None = None,
     idle_seconds: int = IDLE_SECONDS,
     tls: ssl.SSLContext | None = None,

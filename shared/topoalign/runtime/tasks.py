@@ -1,19 +1,22 @@
 """
 Task groups: one that raises the error itself instead of a group around it, one that waits for the first of several
-tasks, and a check for tasks that end without a request to end.
+tasks, one that goes through many items, and a check for tasks that end without a request to end.
 
 Structured concurrency wraps errors in ExceptionGroups, even a single one. The readers of errors (the command line, a
 test, an operator) need the error itself.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
 
 from topoalign.core.model.errors import TopoalignError, Unavailable
+
+T = TypeVar("T")
 
 
 class StoppedUnasked(Unavailable):
@@ -51,15 +54,24 @@ async def run_until_cancelled(what: str, run: Callable[[], Awaitable[None]]) -> 
 @asynccontextmanager
 async def background() -> AsyncIterator[TaskGroup]:
     """Runs tasks while the block runs, and cancels them when it ends. Raises the error that ended it, as itself."""
-    try:
+    with without_group():
         async with anyio.create_task_group() as tasks:
             yield tasks
             tasks.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        error = most_specific_error(group)
-        if error is group:
-            raise
-        raise error from error.__cause__
+
+
+async def for_each(items: Sequence[T], run: Callable[[T], Awaitable[None]], *, at_once: int) -> None:
+    """Runs a function for each item, for `at_once` items at the same time. The first error ends it, and is raised itself."""
+    remaining = iter(items)
+
+    async def run_remaining() -> None:
+        for item in remaining:
+            await run(item)
+
+    with without_group():
+        async with anyio.create_task_group() as tasks:
+            for _ in range(min(at_once, len(items))):
+                tasks.start_soon(run_remaining)
 
 
 async def wait_for_first(*waits: Callable[[], Awaitable[None]]) -> None:
@@ -72,6 +84,18 @@ async def wait_for_first(*waits: Callable[[], Awaitable[None]]) -> None:
 
         for wait in waits:
             tasks.start_soon(run, wait)
+
+
+@contextmanager
+def without_group() -> Iterator[None]:
+    """Raises the most specific error of an ExceptionGroup that the block raises."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error = most_specific_error(group)
+        if error is group:
+            raise
+        raise error from error.__cause__
 
 
 def most_specific_error(error: BaseException) -> BaseException:

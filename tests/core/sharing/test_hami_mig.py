@@ -5,8 +5,9 @@ from hami_support import A100, profiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.topology.mig import MigPlacement
-from topoalign.core.state.share_amounts import MIB, find_instances
+from topoalign.core.state.share_amounts import find_instances
 
 some_profiles = st.permutations(A100).flatmap(lambda all_: st.integers(0, len(all_)).map(lambda n: tuple(all_[:n])))
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from shared_gpu_support import shared_gpu
 
 from topoalign.core.demand.share_annotations import GpuRules, read_as_hami, type_selection, uuid_selection
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.sharing.hami.fit import (
     Surroundings,
     fit,
@@ -16,7 +17,6 @@ from topoalign.core.sharing.hami.fit import (
     known_numa_node,
     memory_in_mib,
 )
-from topoalign.core.state.share_amounts import MIB
 
 
 @settings(max_examples=200, deadline=None)

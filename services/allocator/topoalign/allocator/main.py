@@ -29,7 +29,7 @@ from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.allocator.requests.admissions import Admissions, Predictions, lists_nothing
 from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch
 from topoalign.allocator.service import Allocator, refuse_duplicate_agent
-from topoalign.allocator.settings import AllocationSettings, AllocatorSettings
+from topoalign.allocator.settings import AllocatorSettings
 from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, wait_for_successor
 from topoalign.core.model.requests import PodRequest
 from topoalign.plugin_config.configuration import Configuration
@@ -39,7 +39,7 @@ from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.settings import from_environment
 
 UNBOUND_SECONDS = 30.0
-"""How long an allocation is kept that the kubelet reports nowhere (`AllocationSettings`)."""
+"""How long an allocation is kept that the kubelet reports nowhere (`DeviceAllocations`)."""
 DRIVER_SECONDS = 10.0
 """Time limit of each NVML call that creates or destroys a MIG instance."""
 
@@ -72,15 +72,9 @@ class KubeletSide:
         self.limiter = LimiterOnDemand(lambda: self.configuration.flags.vcuda_root, lambda: ledger.state.hardware)
         self.allocations = DeviceAllocations(
             ledger,
-            clock,
             self.pod_resources,
-            AllocationSettings(
-                placement=rules.placement,
-                compat=rules.compat,
-                gone_seconds=settings.gone_seconds,
-                unbound_seconds=UNBOUND_SECONDS,
-                settle_seconds=settings.settle_seconds,
-            ),
+            settings,
+            unbound_seconds=UNBOUND_SECONDS,
             ensure_fresh=hardware_watch.ensure_fresh,
             reservations=self.reservations,
             starting=self.limiter.starting,

@@ -171,26 +171,8 @@ class Reservations(Protocol):
         """Waits for reservations that were made and may not be received yet, for a short time."""
 
 
-class NoReservations:
-    """The `Reservations` of a node on which nothing is reserved."""
-
-    def current(self) -> NodeReservations:
-        """As `Reservations`."""
-        return NodeReservations()
-
-    async def until_read(self) -> None:
-        """As `Reservations`."""
-
-
-NOTHING_RESERVED = NoReservations()
-
-
 Starting = Callable[[ResourceName, Sequence[DeviceID], Poll], Awaitable[None]]
 """Prepares a container with these units of this resource that is about to start."""
-
-
-async def nothing_to_prepare(resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
-    """A `Starting` for nodes on which nothing limits units."""
 
 
 async def nothing_to_ask() -> None:

@@ -1,7 +1,7 @@
 """The settings of the allocator of one node."""
 
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 
@@ -145,25 +145,3 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     def pod_resources(self) -> Path:
         """The kubelet's PodResources socket: `kubelet.sock` in `pod_resources_dir` or in its default."""
         return Path(self.pod_resources_dir or self.kubelet_root / "pod-resources") / "kubelet.sock"
-
-
-class AllocationSettings(NamedTuple):  # a Struct here would be read as the settings of the service
-    """How `DeviceAllocations` chooses devices, and when it releases them."""
-
-    placement: str = "best-effort"
-    """Device policy, as in `AllocatorSettings`."""
-
-    compat: str = ""
-    """As in `AllocatorSettings`."""
-
-    gone_seconds: float = 5.0
-    """As in `AllocatorSettings`."""
-
-    unbound_seconds: float = 30.0
-    """`gone_seconds` for a container that was never reported and is not in the checkpoint, unless its pod is deleted."""
-
-    settle_seconds: float = 120.0
-    """As in `AllocatorSettings`."""
-
-
-DEFAULT_SETTINGS = AllocationSettings()

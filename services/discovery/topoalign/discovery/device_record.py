@@ -9,7 +9,6 @@ While a new version takes over, two processes use the file, and either answers o
 changes before it writes, and from time to time.
 """
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -18,6 +17,7 @@ import msgspec
 
 from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.ids import DeviceID
+from topoalign.runtime.whole_files import replace_file, sync_directory
 
 NAME = "devices.json"
 REMEDY = "make the state directory (TOPOALIGN_STATE_DIR) writable for this service, and see that its disk has room"
@@ -100,26 +100,12 @@ class RecordFile:
         if changed == self.kept:
             return
         try:
-            self._replace(msgspec.json.format(msgspec.json.encode(changed, order="sorted")))
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            content = msgspec.json.format(msgspec.json.encode(changed, order="sorted"))
+            replace_file(self._path, content, mode=0o600, durable=True)
+            sync_directory(self._path.parent)
         except OSError as error:
             raise StateFault(
                 f"{self._path} cannot be written: {clean(error.strerror or str(error))}", REMEDY
             ) from error
         self.kept, self._seen = changed, self._now()
-
-    def _replace(self, body: bytes) -> None:
-        # if the node stops meanwhile, the old file or the new one is there
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = self._path.with_name(f"{NAME}.new")
-        fresh.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(fresh, flags, 0o600), "wb") as file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(self._path)
-        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)

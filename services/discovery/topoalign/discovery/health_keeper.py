@@ -9,13 +9,13 @@ import msgspec
 import structlog
 
 from topoalign.core.model.errors import StateFault, clean
-from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.events import HEALTHY, DeviceHealth, HealthState
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.maintenance import Override
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, HardwareEvent, Inventory, Occurrence
 from topoalign.discovery.device_record import RecordFile
-from topoalign.discovery.drivers.reading_health import HEALTHY, unhealthy
+from topoalign.discovery.drivers.reading_health import unhealthy
 from topoalign.discovery.xids import Severity, XidRules, describe_xid
 from topoalign.runtime.clock import backoff_seconds
 

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.plugin_config.mps_files import Serves
 from topoalign.plugin_config.resource_offers import offer_resources
 
-MIB = 1 << 20
 MANY_CLIENTS = 48
 FEW_CLIENTS = 16
 SINCE_MANY = (7, 5)

@@ -9,7 +9,7 @@ While the event loop is blocked, answers stay unread, and afterwards the time-ou
 answer is read. So a time-out means something about the allocator only if the loop ran meanwhile; else it is asked again.
 """
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
 from math import inf
@@ -28,7 +28,7 @@ from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.request_turns import TaskTurns
-from topoalign.runtime.tasks import background, wait_for_first
+from topoalign.runtime.tasks import background, for_each, wait_for_first
 
 
 class Lateness:
@@ -147,24 +147,20 @@ class Registry:
             self._ask_now = anyio.Event()
             nodes = self._cluster.nodes
             lateness = Lateness(self._clock, self._settings.registry_answer_seconds / 8)
-            remaining = iter(nodes)
+            ask = partial(self._ask_in_time, TaskTurns(self._clock), lateness)
             async with background() as watching:
                 watching.start_soon(lateness.run)
-                async with anyio.create_task_group() as tasks:
-                    for _ in range(min(ASKED_AT_ONCE, len(nodes))):
-                        tasks.start_soon(self._ask_each, remaining, lateness)
+                await for_each(nodes, ask, at_once=ASKED_AT_ONCE)
             self._asked = True
             await wait_for_first(self._ask_now.wait, partial(self._clock.sleep, self._settings.registry_ask_seconds))
 
-    async def _ask_each(self, nodes: Iterator[NodeName], lateness: Lateness) -> None:
-        """One of several tasks that take the nodes one by one. After `MOST_TRIES` a node keeps its last status."""
-        turns = TaskTurns(self._clock)
-        for node in nodes:
-            await turns.give()
-            for _ in range(MOST_TRIES):
-                if await self._ask(node, lateness):
-                    break
-                log.debug("asked in vain: this process was late itself", node=node)
+    async def _ask_in_time(self, turns: TaskTurns, lateness: Lateness, node: NodeName) -> None:
+        """Asks again where this process was late, and after `MOST_TRIES` leaves the node its last status."""
+        await turns.give()
+        for _ in range(MOST_TRIES):
+            if await self._ask(node, lateness):
+                break
+            log.debug("asked in vain: this process was late itself", node=node)
 
     async def _ask(self, node: NodeName, lateness: Lateness) -> bool:
         """Asks the allocator and compares its answer with the view. Returns False if this process was late."""

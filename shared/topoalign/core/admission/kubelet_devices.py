@@ -20,7 +20,7 @@ import msgspec
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.shares import amount_resources
 from topoalign.core.model.errors import InvalidField, clean, quoted
-from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
+from topoalign.core.model.events import HEALTHY, Allocation
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, ListedDevices
 from topoalign.core.model.topology.model import PluginDevice, Topology
@@ -28,8 +28,6 @@ from topoalign.core.sharing.pod_checks import check_shares_known
 from topoalign.core.state.fold import NodeState
 
 Devices = Mapping[ResourceName, tuple[DeviceID, ...]]
-
-HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
 def with_others(state: NodeState, listed: Mapping[ResourceName, Sequence[ListedDevices]] | None) -> NodeState:

@@ -20,7 +20,7 @@ from topoalign.core.admission.shortages import describe_shortage
 from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.cpu_assignment.packed import NotEnoughCpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
-from topoalign.core.demand.shares import asks_for_both_halves, share_in_slots, share_in_units
+from topoalign.core.demand.shares import asks_for_both_halves, share_in_slots
 from topoalign.core.demand.unserved import not_covered
 from topoalign.core.deviceshare.node_devices import ContainerDevices
 from topoalign.core.hints.cpu import CpuProvider, available_cpus, shared_cpus
@@ -307,7 +307,7 @@ class AdmissionRun:
         hardware = self.state.hardware
         chooses_gpus = any(  # annotations choose the GPUs of which it asks for slots, or spread its units
             (each.gpu_annotations and share_in_slots(hardware, each.devices) is not None)
-            or (each.gpus > 1 and share_in_units(hardware, each.devices) is not None)
+            or (each.gpus > 1 and each.share_in_units(hardware) is not None)
             for each in self.demand.containers
         )
         if (self.demand.jointly or chooses_gpus) and not self.profile.aligns_jointly:

@@ -38,7 +38,7 @@ from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.model.events import Allocation, MemoryBlock, MemoryUse, Owner
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules
-from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, override_rules
+from topoalign.core.model.requests import NO_CHANGES, AdmissionRules, Mode, PodRequest, RuleChanges, override_rules
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.model import Topology
@@ -86,7 +86,7 @@ def predict(
     state: NodeState,
     pod: PodRequest,
     now: float,
-    changes: Mapping[str, str | int | bool] = {},
+    changes: RuleChanges = NO_CHANGES,
     *,
     explain: bool = False,
     reserved: Sequence[Reservation] = (),

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from topoalign.core.admission.feasibility import PodNeed, judge_amounts, left_where_taken
 from topoalign.core.admission.free_amounts import Free, count_free, first_with_room
 from topoalign.core.admission.share_alignment import by_pod, without_all
+from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.bitmask import several
@@ -37,20 +38,28 @@ MOST_CONTAINER_STEPS = 2_000
 """Maximum number for the containers of one pod. Eight containers need 250 on two NUMA nodes; four need 600 on eight."""
 
 
-class PendingPodAmounts(NamedTuple):
-    """A pod that a kubelet will admit or refuse, in amounts."""
+class PendingPod(NamedTuple):
+    """A pod that a kubelet will admit or refuse."""
 
     key: object
-    """Equal for pods that ask for the same."""
+    """Equal for pods of one class: their order among one another does not matter."""
+    demand: PodDemand
+    """Under a unique name, unless amounts alone are judged."""
     must_fit: bool
     """Whether the whole plan fails if this pod is refused."""
-    takes: PodNeed | None
+    takes: PodNeed | None = None
     """
     The amounts that it takes from the set to which it is aligned. None: not known; it is assumed to be aligned as
     predicted.
     """
-    decides: bool
+    decides: bool = False
     """Whether amounts alone decide whether it is admitted."""
+    may_wait: bool = True
+    """
+    Whether the bind may wait while the end of another pod could make the kubelet refuse this pod. False for a pod that
+    is planned with its gang while no other pod is pending: its reservation would expire, and the gang would be planned
+    on the same devices again.
+    """
 
 
 class AlignmentBudget:
@@ -61,7 +70,7 @@ class AlignmentBudget:
 
 
 def fit_whatever_ends(
-    free: Free, pods: Sequence[PendingPodAmounts], steps: AlignmentBudget, later: Sequence[PendingPodAmounts] = ()
+    free: Free, pods: Sequence[PendingPod], steps: AlignmentBudget, later: Sequence[PendingPod] = ()
 ) -> bool:
     """
     Whether all `must_fit` pods are admitted if at least `free` is free, in every order of `pods` and for every possible
@@ -136,7 +145,7 @@ def iterate_realigning_ends(state: NodeState, rules: AdmissionRules, need: PodNe
             yield left
 
 
-def fit_as_counted(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
+def fit_as_counted(free: Free, pods: Sequence[PendingPod]) -> bool:
     """Whether the pods are admitted in this order if exactly `free` is free, each aligned to a single NUMA node."""
     for pod in pods:
         if pod.takes is None or pod.takes.rest is not None or not pod.decides or judge_amounts(pod.takes, free) != "":
@@ -148,7 +157,7 @@ def fit_as_counted(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
     return True
 
 
-def have_ample_memory(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
+def have_ample_memory(free: Free, pods: Sequence[PendingPod]) -> bool:
     """Whether the memory manager admits all pods for every alignment, under a policy that admits unaligned pods."""
     asked = list[PodNeed]()
     total = Counter[ResourceName]()
@@ -170,7 +179,7 @@ def have_ample_memory(free: Free, pods: Sequence[PendingPodAmounts]) -> bool:
     )
 
 
-def left_by(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
+def left_by(pod: PendingPod, free: Free) -> Iterator[Free]:
     """What may be free after the pod is admitted or refused. Includes `free` unchanged if the pod may be refused."""
     if pod.takes is None or not pod.takes.first_with_room(free):
         yield free
@@ -178,7 +187,7 @@ def left_by(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
         yield from _left_after(pod.takes, free)
 
 
-def left_elsewhere(pod: PendingPodAmounts, free: Free) -> Iterator[Free]:
+def left_elsewhere(pod: PendingPod, free: Free) -> Iterator[Free]:
     """
     What may be free after the pod is aligned to a preferred set before the first set with room, if it takes something.
     """

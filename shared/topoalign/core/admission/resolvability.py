@@ -18,7 +18,6 @@ from collections.abc import Iterator
 import msgspec
 
 from topoalign.core.admission.admit import decide_demand
-from topoalign.core.admission.kubelet_devices import HEALTHY
 from topoalign.core.admission.shortages import smaller_requests, sufficient_rules
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.hints.preconditions import (
@@ -30,6 +29,7 @@ from topoalign.core.hints.preconditions import (
 )
 from topoalign.core.model.decisions import Admission, Decision, PreferenceFailed, Refusal, Resolvability
 from topoalign.core.model.errors import InvalidField, TooMuchWork, clean, quoted
+from topoalign.core.model.events import HEALTHY
 from topoalign.core.model.requests import AdmissionRules, PodRequest, override_rules
 from topoalign.core.state.fold import NodeState
 

@@ -23,6 +23,7 @@ from topoalign.core.hints.hint_rules import Supply
 from topoalign.core.hints.memory_hints import memory_nodes
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.hints.reuse import held_by_pod, reusable_cpus, reusable_devices, reusable_memory
+from topoalign.core.model.byte_sizes import GIB
 from topoalign.core.model.errors import TooMuchWork, clean, quoted
 from topoalign.core.model.hints import HintRule, Hints, ResourceNeed
 from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_hugepages, is_native
@@ -222,7 +223,7 @@ def _format_sets(masks: Sequence[Mask], machine: Sequence[int]) -> str:
 #     ask for 4 instead of 8 nvidia.com/gpu; set topologyManagerPolicy: restricted
 
 
-UNITS = {CPU: 1000, MEMORY: 1 << 30}
+UNITS = {CPU: 1000, MEMORY: GIB}
 """In what steps less is asked for; devices one by one, hugepages not at all."""
 OTHER_SCOPES: tuple[dict[str, str], ...] = tuple({"scope": scope.value} for scope in Scope)
 OTHER_POLICIES: tuple[dict[str, str], ...] = tuple({"policy": policy.value} for policy in reversed(Policy))[1:]

@@ -24,7 +24,7 @@ from topoalign.core.demand.resource_quantities import (
     pod_wide,
 )
 from topoalign.core.demand.share_annotations import Published, read_gpu_annotations
-from topoalign.core.demand.shares import Share, read_gpu_count, share_in_slots, share_in_units
+from topoalign.core.demand.shares import Share, read_gpu_count, share_in_slots, share_of_units, units_asked
 from topoalign.core.deviceshare.demand import (
     RESOURCES,
     JointDemand,
@@ -94,7 +94,12 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     def share(self, topology: Topology) -> Share | None:
         """What it asks for of GPUs in units or slots on this machine; None: nothing. Raises InvalidShare."""
         in_slots = share_in_slots(topology, self.devices, self.gpu_annotations, as_hami=self.as_hami)
-        return in_slots or share_in_units(topology, self.devices, self.gpus)
+        return in_slots or self.share_in_units(topology)
+
+    def share_in_units(self, topology: Topology) -> Share | None:
+        """What it asks for of GPUs in units on this machine; None: nothing."""
+        asked = units_asked(topology, self.devices)
+        return None if asked is None else share_of_units(asked, self.gpus)
 
 
 class PodDemand(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,6 +43,7 @@ from topoalign.core.demand.share_annotations import (
     Published,
     read_gpu_rules,
 )
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.holdings import Amount, UnitKind
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
@@ -51,7 +52,7 @@ from topoalign.core.model.topology.by_amounts import gpu_of, offers_in_slots
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK, Offer, Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.share_amounts import MIB, ShareLeft, divide_amount, offered_in_slots, sum_amounts
+from topoalign.core.state.share_amounts import ShareLeft, divide_amount, offered_in_slots, sum_amounts
 
 USUAL_NAMES = (ResourceName("tencent.com/vcuda-core"), ResourceName("tencent.com/vcuda-memory"))
 """The names of units where the configuration sets none."""
@@ -134,12 +135,6 @@ def unit_amount(kind: UnitKind, number: int) -> Amount:
     """So many units of a kind: hundredths of computing time, or blocks of memory."""
     is_cores = kind == "cores"
     return Amount(cores=number if is_cores else 0, memory=0 if is_cores else number * MEMORY_BLOCK)
-
-
-def share_in_units(topology: Topology, devices: Quantities, gpus: int = 1) -> Share | None:
-    """What is asked for in units on this machine, spread over so many GPUs; None: nothing is."""
-    asked = units_asked(topology, devices)
-    return None if asked is None else share_of_units(asked, gpus)
 
 
 def share_of_units(units: Amount, gpus: int = 1) -> Share:

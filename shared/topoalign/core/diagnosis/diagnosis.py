@@ -22,13 +22,13 @@ from topoalign.core.demand.unserved import not_covered
 from topoalign.core.diagnosis.changes import cheapest_changes
 from topoalign.core.diagnosis.cluster_answer import ClusterAnswer, Ranked, RefusalReason
 from topoalign.core.diagnosis.hami_nodes import REASONS
-from topoalign.core.diagnosis.node_decisions import NO_CHANGES, Changes, ClusterQuestion, Nodes, QueriedNode
+from topoalign.core.diagnosis.node_decisions import ClusterQuestion, Nodes, QueriedNode
 from topoalign.core.diagnosis.planned import GangFirst
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Refusal, Resolvability
 from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.model.ids import AllocationID, NodeName
-from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.requests import NO_CHANGES, PodRequest, RuleChanges
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.gpus.bandwidth import Members
 from topoalign.core.placement.preference import positions_by_gpu, set_scorer
@@ -43,7 +43,7 @@ def diagnose(
     nodes: Nodes,
     pod: PodRequest,
     scorer: NodeScorer,
-    changes: Changes = NO_CHANGES,
+    changes: RuleChanges = NO_CHANGES,
     pods: int = 1,
     seams: int = 0,
 ) -> ClusterAnswer:

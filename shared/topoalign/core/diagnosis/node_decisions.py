@@ -10,9 +10,8 @@ answer, or whose GPUs others give out. A resource that this node does not list a
 node lists is passed over, as the kubelet does.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -35,7 +34,7 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError, clean
 from topoalign.core.model.ids import GPU, NIC, AllocationID, NodeName, ResourceName
-from topoalign.core.model.requests import PodRequest, override_rules
+from topoalign.core.model.requests import NO_CHANGES, PodRequest, RuleChanges, override_rules
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.model.topology.cpuset import LARGEST_ID
 from topoalign.core.model.topology.derived_tables import computed_once
@@ -44,9 +43,6 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.memory_account import given_back
 from topoalign.core.state.node_reservations import reserved_allocations
 
-Changes = Mapping[str, str | int | bool]
-"""Rules that are to differ from those of each kubelet, by the field names of `AdmissionRules`."""
-NO_CHANGES: Changes = MappingProxyType({})
 REMEDY = "see what the services of the node log, and who may publish on its subjects"
 
 
@@ -249,7 +245,7 @@ class DemandOnKind(NamedTuple):
 class ClusterQuestion:
     """A pod that is put to the nodes of a cluster."""
 
-    def __init__(self, nodes: Nodes, pod: PodRequest, changes: Changes = NO_CHANGES) -> None:
+    def __init__(self, nodes: Nodes, pod: PodRequest, changes: RuleChanges = NO_CHANGES) -> None:
         """`changes` may name the policy, the scope, the device policy, the mode and `compat`. Raises InvalidField."""
         self.pod = validate_pod(pod)
         self.changes = changes
@@ -304,6 +300,6 @@ class ClusterQuestion:
         """The nodes that would admit the pod."""
         return [node for node in self._nodes.asked if not self.code(node)]
 
-    def changed(self, pod: PodRequest | None = None, rules: Changes = NO_CHANGES) -> "ClusterQuestion":
+    def changed(self, pod: PodRequest | None = None, rules: RuleChanges = NO_CHANGES) -> "ClusterQuestion":
         """The same question about another pod, or under other rules."""
         return ClusterQuestion(self._nodes, pod or self.pod, {**self.changes, **rules})

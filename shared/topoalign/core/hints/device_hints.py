@@ -14,7 +14,6 @@ from topoalign.core.demand.pod_demand import ContainerDemand
 from topoalign.core.demand.shares import (
     gpus_with_enough,
     on_one_node,
-    share_in_units,
     unit_of,
 )
 from topoalign.core.hints.hint_rules import Supply, hints_from
@@ -129,7 +128,7 @@ def devices_free_for(asked: HintRequest, resource: ResourceName) -> DeviceSet:
 
 def gpus_for_units(state: NodeState, container: ContainerDemand) -> frozenset[DeviceID]:
     """The GPUs with room for the share that a container asks for, and those of which earlier containers left it units."""
-    share = share_in_units(state.hardware, container.devices, container.gpus)
+    share = container.share_in_units(state.hardware)
     if share is None:
         return frozenset()
     able = gpus_with_enough(state.hardware, state.ownership.units_left, share)

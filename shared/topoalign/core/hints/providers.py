@@ -24,7 +24,7 @@ from topoalign.core.hints.device_hints import DeviceProvider
 from topoalign.core.hints.memory_hints import MemoryProvider
 from topoalign.core.hints.provider import HintProvider, HintRequest
 from topoalign.core.model.errors import InvalidField, clean
-from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.model.events import HEALTHY, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.hints import HintAnswer, HintQuestion
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.requests import PodRequest
@@ -40,7 +40,6 @@ PROVIDERS: Mapping[str, HintProvider] = {
 }
 """By name, in the order in which the kubelet asks them."""
 
-HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 UNUSABLE = DeviceHealth(state=HealthState.UNHEALTHY, reason="not offered by the asker")
 
 

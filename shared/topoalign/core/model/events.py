@@ -57,6 +57,9 @@ class DeviceHealth(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
         return self.state is HealthState.HEALTHY and not self.cordoned
 
 
+HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
+
+
 class Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
     """Base of all facts: the node that they are about, and the epoch of their writer."""
 

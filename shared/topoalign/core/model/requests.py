@@ -9,6 +9,7 @@ anything is decided.
 from collections.abc import Mapping
 from enum import StrEnum
 from functools import cached_property
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -178,7 +179,12 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """NUMA node id -> resource -> bytes kept for the system."""
 
 
-def override_rules(rules: AdmissionRules, changes: Mapping[str, str | int | bool]) -> AdmissionRules:
+RuleChanges = Mapping[str, str | int | bool]
+"""Rules that are to differ from those of a node, by the field names of `AdmissionRules`."""
+NO_CHANGES: RuleChanges = MappingProxyType({})
+
+
+def override_rules(rules: AdmissionRules, changes: RuleChanges) -> AdmissionRules:
     """Returns the rules with these changes, by field name. Raises InvalidField, which names the wrong rule."""
     try:
         return msgspec.convert({**msgspec.to_builtins(rules), **changes}, AdmissionRules, strict=False)
@@ -222,7 +228,7 @@ class AllocateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     node: NodeName
     pod: PodRequest
-    rules: dict[str, str | int | bool] = {}
+    rules: RuleChanges = {}
     """Rules that differ from the node's own, by the field names of `AdmissionRules`."""
     deadline: Deadline | None = None
     """None: it is never late. `what-if` has no effect and looks at none."""

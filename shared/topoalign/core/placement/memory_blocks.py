@@ -25,6 +25,7 @@ from topoalign.core.hints.memory_hints import (
     memory_numa_nodes,
 )
 from topoalign.core.hints.reuse import ReusableMemory, held_by_pod, own_part, reusable_memory
+from topoalign.core.model.byte_sizes import GIB
 from topoalign.core.model.errors import NoFit, TooMuchWork
 from topoalign.core.model.events import Allocation, MemoryBlock
 from topoalign.core.model.hints import HintRule, TopologyHint
@@ -217,7 +218,7 @@ def _describe_memory(request: Mapping[ResourceName, int]) -> str:
 
 def format_gib(size: int) -> str:
     """So many bytes in GiB: `64`, `1007.56`."""
-    return f"{size / (1 << 30):.6g}"
+    return f"{size / GIB:.6g}"
 
 
 def _node_list(nodes: Mask) -> str:

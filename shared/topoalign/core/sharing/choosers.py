@@ -48,7 +48,6 @@ from topoalign.core.demand.shares import (
     numa_node_of,
     on_one_node,
     resources_in_slots,
-    share_in_units,
     unit_of,
 )
 from topoalign.core.hints.device_hints import gpus_for_units, slots_for, taken_over, units_on_gpus
@@ -522,7 +521,7 @@ def chooser_of(
     """
     hardware = state.hardware
     if unit_of(hardware, resource) is not None:
-        share = share_in_units(hardware, container.devices, container.gpus)
+        share = container.share_in_units(hardware)
         if share is not None:
             return UnitChooser(state, container, share, resource, compat)
     chooser = slot_chooser_of(state, container, affinity) if offers_in_slots(hardware) else None
@@ -539,7 +538,7 @@ def check_shares(
     Raises ShareSplit and WholeGpuInUse where the container cannot have these devices together. Init containers of its
     own pod do not count, since they have ended by then.
     """
-    share = share_in_units(state.hardware, container.devices, container.gpus)
+    share = container.share_in_units(state.hardware)
     if share is not None:
         amounts = amounts_of(device for ids in devices.values() for device in ids)
         check_gpus(amounts, gpus=1 if share.whole else share.gpus)

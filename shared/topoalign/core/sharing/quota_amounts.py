@@ -37,13 +37,13 @@ from topoalign.core.demand.shares import (
     slot_resources,
     unit_resources,
 )
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES, Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.share_amounts import MIB
 
 Amounts = Mapping[ResourceName, int]
 PerGpu = Mapping[ResourceName, frozenset[ResourceName]]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import InvalidField, NoFit, quoted
 
 WAIT = "ask for less, or wait until other containers have ended; `topoalign gpu list` shows who holds what"
@@ -13,7 +14,7 @@ UNALIGNED = "without sharing.slots.numaTopology, or with its policy none, the ku
 
 def format_mib(size: int) -> str:
     """So many bytes in MiB, the unit of `nvidia.com/gpumem`: `16384 MiB`."""
-    return f"{size / (1 << 20):.10g} MiB"
+    return f"{size / MIB:.10g} MiB"
 
 
 class ShareFields(NamedTuple):

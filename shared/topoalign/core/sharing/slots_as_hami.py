@@ -26,6 +26,7 @@ import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR, Selection
 from topoalign.core.demand.shares import UNSET, HamiRequest, Share, SharesLeft
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES
@@ -37,7 +38,7 @@ from topoalign.core.sharing.hami.gpu_scores import choose_gpus_as_hami, score_gp
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.share_refusals import NoneByHami, ShareFields
 from topoalign.core.sharing.shared_gpus import SharedGpu
-from topoalign.core.state.share_amounts import MIB, NONE_HELD
+from topoalign.core.state.share_amounts import NONE_HELD
 
 
 def choose_as_hami(

@@ -34,6 +34,7 @@ from typing import NamedTuple
 import msgspec
 
 from topoalign.core.model.allocations import Allocation, Owner, amounts_of
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import DeviceID, Namespace, PodName
 from topoalign.core.model.topology.by_amounts import offers_in_slots
@@ -43,8 +44,6 @@ from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_pla
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.state.holding_health import HandedOut
 
-MIB = 1024 * 1024
-"""Bytes."""
 NONE_HELD = Amount(cores=0, memory=0)
 
 

@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Gpu, Topology
@@ -31,7 +32,6 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.gpu_partitioning import GpuPartitioning, partitioning_by_gpu
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares
 
-MIB = 1 << 20
 LABELS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "CPU", 50: "SYS"}
 """Level -> how a node of the tree is called."""
 

@@ -17,8 +17,6 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, Topology
 from topoalign.machines import pcie
 
-GIB = 1 << 30
-MIB = 1 << 20
 GBIT = 10**9
 
 

@@ -5,14 +5,13 @@ from itertools import combinations
 
 import msgspec
 
+from topoalign.core.model.byte_sizes import GIB, MIB
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.model import Fabric, NumaNode, Topology
 from topoalign.machines.catalogue.build import (
     GBIT,
-    GIB,
     GPU,
-    MIB,
     NIC,
     Board,
     HostBridge,

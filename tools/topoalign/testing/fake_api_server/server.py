@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from topoalign.runtime.connections import HttpConnection
 from topoalign.runtime.http_server import listen_on_port, serve_application
-from topoalign.runtime.httptools_connections import HttpToolsConnection
 from topoalign.runtime.tasks import background
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.faults import Fault, Faults, Harm
@@ -47,7 +47,7 @@ class FakeApiServer:
         self._requested = anyio.Event()
         self._bookmark_seconds = bookmark_seconds
         self._pages = Pages()
-        self._connections: set[HttpToolsConnection] = set()
+        self._connections: set[HttpConnection] = set()
 
     def kubeconfig(self, file: Path) -> Path:
         """Writes a configuration for clients of this server."""
@@ -223,10 +223,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return f"{method} {self.sub or self.plural}"
 
 
-def noting(connections: set[HttpToolsConnection]) -> type[HttpToolsConnection]:
+def noting(connections: set[HttpConnection]) -> type[HttpConnection]:
     """A protocol whose connections are in this set while they are open."""
 
-    class Noted(HttpToolsConnection):
+    class Noted(HttpConnection):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
             super().connection_made(transport)
             connections.add(self)

@@ -14,7 +14,7 @@ import msgspec
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.decisions import Admission
-from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
+from topoalign.core.model.events import HEALTHY, Allocation, DeviceHealth, HealthState
 from topoalign.core.model.holdings import handed_out
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, NodeName, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
@@ -81,6 +81,5 @@ def pod_of(amounts: Mapping[ResourceName, int], name: str = "bench") -> PodReque
 
 def empty_node(topology: Topology) -> NodeState:
     """A node with all devices healthy and none allocated."""
-    healthy = DeviceHealth(state=HealthState.HEALTHY)
-    devices = {device: healthy for each in topology.devices.values() for device in each}
+    devices = {device: HEALTHY for each in topology.devices.values() for device in each}
     return initial_state(NODE, topology, devices, "described: bench")

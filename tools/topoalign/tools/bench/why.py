@@ -21,7 +21,7 @@ from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.node_decisions import Nodes
 from topoalign.core.diagnosis.node_records import ClusterRecord, record_node
 from topoalign.core.model.decisions import Admission
-from topoalign.core.model.events import AllocationsSnapshot, DeviceHealth, HealthState, UsageObserved
+from topoalign.core.model.events import HEALTHY, AllocationsSnapshot, UsageObserved
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, DeviceID, NodeName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
@@ -96,9 +96,8 @@ def half_full_cluster() -> ClusterRecord:
 
 def empty_node(name: NodeName, topology: Topology) -> NodeState:
     """A node with all devices healthy and none allocated."""
-    healthy = DeviceHealth(state=HealthState.HEALTHY)
     cards = [*topology.gpu_by_id, *topology.nic_by_id]
-    return initial_state(name, topology, dict.fromkeys(cards, healthy), "described: bench")
+    return initial_state(name, topology, dict.fromkeys(cards, HEALTHY), "described: bench")
 
 
 def announcing(state: NodeState) -> NodeState:

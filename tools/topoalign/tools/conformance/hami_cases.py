@@ -7,11 +7,11 @@ from typing import Generic, TypeVar
 import msgspec
 
 from topoalign.core.demand.shares import HamiRequest
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile
 from topoalign.core.sharing.shared_gpus import SharedGpu
-from topoalign.core.state.share_amounts import MIB
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
 

@@ -18,13 +18,14 @@ import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR, GpuRules
 from topoalign.core.demand.shares import HamiRequest
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.topology.mig import MigPlacement, find_place
 from topoalign.core.sharing.hami.fit import MIG_MODE, HamiShare, Shares, Surroundings, Unfit
 from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, choose_gpus_as_hami, hami_gpus_score, score_gpus
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.shared_gpus import SharedGpu
-from topoalign.core.state.share_amounts import MIB, sum_amounts
+from topoalign.core.state.share_amounts import sum_amounts
 
 INSUFFICIENT = "NodeInsufficientDevice"
 """The reason of a node with fewer GPUs than one container asks for."""

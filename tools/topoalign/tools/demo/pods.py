@@ -7,12 +7,12 @@ node and for more CPUs than any NUMA node has. All of it is free, and there is n
 
 from collections.abc import Iterator
 
+from topoalign.core.model.byte_sizes import GIB
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, PodName, ResourceName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.topology.model import Topology
 
-GIB = 2**30
 MAIN = ContainerName("main")
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from topoalign.cli import formatting
 from topoalign.cli.formatting import binary
-from topoalign.cli.gpu_partitioning import MIB, format_parts, format_remaining, format_strategy, holder_text
+from topoalign.cli.gpu_partitioning import format_parts, format_remaining, format_strategy, holder_text
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState, Owner
 from topoalign.core.model.ids import AllocationID, DeviceID

@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION, DeviceType, JointScope
+from topoalign.core.model.byte_sizes import GIB
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ResourceName
 
 REMEDY = "write COUNT:gpus=N,cpus=N,memory=GIB,nics=N,same-pcie, as 100:gpus=2,cpus=8,memory=16"
 MOST_PODS = 100_000
 LARGEST_AMOUNT = 100_000
-GIB = 1 << 30
 SAME_PCIE = "same-pcie"
 RESOURCES: dict[str, ResourceName] = {"gpus": GPU, "cpus": CPU, "memory": MEMORY, "nics": NIC}
 

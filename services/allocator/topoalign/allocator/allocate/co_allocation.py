@@ -11,7 +11,6 @@ for this number of GPUs and for co-allocated devices, devices are chosen for the
 if possible without devices that are planned for other pods. Registries bind no other pod with this number of GPUs meanwhile.
 """
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, product
 from typing import NamedTuple
@@ -40,6 +39,7 @@ from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.placement.reserved_choice import open_reservations, reserved_with
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import reserved_allocations
+from topoalign.runtime.recent_dict import RecentDict
 
 
 def reserved_co_allocated(reserved: ReservedContainer) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
@@ -94,7 +94,7 @@ class JointClaim(Claim):
         """`placement`: the node's device policy."""
         super().__init__(view)
         self._placement = placement
-        self._requests: OrderedDict[tuple[Namespace, PodName], PodRequest] = OrderedDict()
+        self._requests = RecentDict[tuple[Namespace, PodName], PodRequest](REMEMBERED)
 
     def applies(self, resource: ResourceName) -> bool:
         """Whether these are whole GPUs: other devices have no co-allocated ones."""
@@ -165,9 +165,6 @@ class JointClaim(Claim):
         """Keeps the request of a pod for which a registry is about to reserve devices."""
         if is_joint(pod.annotations):
             self._requests[pod.namespace, pod.name] = pod
-            self._requests.move_to_end((pod.namespace, pod.name))
-            while len(self._requests) > REMEMBERED:
-                self._requests.popitem(last=False)
 
     def preferred(
         self, available: Collection[DeviceID], must_include: Sequence[DeviceID], size: int

@@ -265,7 +265,7 @@ class Grants:
         granted += [rest.allocation for rest in rests]
         granted += return_displaced(self._ledger, [*new.gone.values()], listing, granted)
         self._ledger.grant(granted, instead_of=list(new.gone), reasons=reasons, preferred=deviations)
-        self._ledger.release_log.left_over({rest.allocation.id: rest.former for rest in rests})
+        self._ledger.release_log.origins.update({rest.allocation.id: rest.former for rest in rests})
         return Judgement(answers, granted, rests)
 
     def _make_allocation(self, asked: AskedContainer) -> Allocation:

@@ -27,6 +27,7 @@ from topoalign.allocator.reconciliation.liveness import checkpoint_entries_of
 from topoalign.core.demand.shares import UnitFields, check_units_asked
 from topoalign.core.hints.device_hints import DeviceProvider
 from topoalign.core.model.allocations import Allocation, Owner, amounts_of
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.decisions import Explanation, Refusal
 from topoalign.core.model.errors import NoFit, Unavailable, quoted
 from topoalign.core.model.holdings import Amount, base_of
@@ -82,7 +83,6 @@ class ContainerStarts:
         self._ledger.refuse(PodRequest(namespace=owner.namespace, name=owner.pod, containers=()), refusal)
 
 
-MIB = 2**20
 UNKNOWN = object()
 """Stands for an allocation that was not judged yet."""
 

@@ -30,24 +30,21 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.calls import InstanceCalls
 from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.ports import (
-    NOTHING_RESERVED,
     AskedDevices,
     PodResources,
     Poll,
     Reservations,
     Starting,
-    nothing_to_ask,
-    nothing_to_prepare,
 )
 from topoalign.allocator.reconciliation.displacement import devices_displaced_by, without_allocations
 from topoalign.allocator.reconciliation.liveness import Grant
 from topoalign.allocator.reconciliation.owner_polls import OwnerPolls
 from topoalign.allocator.reconciliation.reconciliation import Reconciliation
-from topoalign.allocator.settings import DEFAULT_SETTINGS, AllocationSettings
+from topoalign.allocator.settings import AllocatorSettings
 from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
-from topoalign.core.model.requests import Placement, PodRequest
+from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.placement.reserved_choice import prefer_reserved, reserved_devices
 from topoalign.core.placement.sparing import prefer_sparing
@@ -125,22 +122,25 @@ class DeviceAllocations:
     def __init__(  # one parameter for each collaborator
         self,
         ledger: Ledger,
-        clock: Clock,
         pod_resources: PodResources,
-        settings: AllocationSettings = DEFAULT_SETTINGS,
+        settings: AllocatorSettings,
         *,
-        ensure_fresh: Callable[[], Awaitable[None]] = nothing_to_ask,
-        reservations: Reservations = NOTHING_RESERVED,
-        starting: Starting = nothing_to_prepare,
+        unbound_seconds: float,
+        ensure_fresh: Callable[[], Awaitable[None]],
+        reservations: Reservations,
+        starting: Starting,
         instances: Instances | None = None,
         by_variable_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """
-        `ensure_fresh` is called before each grant; afterwards the health of the devices is confirmed or unknown. `starting`
-        prepares the limiter of a container with vcuda units that may start. `instances` creates MIG instances for slots;
-        None: none are created. `by_variable_alone`: whether containers see the devices of NVIDIA_VISIBLE_DEVICES only.
+        `unbound_seconds` stands for `gone_seconds` for a container that was never reported and is not in the checkpoint,
+        unless its pod is deleted. `ensure_fresh` is called before each grant; afterwards the health of the devices is
+        confirmed or unknown. `starting` prepares the limiter of a container with vcuda units that may start. `instances`
+        creates MIG instances for slots; None: none are created. `by_variable_alone`: whether containers see the devices of
+        NVIDIA_VISIBLE_DEVICES only.
         """
         self._ledger = ledger
+        clock = ledger.clock
         self._clock = clock
         self._pod_resources = pod_resources
         self._placement = settings.placement
@@ -151,7 +151,7 @@ class DeviceAllocations:
             ledger,
             clock,
             gone_seconds=settings.gone_seconds,
-            unbound_seconds=settings.unbound_seconds,
+            unbound_seconds=unbound_seconds,
             settle_seconds=settings.settle_seconds,
         )
         self._preferences = Preferences(clock)
@@ -160,7 +160,7 @@ class DeviceAllocations:
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
         liveness = self._reconciliation.liveness
         view = NodeView(lambda: ledger.state, clock, reservations.current, liveness, settings.compat)
-        self._co_allocated = JointClaim(view, Placement(settings.placement))
+        self._co_allocated = JointClaim(view, settings.placement)
         self._units = UnitClaim(view)
         self._slots = SlotClaim(view)
         self._visible = VisibleGpus(view, by_variable_alone)

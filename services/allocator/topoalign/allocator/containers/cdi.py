@@ -32,6 +32,7 @@ from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.plugin_config.configuration import Configuration
+from topoalign.runtime.whole_files import replace_file
 
 VENDOR = "k8s.device-plugin.nvidia.com"
 VERSION = "0.5.0"
@@ -228,7 +229,7 @@ class SpecificationFiles:
             content = msgspec.json.format(msgspec.json.encode(specification), indent=2) + b"\n"
             try:
                 if not has_content(path, content):
-                    replace(path, content)
+                    replace_file(path, content, mode=READABLE)
                     changed = True
                 self._written[path] = stamp(path)
             except OSError as error:
@@ -257,17 +258,6 @@ def has_content(path: Path, content: bytes) -> bool:
             return mode & 0o777 == READABLE and file.read(len(content) + 1) == content
     except OSError:
         return False
-
-
-def replace(path: Path, content: bytes) -> None:
-    """Replaces a file in one step; no runtime reads the ending `.new` of an unfinished one. Raises OSError."""
-    unfinished = path.with_name(f".{path.name}.new")
-    unfinished.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(unfinished, flags, READABLE), "wb") as file:
-        os.fchmod(file.fileno(), READABLE)  # independent of the umask
-        file.write(content)
-    unfinished.replace(path)
 
 
 def stamp(path: Path) -> Stamp:

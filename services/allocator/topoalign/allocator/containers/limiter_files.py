@@ -7,7 +7,6 @@ a million files neither keep the agent busy nor block the devices for the next c
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -246,30 +245,5 @@ def read_file(directory: int, name: str) -> bytes:
         return b""
     try:
         return os.read(file, LARGEST)
-    finally:
-        os.close(file)
-
-
-def write_file(directory: int, name: str, content: bytes, *, durable: bool = False) -> None:
-    """Replaces a file as a whole, so that readers see one content. `durable`: synced to disk. Raises OSError."""
-    temporary = f".{name}.new"
-    with suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=directory)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    file = os.open(temporary, flags, 0o644, dir_fd=directory)
-    try:
-        # Readers lock it as well. Their locks are not waited for, because a container could hold one for ever.
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.fchmod(file, 0o644)
-        written = 0
-        while written < len(content):
-            written += os.write(file, content[written:])
-        if durable:
-            os.fsync(file)
-        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(temporary, dir_fd=directory)
-        raise
     finally:
         os.close(file)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import amount_of_slot
 from topoalign.allocator.containers.responses import ContainerDevices, EditProvider, VisibleDevice
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.holdings import Amount, base_of, unit_kind
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
@@ -25,7 +26,6 @@ from topoalign.plugin_config.mps_files import CONTAINER_ROOT, CONTAINER_SHM, PIP
 PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 THREAD_LIMIT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-MIB = 1024 * 1024
 
 
 class MpsEdits(EditProvider, frozen=True):

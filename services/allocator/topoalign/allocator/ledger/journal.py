@@ -22,7 +22,6 @@ from topoalign.allocator.ledger.state_dir import (
     faults,
     locked,
     no_link,
-    sync_directory,
     usable,
     write_synced,
     write_whole,
@@ -30,6 +29,7 @@ from topoalign.allocator.ledger.state_dir import (
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import JournalEntry
+from topoalign.runtime.whole_files import sync_directory
 
 KEPT = 5
 """Newest journals set aside that are kept."""

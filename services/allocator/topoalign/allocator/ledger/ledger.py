@@ -7,7 +7,7 @@ synced. Only then do they count, and only then may a call be answered. Facts tha
 become more than `pending_limit`, they are dropped, and the snapshot brings subscribers up to date.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -43,6 +43,7 @@ from topoalign.core.model.ids import AllocationID, DeviceID, NodeName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.ports import Clock, Journal, JournalEntry
 from topoalign.core.state.fold import NodeState, replay
+from topoalign.runtime.recent_dict import RecentDict
 
 
 class UnsequencedFact(Protocol):
@@ -392,15 +393,9 @@ class ReleaseLog:
     """Remembers the `REMEMBERED` newest releases, for `explain`. They are lost with the process."""
 
     def __init__(self) -> None:
-        self._ended: OrderedDict[AllocationID, Release] = OrderedDict()
-        self.origins: OrderedDict[AllocationID, AllocationID] = OrderedDict()
+        self._ended = RecentDict[AllocationID, Release](REMEMBERED)
+        self.origins = RecentDict[AllocationID, AllocationID](REMEMBERED)
         """Remainder of a partly released record -> that record, which may be a remainder itself; the newest of them."""
-
-    def left_over(self, rests: Mapping[AllocationID, AllocationID]) -> None:
-        """Remembers the remainders of records."""
-        self.origins.update(rests)
-        while len(self.origins) > REMEMBERED:
-            self.origins.popitem(last=False)
 
     def note(self, live: Mapping[AllocationID, Allocation], events: Sequence[LedgerEvent]) -> None:
         """Remembers each allocation out of `live` that these facts end; the facts were recorded together."""
@@ -409,8 +404,6 @@ class ReleaseLog:
             if isinstance(event, AllocationReleased) and (gone := live.get(event.allocation)) is not None:
                 successors = tuple(new.id for new in granted if not new.device_ids.isdisjoint(gone.device_ids))
                 self._ended[gone.id] = Release(gone, event.reason, successors)
-        while len(self._ended) > REMEMBERED:
-            self._ended.popitem(last=False)
 
     def explain(self, target: str, live: Mapping[AllocationID, Allocation]) -> tuple[str, ...]:
         """Returns a sentence for each ended allocation of this id, or of a pod of this name; newest first."""

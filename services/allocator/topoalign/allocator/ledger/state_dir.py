@@ -109,15 +109,6 @@ def is_in_use(directory: Path) -> bool:
     return False
 
 
-def sync_directory(directory: Path) -> None:
-    """Syncs a directory, so that names made or replaced in it are on disk. Raises OSError."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def check_file(path: Path) -> None:
     """Raises StateFault if there is a journal that this process may not read and write."""
     with faults(path, "open the journal"):

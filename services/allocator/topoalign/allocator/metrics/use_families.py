@@ -8,6 +8,7 @@ Labels of others: gpu-manager 8cd842ed and HAMi's vGPUmonitor, v2.9.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.processes import LibraryCount
 from topoalign.core.model.topology.model import Gpu, Topology
@@ -15,8 +16,6 @@ from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts
 from topoalign.core.usage.attribution import DeviceShares, Excess, HolderUse, NodeShares
 from topoalign.core.usage.given import WHOLE_DEVICE
 from topoalign.runtime.metrics import format_header, format_sample
-
-MIB = 1 << 20
 
 Labels = tuple[tuple[str, str], ...]
 Sample = tuple[Mapping[str, str], float | None]

@@ -18,10 +18,11 @@ from zlib import crc32
 import msgspec
 
 from topoalign.allocator.ledger.journal_format import is_whole
-from topoalign.allocator.ledger.state_dir import faults, no_link, sync_directory, write_synced
+from topoalign.allocator.ledger.state_dir import faults, no_link
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigPlacement
+from topoalign.runtime.whole_files import replace_file, sync_directory
 
 NAME = "instances"
 LARGEST = 1 << 20
@@ -108,7 +109,5 @@ class InstanceLog:
 
 def put_whole(path: Path, payload: bytes) -> None:
     """Replaces the file with this JSON. If the node stops meanwhile, the old or the new file is there. Raises OSError."""
-    temporary = path.with_name(f"{path.name}.new")
-    write_synced(temporary, b"%08x %s\n" % (crc32(payload), payload))
-    temporary.replace(path)
+    replace_file(path, b"%08x %s\n" % (crc32(payload), payload), mode=0o600, durable=True)
     sync_directory(path.parent)

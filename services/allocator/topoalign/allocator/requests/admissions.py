@@ -6,8 +6,7 @@ cannot be used, the same providers are asked in process for the rest of the deci
 at most, however many containers the pod has.
 """
 
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import anyio
@@ -26,7 +25,6 @@ from topoalign.core.admission.resolvability import explain_decision, with_resolv
 from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand, read_pod
 from topoalign.core.demand.pod_validation import validate_pod
-from topoalign.core.demand.shares import share_in_units
 from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.hints.answer_checks import check_answer
 from topoalign.core.hints.joint_hints import decided_together, is_held
@@ -63,6 +61,7 @@ from topoalign.core.model.requests import (
     Mode,
     PodRequest,
     ReleaseRequest,
+    RuleChanges,
     SnapshotRequest,
     override_rules,
 )
@@ -71,6 +70,7 @@ from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import with_reserved
+from topoalign.runtime.recent_dict import RecentDict
 from topoalign.runtime.replies import answer_with
 
 
@@ -89,7 +89,7 @@ def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeStat
         together = decided_together(state, container) if demand.together else frozenset()
         if together and not is_held(state, container, allocation):
             return False
-        share = share_in_units(state.hardware, container.devices, container.gpus)
+        share = container.share_in_units(state.hardware)
         if share is not None and len(allocation.amounts) != share.gpus:
             return False
         devices = {name: n for name, n in container.devices.items() if n and name not in together}
@@ -235,7 +235,7 @@ class Predictions:
     def _predict(
         self,
         pod: PodRequest,
-        changes: Mapping[str, str | int | bool],
+        changes: RuleChanges,
         reserved: Sequence[Reservation] = (),
         *,
         explain: bool = False,
@@ -303,7 +303,7 @@ class Admissions:
         self._hint_seconds = hint_seconds
         self.predictions = predictions or Predictions(ledger, rules, None, kubelet_owns_devices=kubelet_owns_devices)
         self._turn = anyio.Lock()
-        self._decisions: OrderedDict[str, Decision] = OrderedDict()
+        self._decisions = RecentDict[str, Decision](REMEMBERED)
         self.deadlines = Deadlines(ledger.clock, ledger.state.epoch)
         self.hint_fallbacks = 0
         """Questions that were answered in process because the hinting service did not."""
@@ -461,10 +461,10 @@ class Admissions:
             decision = msgspec.structs.replace(decision, allocations=named)
             self._ledger.grant(named)
             for allocation in named:
-                self._remember(allocation.id, decision)
+                self._decisions[allocation.id] = decision
         else:
             self._ledger.refuse(pod, decision)
-        self._remember(f"{pod.namespace}/{pod.name}", decision)
+        self._decisions[f"{pod.namespace}/{pod.name}"] = decision
         return decision
 
     def _again(self, name: str, held: Sequence[Allocation]) -> Admission:
@@ -478,9 +478,3 @@ class Admissions:
         explanation = had.explanation if had is not None and same else Explanation()
         allocations = tuple(self._ledger.state.allocations[each.id] for each in held)
         return Admission(allocations=allocations, explanation=explanation)
-
-    def _remember(self, name: str, decision: Decision) -> None:
-        self._decisions[name] = decision
-        self._decisions.move_to_end(name)
-        while len(self._decisions) > REMEMBERED:
-            self._decisions.popitem(last=False)

@@ -17,9 +17,10 @@ import msgspec
 from anyio import to_thread
 
 from topoalign.core.model.errors import DriverFault, InvalidMachine, TopoalignError
+from topoalign.core.model.events import HEALTHY
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, Driver, Inventory, Listener
-from topoalign.discovery.drivers.reading_health import HEALTHY, nic_health, unknown_health
+from topoalign.discovery.drivers.reading_health import nic_health, unknown_health
 from topoalign.machines import load_machine
 from topoalign.machines.sysfs_machine import is_named_by_address, read_sysfs
 from topoalign.runtime.driver_thread import CallProgress, DriverThread

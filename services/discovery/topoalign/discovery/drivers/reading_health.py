@@ -1,9 +1,7 @@
 """Judges the health of a device from one reading."""
 
-from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.events import HEALTHY, DeviceHealth, HealthState
 from topoalign.core.model.topology.model import Nic
-
-HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
 def unhealthy(*reasons: str) -> DeviceHealth:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.holdings import UnitKind, handed_out
 from topoalign.core.model.ids import DeviceID, ResourceName
 
@@ -18,7 +19,7 @@ LimitedBy = Literal["none", "vcuda", "hami-core", "mps"]
 
 CORES = 100
 """Units of computing time of a GPU."""
-MEMORY_BLOCK = 256 * 1024 * 1024
+MEMORY_BLOCK = 256 * MIB
 """Bytes of a unit of memory. What a GPU has beyond its last whole block is not given out."""
 
 

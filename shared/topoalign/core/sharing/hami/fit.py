@@ -25,13 +25,14 @@ import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR, GpuOrder, GpuRules, split_list
 from topoalign.core.demand.shares import HamiRequest
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.mig import MigPlacement
 from topoalign.core.sharing.hami.gpu_links import pick_best_connected
 from topoalign.core.sharing.hami.registration import PairScores
 from topoalign.core.sharing.shared_gpus import SharedGpu
-from topoalign.core.state.share_amounts import MIB, find_instances
+from topoalign.core.state.share_amounts import find_instances
 
 
 class HamiShare(msgspec.Struct, frozen=True, kw_only=True):

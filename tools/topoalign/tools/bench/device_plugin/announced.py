@@ -10,14 +10,13 @@ from contextlib import asynccontextmanager
 import anyio
 
 from topoalign.core import wire
-from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.model.events import HEALTHY, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AliveRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Endpoint
 from topoalign.runtime.replies import answer_with
 
-HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 UNHEALTHY = DeviceHealth(state=HealthState.UNHEALTHY, reason="played")
 
 

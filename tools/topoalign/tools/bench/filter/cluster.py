@@ -14,17 +14,17 @@ from uuid import NAMESPACE_OID, uuid5
 
 import msgspec
 
+from topoalign.core.model.byte_sizes import GIB
 from topoalign.core.model.events import (
+    HEALTHY,
     Allocation,
     AllocationBound,
     AllocationGranted,
     AllocationReleased,
     AllocationsSnapshot,
     ContainerUsage,
-    DeviceHealth,
     DeviceHealthChanged,
     Event,
-    HealthState,
     KubeletObserved,
     MemoryBlock,
     Owner,
@@ -51,7 +51,6 @@ from topoalign.core.state.fold import NodeState
 from topoalign.machines import load_machine
 from topoalign.tools.bench.registry.history import EPOCH
 
-GIB = 1 << 30
 HALF = 4
 ALL = 8
 """GPUs that are held of a node."""
@@ -59,7 +58,6 @@ KEPT_CPUS = 2
 """Of each NUMA node for the system."""
 FACTS = 4
 """That a node has said at first."""
-HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
 class Kind(msgspec.Struct, frozen=True):

@@ -12,8 +12,6 @@ import msgspec
 from topoalign.core.model.ids import NodeName
 from topoalign.tools.bench.registry.reader import PATIENCE_SECONDS, NotAnswered
 
-GIB = 1 << 30
-
 
 class Amounts(msgspec.Struct, frozen=True):
     """What the one container of a pod asks for; its limits are its requests."""

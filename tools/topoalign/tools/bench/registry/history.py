@@ -13,6 +13,7 @@ from uuid import NAMESPACE_OID, uuid5
 import msgspec
 
 from topoalign.core.model.events import (
+    HEALTHY,
     Allocation,
     AllocationBound,
     AllocationGranted,
@@ -20,9 +21,7 @@ from topoalign.core.model.events import (
     AllocationReleased,
     AllocationsSnapshot,
     ContainerUsage,
-    DeviceHealth,
     DeviceHealthChanged,
-    HealthState,
     KubeletObserved,
     LedgerEvent,
     Owner,
@@ -45,7 +44,6 @@ LIVE = 8
 """Of each node: readings, facts of the allocator, and the allocations that are live after them."""
 MORE = FACTS - 1 + LIVE
 """Facts of each further round: all but the first snapshot, and the end of what was live."""
-HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 BARE = load_machine(MACHINE).topology
 RULES = KubeletRules(
     policy="best-effort",

@@ -40,12 +40,12 @@ from topoalign.allocator.containers.limiter_files import (
     put_aside,
     read_file,
     with_checkpoint,
-    write_file,
 )
 from topoalign.allocator.containers.responses import ContainerDevices, EditProvider, VisibleDevice
 from topoalign.allocator.ports import Poll
 from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.allocations import Allocation
+from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import StateFault, clean
 from topoalign.core.model.holdings import Amount, base_of, unit_kind
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
@@ -64,6 +64,7 @@ from topoalign.plugin_config.hook_files import (
     find_missing_file,
 )
 from topoalign.runtime.clock import until_tick
+from topoalign.runtime.whole_files import replace_file
 
 NAME = re.compile(r"slots-[0-9a-f]{32}")
 OWNER = "of"
@@ -121,7 +122,7 @@ def prepare_slots_directory(root: Path, name: str, owner: DirectoryOwner) -> Non
         with open_directory(name, at) as directory:
             os.fchmod(directory, MODE)
             make_open(directory, CACHE)
-            write_file(directory, OWNER, "\n".join(owner).encode())
+            replace_file(OWNER, "\n".join(owner).encode(), directory=directory)
 
 
 def make_open(at: int, name: str) -> None:
@@ -195,7 +196,7 @@ class DirectoryCleanup:
                 if name in held:
                     if (now := held[name]) is not None and now != owner:
                         with open_directory(root) as at, open_directory(name, at) as directory:
-                            write_file(directory, OWNER, "\n".join(now).encode())
+                            replace_file(OWNER, "\n".join(now).encode(), directory=directory)
                         self._owners[name] = now
                 elif (
                     poll is not None
@@ -270,7 +271,6 @@ SHARED_FILE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 CONTAINER_LOCKS = "/tmp/vgpulock"  # noqa: S108  # where the library locks
 MOST_GPUS = 16
 """The largest number of GPUs of a container that the library supports."""
-MIB = 1024 * 1024
 
 
 class HamiCoreEdits(EditProvider, frozen=True):

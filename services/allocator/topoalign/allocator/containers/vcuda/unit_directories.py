@@ -38,7 +38,6 @@ from topoalign.allocator.containers.limiter_files import (
     put_aside,
     read_file,
     remove_tree,
-    write_file,
 )
 from topoalign.allocator.containers.responses import ContainerDevices, EditProvider
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -46,6 +45,7 @@ from topoalign.core.model.topology.device_offers import CORES
 from topoalign.kubelet.control_groups import HIERARCHIES, PROCESSES, sees_all_processes
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Flags
+from topoalign.runtime.whole_files import replace_file
 
 # The files that the library reads: `vcuda.config` contains the limits of a container, `pids.config` the ids of its
 # processes.
@@ -171,7 +171,7 @@ def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
                 if each != CONFIG_FILE and not (each == SOCKET and stat.S_ISSOCK(found.st_mode)):
                     os.unlink(each, dir_fd=directory)
             if read_file(directory, CONFIG_FILE) != (config := encode_config(limits)):
-                write_file(directory, CONFIG_FILE, config, durable=True)
+                replace_file(CONFIG_FILE, config, durable=True, directory=directory)
 
 
 def write_registered(root: Path, name: str, container_id: str, files: dict[str, bytes], pids: str) -> None:
@@ -185,9 +185,9 @@ def write_registered(root: Path, name: str, container_id: str, files: dict[str, 
             os.fchmod(own, MODE)
             for file, content in files.items():
                 if read_file(own, file) != content:
-                    write_file(own, file, content)
+                    replace_file(file, content, directory=own)
         if read_file(directory, pids) != files[pids]:
-            write_file(directory, pids, files[pids])
+            replace_file(pids, files[pids], directory=directory)
 
 
 def count_entries(at: int, name: str) -> int:

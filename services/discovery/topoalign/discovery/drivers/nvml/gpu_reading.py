@@ -14,8 +14,9 @@ from itertools import combinations
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from topoalign.core.model.byte_sizes import GIB
 from topoalign.core.model.errors import clean, quoted
-from topoalign.core.model.events import DeviceHealth
+from topoalign.core.model.events import HEALTHY, DeviceHealth
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement, MigProfile
 from topoalign.core.model.topology.model import Fabric, Gpu, Topology
@@ -33,7 +34,7 @@ from topoalign.discovery.drivers.nvml.nvml_library import (
     Library,
     sysfs_address,
 )
-from topoalign.discovery.drivers.reading_health import HEALTHY, unhealthy
+from topoalign.discovery.drivers.reading_health import unhealthy
 
 # NVLinks: each GPU reports where its end leads, and pairs are made of two ends.
 #
@@ -178,8 +179,7 @@ def _read_placement(nvml: Library, device: Handle, gpu_instance: int) -> MigPlac
 
 def _make_profile_name(gpu_slices: int, compute_slices: int, memory: int, total: int | None) -> str:
     """The name of a profile that the driver does not name; memory by eighths, rounded up (go-nvlib, mig_profile)."""
-    gib = 1 << 30
-    whole = -(-(total or memory) // gib)
+    whole = -(-(total or memory) // GIB)
     eighths = -(-memory * 8 // (total or memory)) if memory else 0
     # `1g.10gb`; `1c.2g.20gb` is a compute instance that is smaller than its GPU instance
     part = f"{compute_slices}c." if compute_slices != gpu_slices else ""

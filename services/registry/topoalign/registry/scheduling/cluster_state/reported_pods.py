@@ -21,9 +21,9 @@ from topoalign.core.model.requests import GANG, PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.ports import SeenNode, SeenPod
-from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, drop_other_annotations
+from topoalign.runtime.recent_dict import RecentDict
 
 REQUESTS_KEPT = 10_000
 """Reserved pods whose requests are kept: far more than are bound and not reported yet."""

@@ -40,10 +40,10 @@ from topoalign.core.scoring.scorers import NodeScorer, Scoring, scorer_by_name
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.terminated_pods import without_pods
 from topoalign.registry.cluster_nodes import Cluster, ClusterNode, bare
-from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.cluster_state.assumed_pods import NodePods
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
+from topoalign.runtime.recent_dict import RecentDict
 from topoalign.runtime.request_turns import TaskTurns
 
 UNKNOWN_NODE = "UnknownNode"

@@ -21,9 +21,9 @@ from msgspec import field
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.extender.arguments import ExtenderCall, MetaPod, MetaVictims
 from topoalign.registry.scheduling.scheduling_api import Filtered, Victims
+from topoalign.runtime.recent_dict import RecentDict
 
 OTHER = "would refuse the pod; ask topoalign why"
 """The text after a code that this version does not know, for example of a newer node."""

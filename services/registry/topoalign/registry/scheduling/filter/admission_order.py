@@ -32,7 +32,7 @@ from topoalign.core.admission.free_amounts import count_free
 from topoalign.core.admission.gang_plan import has_its_own, is_given_as_reserved
 from topoalign.core.admission.realignment import (
     AlignmentBudget,
-    PendingPodAmounts,
+    PendingPod,
     containers_fit,
     fit_as_counted,
     fit_whatever_ends,
@@ -64,27 +64,6 @@ Place = tuple[object, tuple[tuple[int, ...] | None, ...]]
 """The class of a pod, and the NUMA nodes to which each of its shares is aligned; None: the policy does not align it."""
 Ends = frozenset[tuple[Place, int]]
 """The result of one order: place -> number of pods that need their reservation and are aligned there."""
-
-
-class PendingPod(NamedTuple):
-    """A pod that a kubelet will admit or refuse."""
-
-    key: object
-    """Equal for pods of one class: their order among one another does not matter."""
-    demand: PodDemand
-    """Under a unique name."""
-    must_fit: bool
-    """Whether the whole plan fails if this pod is refused."""
-    takes: PodNeed | None = None
-    """Its consumption in amounts. None: not known."""
-    decides: bool = False
-    """Whether amounts alone decide whether it fits."""
-    may_wait: bool = True
-    """
-    Whether the bind may wait while the end of another pod could make the kubelet refuse this pod. False for a pod that
-    is planned with its gang while no other pod is pending: its reservation would expire, and the gang would be planned
-    on the same devices again.
-    """
 
 
 def are_ambiguous(topology: Topology, one: PendingPod, other: PendingPod) -> bool:
@@ -179,7 +158,7 @@ def fit_as_equals(state: NodeState, pods: Sequence[PendingPod]) -> bool:
         return False
     if not all(each.decides and each.must_fit and each.key == pods[0].key for each in pods):
         return False
-    return fit_as_counted(count_free(state, pods[0].demand.rules), [*map(in_amounts, pods)])
+    return fit_as_counted(count_free(state, pods[0].demand.rules), pods)
 
 
 async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: PodNeed | None, turns: TaskTurns) -> bool:
@@ -216,11 +195,10 @@ def is_refused_for_memory(state: NodeState, pods: Sequence[PendingPod]) -> bool:
     if len(pods) < 2 or len(kinds) < (1 if policy.asks else 2):
         return False
     free = count_free(state, rules)
-    known = [in_amounts(each) for each in pods]
-    if have_ample_memory(free, known):
+    if have_ample_memory(free, pods):
         return False
-    have_preferred_sets = all(each.takes is not None and each.takes.strict for each in known)
-    return not (have_preferred_sets and fit_whatever_ends(free, known, AlignmentBudget()))
+    have_preferred_sets = all(each.takes is not None and each.takes.strict for each in pods)
+    return not (have_preferred_sets and fit_whatever_ends(free, pods, AlignmentBudget()))
 
 
 def may_realign(state: NodeState, pod: PendingPod) -> bool:
@@ -243,19 +221,18 @@ def fits_before_all(state: NodeState, pod: PendingPod, later: Later) -> bool:
     """
     Decides as `all_fit`, for a single pod that is admitted before the `later` ones and fits together with them.
     """
+    pods = (pod, *later.pods)
     # If amounts alone decide and no pod is refused for its alignment, the order of the pods does not matter.
-    if all(each.decides for each in (pod, *later.pods)) and POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY):
+    if all(each.decides for each in pods) and POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY):
         return True
     free = count_free(state, pod.demand.rules)
-    counted = [in_amounts(each) for each in (pod, *later.pods)]
-    if not fit_as_counted(free, counted) and not fit_in_turn(state, (pod, *later.pods)):
+    if not fit_as_counted(free, pods) and not fit_in_turn(state, pods):
         return False
     if not later.guarded or not may_realign(state, pod):
         return True
     steps = AlignmentBudget()
-    guarded = [in_amounts(each) for each in later.guarded]
-    elsewhere = left_elsewhere(counted[0], free)
-    return all(fit_whatever_ends(remaining, (), steps, guarded) for remaining in elsewhere)
+    elsewhere = left_elsewhere(pod, free)
+    return all(fit_whatever_ends(remaining, (), steps, later.guarded) for remaining in elsewhere)
 
 
 def fit_in_turn(state: NodeState, pods: Sequence[PendingPod]) -> bool:
@@ -267,11 +244,6 @@ def fit_in_turn(state: NodeState, pods: Sequence[PendingPod]) -> bool:
         for each in decision.allocations:
             state = state.holding(each)
     return True
-
-
-def in_amounts(pod: PendingPod) -> PendingPodAmounts:
-    """The pod judged by amounts only."""
-    return PendingPodAmounts(pod.key, pod.must_fit, pod.takes, pod.decides)
 
 
 async def fit_from(  # noqa: C901  # one search over orders
@@ -307,11 +279,9 @@ async def fit_from(  # noqa: C901  # one search over orders
             return False
         rest = (*pods[:place], *pods[place + 1 :])
         if steps is not None and (rest or later.guarded):
-            others = [*map(in_amounts, rest)]
-            guarded = [*map(in_amounts, later.guarded)]
-            for remaining in left_elsewhere(in_amounts(pod), count_free(state, pod.demand.rules)):
+            for remaining in left_elsewhere(pod, count_free(state, pod.demand.rules)):
                 await turns.give()
-                if not fit_whatever_ends(remaining, others, steps, guarded):
+                if not fit_whatever_ends(remaining, rest, steps, later.guarded):
                     return False
         if rest:
             if not await fit_from(after, rest, turns, steps, ends, later, places):

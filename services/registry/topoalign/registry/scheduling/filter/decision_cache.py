@@ -26,16 +26,16 @@ from topoalign.core.demand.shares import USUAL_SLOTS, amount_resources
 from topoalign.core.deviceshare.koordinator_names import ANNOTATIONS
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.decisions import Admission, Resolvability
-from topoalign.core.model.events import DeviceHealth, HealthState
+from topoalign.core.model.events import HEALTHY
 from topoalign.core.model.ids import GPU, NIC, ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import GPU_COUNT, PodRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.shapes import without_uuids
 from topoalign.core.scoring.scorers import Key, NodeScorer
 from topoalign.core.state.fold import NodeState, initial_state
-from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.cluster_state.view import ClusterView, NodeView
 from topoalign.registry.scheduling.scheduling_api import Filtered, NodeRefusal, PodToSchedule
+from topoalign.runtime.recent_dict import RecentDict
 from topoalign.runtime.request_turns import TaskTurns
 
 MOST_STALE = 4
@@ -92,7 +92,6 @@ POD = PodName("pod to schedule")
 """Invalid names, because no decision depends on names."""
 DEVICES_UNKNOWN = "DevicesUnknown"
 """The kubelet has such devices, but the data of the node does not, so nothing can be predicted."""
-HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
 class KindNeed:

@@ -23,23 +23,21 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from topoalign.core.admission.free_amounts import Free, count_free
-from topoalign.core.admission.realignment import PendingPodAmounts, fit_as_counted, left_elsewhere
+from topoalign.core.admission.realignment import PendingPod, fit_as_counted, left_elsewhere
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.ids import NodeName, PodName
-from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, unknown_request
 from topoalign.registry.scheduling.cluster_state.view import ClusterView, NodeView
 from topoalign.registry.scheduling.filter.admission_order import (
     Later,
-    PendingPod,
     finds_co_allocated,
     fits_before_all,
-    in_amounts,
     keeps_containers_together,
 )
 from topoalign.registry.scheduling.filter.decision_cache import KindNeed, PodClass
 from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSchedule
+from topoalign.runtime.recent_dict import RecentDict
 
 PODS_KEPT = 1_024
 """Pods whose waiting nodes are kept."""
@@ -96,7 +94,7 @@ class Crowd(NamedTuple):
 
     version: int
     """Of the node."""
-    pods: Sequence[PendingPodAmounts]
+    pods: Sequence[PendingPod]
     free: Free
     """The state without the reservations of these pods."""
 
@@ -155,11 +153,11 @@ class PlannedPods:
             planned = self.on(node)
             facts = self._view.facts(node.name)
             uids = frozenset(each.uid for each in planned)
-            pods = tuple(in_amounts(each.pending_pod) for each in planned)
+            pods = tuple(each.pending_pod for each in planned)
             free = count_free(self._view.basis_of(facts, uids).state, node.kind.rules)
             crowd = self._crowds[node] = Crowd(node.version, pods, free)
         asked = request.of(node.kind, self._view)
-        new = PendingPodAmounts(request.key, True, asked.takes, asked.is_decided_by_amounts)
+        new = PendingPod(request.key, asked.demand, True, asked.takes, asked.is_decided_by_amounts)
         return fit_as_counted(crowd.free, (new, *crowd.pods)) and next(left_elsewhere(new, crowd.free), None) is None
 
 

@@ -20,7 +20,6 @@ from topoalign.core.scoring.scorers import HAMI
 from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod
 from topoalign.core.sharing.pod_warnings import warnings_of
 from topoalign.core.sharing.quota_amounts import OverQuota
-from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.cluster_state.assumed_pods import (
     Requested,
     devices_of_unknown_containers,
@@ -40,6 +39,7 @@ from topoalign.registry.scheduling.filter.namespace_quotas import Quotas, quota_
 from topoalign.registry.scheduling.filter.node_templates import NewNodes
 from topoalign.registry.scheduling.filter.pending_pods import PlannedPods, WaitingPods, later_than, pending_pod
 from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, Filtered, PodToSchedule, Victims
+from topoalign.runtime.recent_dict import RecentDict
 
 PODS_KEPT = 4_096
 """Pods whose result is kept, because waiting pods are checked repeatedly."""

@@ -15,7 +15,7 @@ from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import DEFAULT_SCHEDULER, PodEvent, SeenPod
-from topoalign.registry.recent_dict import RecentDict
+from topoalign.runtime.recent_dict import RecentDict
 
 CHECK_SECONDS = 15.0
 """A pod is checked after this time, or at most twice as long. Within it a node that does not answer is known: the bus may be

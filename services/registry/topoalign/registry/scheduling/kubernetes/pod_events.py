@@ -23,8 +23,8 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import KubernetesApi, PodEvent
-from topoalign.registry.recent_dict import RecentDict
 from topoalign.registry.scheduling.scheduling_api import BindsPods, PodToSchedule
+from topoalign.runtime.recent_dict import RecentDict
 
 AGAIN_SECONDS = 600.0
 """An Event exists for an hour; a repetition within ten minutes adds nothing."""
