@@ -233,7 +233,7 @@ async def test_the_clock_is_read_over_the_bus() -> None:
 
     failure = msgspec.json.decode(answer)["failure"]
     assert ("service", "DeadlinePassed") == (failure["fault"], failure["code"])
-    assert "ask again if it is still wanted" in failure["remedy"]
+    assert "send it again if it is still wanted" in failure["remedy"]
 
 
 PODS = st.sampled_from(["a", "b", "c"])

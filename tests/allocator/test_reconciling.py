@@ -534,7 +534,7 @@ async def test_more_shares_than_a_container_may_have_are_refused_with_the_remedy
     with pytest.raises(InvalidField) as refused:
         await node.device_allocations.allocate(GPU, [[DeviceID("GPU-0::0"), DeviceID("GPU-1::0")]])
 
-    assert "ask for 1" in refused.value.remedy
+    assert "request 1" in refused.value.remedy
     assert {} == node.live()
 
 
@@ -549,7 +549,7 @@ async def test_of_several_offers_the_one_that_allows_least_decides(node: Node) -
     with pytest.raises(InvalidField) as refused:
         await node.device_allocations.allocate(GPU, [[DeviceID("GPU-0::0"), DeviceID("GPU-1::0")]])
 
-    assert "ask for 1" in refused.value.remedy
+    assert "request 1" in refused.value.remedy
     assert {} == node.live()
 
 

@@ -1,5 +1,5 @@
 """
-Types of which facts about allocations consist: which container holds what.
+The types in facts about allocations: which container holds which devices, CPUs and memory.
 
 Fields are never renamed or re-used, only added, as in `events`.
 """
@@ -39,7 +39,7 @@ class Owner(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 OWNER_CHARACTERS = 400
-"""Of an owner as text: its three names have 63, 253 and 63, and pods of one controller differ in their last ones."""
+"""Longest owner as text. Its three names have 63, 253 and 63 characters; names of one controller differ at their end."""
 
 
 class MemoryBlock(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -50,9 +50,9 @@ class MemoryBlock(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     nodes: tuple[int, ...]
     """The group, ascending."""
     size: int
-    """Bytes. Smaller than asked, down to 0, for an init container whose memory later containers of its pod reuse."""
+    """Bytes. Less than requested, down to 0, if later containers of the pod reuse memory of this init container."""
     taken: tuple[int, ...]
-    """How `size` is spread over `nodes`. Reused memory counts here, and no longer in the init container's block."""
+    """Bytes on each node of `nodes`, together `size`. Reused memory counts in the block of the container that reuses it."""
 
     def __post_init__(self) -> None:
         """Raises ValueError unless each node has an amount."""
@@ -64,7 +64,7 @@ class Displaced(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     """A former allocation whose container was not seen to end when the kubelet gave its devices to another container."""
 
     allocation: AllocationID
-    """The id that it had; it is released as `displaced`."""
+    """Its id. It was released with reason `displaced`."""
     owner: Owner
     """Its container."""
     pod_uid: str = ""
@@ -72,9 +72,9 @@ class Displaced(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
     devices: dict[ResourceName, tuple[DeviceID, ...]]
     """Those that both containers have, by resource."""
     slots: dict[DeviceID, Amount] = {}
-    """Slot of a GPU among them -> what this container holds of that GPU by it; one that is not here: an equal part."""
+    """Slot in `devices` -> the amount of its GPU that this container holds. A slot that is missing holds an equal part."""
     instances: dict[DeviceID, DeviceID] = {}
-    """Slot of a GPU among them -> uuid of the MIG instance that was created for this container."""
+    """Slot in `devices` -> uuid of the MIG instance that was created for this container."""
 
     @property
     def device_ids(self) -> frozenset[DeviceID]:
@@ -83,19 +83,19 @@ class Displaced(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
 
 
 class ResourceGrant(msgspec.Struct, frozen=True):
-    """What was given of one resource."""
+    """The devices of one resource in an allocation."""
 
     unshared: Sequence[Holding]
-    """What is no share, on the GPUs that the record names (`Ownership` knows the node's as well)."""
+    """Devices and parts that are not shares, with the GPUs of `Allocation.parents` (`Ownership` has the node's, too)."""
     shares: Mapping[DeviceID, Sequence[str]]
     """GPU, MIG instance or virtual function -> the numbers of its shares."""
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
-    """What one container holds. Granted over the kubelet's protocol it is one resource, without CPUs and memory."""
+    """What one container holds. If the kubelet's Allocate granted it: devices of one resource, without CPUs and memory."""
 
     id: AllocationID
-    """Names the allocation for as long as it lives; `AllocationBound` and `AllocationReleased` repeat it."""
+    """Identifies the allocation until it is released, also in `AllocationBound` and `AllocationReleased`."""
     owner: Owner | None = None
     """None until it is known: the kubelet's Allocate does not name the container."""
     role: Role = "app"
@@ -103,42 +103,42 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     """Resource -> device ids, in the order in which the container sees them."""
     virtual_functions: dict[DeviceID, tuple[str, ...]] = {}
-    """NIC -> PCI addresses of the SR-IOV functions that are held; of a NIC that is not here, all is held."""
+    """NIC -> PCI addresses of the allocated SR-IOV functions. A NIC that is missing is allocated as a whole."""
     cpus: str = ""
     """Exclusive CPUs as a list `0-3,8`; empty for a container in the shared pool."""
     memory: tuple[MemoryBlock, ...] = ()
-    """Memory and hugepages that are its own. Empty where the kubelet gives out memory by itself."""
+    """Exclusive memory and hugepages. Empty on a node whose kubelet allocates the memory."""
     affinity: tuple[int, ...] | None = None
-    """NUMA node ids it was aligned to, ascending. None: the policy had no preference, or the kubelet did not report it."""
+    """Ids of the NUMA nodes that it is aligned to, ascending. None: the policy had no preference, or it is not known."""
     lowest_first: bool = False
-    """Whether memory returns to the lowest NUMA node first, as in the kubelet; otherwise to where it was taken."""
+    """Whether released memory returns to the lowest NUMA node first, as in the kubelet; if not, to where it came from."""
     boot: str = ""
-    """The boot of the node in which it was given, or last confirmed (`TopologyDiscovered.boot_id`); empty: not known."""
+    """The boot in which it was granted or last confirmed (`TopologyDiscovered.boot_id`); empty: not known."""
     parents: dict[DeviceID, DeviceID] = {}
     """MIG instance or virtual function -> its GPU or NIC at the grant: the container keeps its device node."""
     machine: str = ""
-    """The described machine it was given on (`TopologyDiscovered.machine`); empty: real hardware, or not known."""
+    """The described machine of its grant (`TopologyDiscovered.machine`); empty: real hardware, or not known."""
     pod_uid: str = ""
-    """UID of the owner's pod, as the kubelet's checkpoint has it; empty: not known, as on a node without a kubelet."""
+    """UID of the owner's pod in the kubelet's checkpoint; empty: not known, as on a node without a kubelet."""
     displaced: tuple[Displaced, ...] = ()
-    """Whose devices these are as well, as far as is known: those containers were not seen to end."""
+    """Containers that may still use some of these devices, because they were not seen to end."""
     co_allocated: tuple[DeviceID, ...] = ()
-    """Those of the devices that the kubelet did not give: their plugin lists them as unhealthy until the release."""
+    """The `devices` that the kubelet did not allocate. Their plugin lists them as unhealthy until the release."""
     slots: dict[DeviceID, Amount] = {}
-    """Slot among the devices -> what it holds of its GPU. One that is not here holds an equal part."""
+    """Slot in `devices` -> the amount of its GPU that it holds. A slot that is missing holds an equal part."""
 
     instances: dict[DeviceID, DeviceID] = {}
-    """Slot of a GPU among the devices -> uuid of the MIG instance that was created for it."""
+    """Slot in `devices` -> uuid of the MIG instance that was created for it."""
     reserved_for: tuple[str, ...] = ()
     """
-    UIDs of the pods for which these amounts were reserved, until it is known whose container this is. A container of another
-    pod does not start. Empty: it was reserved for this container, or these are equal parts, which every container may have,
-    or it is not known.
+    UIDs of the pods for which these amounts were reserved, until the owner is known. If the owner is another pod, the
+    container does not start. Empty: the amounts were reserved for this container, or are equal parts, which every container
+    may have, or it is not known.
     """
     denied: str = ""
     """
-    UID of a pod that must not start with these slots. Its init container, which had some of them before, was given amounts
-    that were reserved for others, or others were given what was reserved for it. Empty: there is none.
+    UID of a pod that must not start with these slots: its init container, which had some of them, got amounts that were
+    reserved for another pod, or another pod got the amounts that were reserved for it. Empty: there is none.
     """
 
     def __post_init__(self) -> None:
@@ -157,7 +157,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def cpu_ids(self) -> frozenset[int]:
-        """Ids of the exclusive CPUs, parsed once: every decision reads those of all allocations."""
+        """Ids of the exclusive CPUs. Parsed once, because every decision reads those of all allocations."""
         return parse_cpuset(self.cpus)
 
     @cached_property
@@ -167,7 +167,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def from_kubelet(self) -> Mapping[ResourceName, tuple[DeviceID, ...]]:
-        """Resource -> devices without the co-allocated ones, of which a kubelet knows nothing."""
+        """Resource -> devices that the kubelet allocated, without the co-allocated ones."""
         if not self.co_allocated:
             return self.devices
         rest = {
@@ -178,7 +178,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def given(self) -> Mapping[ResourceName, ResourceGrant]:
-        """What was given of each resource, under the ids offered; without NICs of which it has functions only."""
+        """Resource -> its devices, under the ids offered. A NIC with allocated virtual functions is left out."""
         found: dict[ResourceName, ResourceGrant] = {}
         for resource, devices in self.devices.items():
             unshared: list[Holding] = []
@@ -186,7 +186,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             for device in devices:
                 if device in self.virtual_functions:
                     continue
-                base, share, number = device.partition(SHARE)  # not by functions: they may be hundreds of units
+                base, share, number = device.partition(SHARE)  # inlined for speed: there may be hundreds of units
                 if share:
                     shares.setdefault(DeviceID(base), []).append(number)
                 else:
@@ -196,17 +196,17 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def amounts(self) -> Mapping[DeviceID, Amount]:
-        """GPU -> how much of it is held in units, for the GPUs of which any is."""
+        """GPU -> the amount that is held of it in units. GPUs without units are left out."""
         return amounts_of(self.device_ids)
 
     @cached_property
     def shared_bases(self) -> frozenset[DeviceID]:
-        """The devices, MIG instances and virtual functions of which it has shares, units or slots."""
+        """The devices, MIG instances and virtual functions of its shares, units and slots."""
         return frozenset(base for given in self.given.values() for base in given.shares)
 
     @cached_property
     def whole_ids(self) -> frozenset[DeviceID]:
-        """Ids of the devices, as they were handed out, of which nobody else can hold a part."""
+        """Ids of the devices that it holds exclusively, as they were handed out."""
         return self.device_ids - self.virtual_functions.keys()
 
     @cached_property
@@ -218,28 +218,28 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class MemoryUse(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What the memory manager knows of one NUMA node beyond its size."""
+    """What containers use of the memory of one NUMA node, as the kubelet's memory manager counts it."""
 
     reserved: dict[ResourceName, int] = {}
     """Bytes held by containers."""
     cells: tuple[int, ...] = ()
-    """The group the node was last allocated with; empty: the node alone."""
+    """The group of NUMA nodes that the node was last allocated with; empty: the node alone."""
     assignments: int = 0
     """Blocks that touch the node, counted once per resource."""
 
 
 MOST_COUNTED = 8
-"""Sets of ids of which is remembered how much they are: those of the Allocate calls that come together."""
+"""Sets of ids whose amounts are cached: those of the Allocate calls that arrive together."""
 
 
 def amounts_of(devices: Iterable[DeviceID]) -> Mapping[DeviceID, Amount]:
-    """GPU -> how much of it these ids are units of. An id counts once; what is offered now does not matter."""
+    """GPU -> the amount of the units among these ids. An id counts once; what is offered now does not matter."""
     return one_of_each(frozenset(devices))
 
 
 @lru_cache(MOST_COUNTED)
 def one_of_each(devices: frozenset[DeviceID]) -> Mapping[DeviceID, Amount]:
-    """The same of a set. While an Allocate is judged and recorded it is asked five times for the same units."""
+    """As `amounts_of`, cached: one Allocate needs the amounts of the same units five times."""
     found: dict[DeviceID, list[int]] = {}
     for device in devices:
         base, _, label = device.partition(SHARE)

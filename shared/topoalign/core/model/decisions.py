@@ -1,8 +1,8 @@
 """
 The answers of `admit`, and the questions that it asks on the way.
 
-An answer contains everything that is needed to act on it and to explain it: the hints each provider gave, what the
-merge made of them, the sets of devices that were considered, and the reason where it is a refusal.
+An answer contains everything that is needed to act on it and to explain it: the hints of each provider, their merge, the
+sets of devices that were considered, and the reason of a refusal.
 """
 
 from collections.abc import Collection, Iterable
@@ -22,14 +22,14 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
     resource: ResourceName
     devices: tuple[DeviceID, ...]
     seam: str = ""
-    """Of GPUs the connection across the weakest split of the set, for people: `4 NVLinks, 80 GB/s`."""
+    """For GPUs: the connection across the weakest split of the set, for people: `4 NVLinks, 80 GB/s`."""
     score: int
     """The sum of the scores of its links (`topoalign.core.model.topology.queries.connection_score`)."""
     chosen: bool
     why: str
     """Why it won or lost, for people."""
     alignment_cost: str = ""
-    """Of the chosen GPUs the stronger seam that the alignment to NUMA nodes cost, for people. Empty: it cost none."""
+    """For the chosen GPUs: the stronger seam that is possible without NUMA alignment, for people. Empty: there is none."""
 
 
 class Alignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,51 +37,51 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True):
 
     container: ContainerName | None
     hints: dict[str, dict[ResourceName, Hints]]
-    """Provider -> resource -> hints, as they were given."""
+    """Provider -> resource -> hints."""
     merged: TopologyHint
     admitted: bool
     note: str = ""
-    """What is not exact about it, for people: a search that ended at its limit on work."""
+    """Why the merge is not exact, for people: a search reached its limit on work. Empty: it is exact."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decision does not cover, and how it came about: the merges of hints, the sets compared, what was not known."""
+    """How a decision was made: the merges of hints, the sets compared, what was not known, and what it does not cover."""
 
     not_covered: tuple[str, ...] = ()
-    """What the pod asks for and the decision does not cover, for people: devices of resource claims, exclusive CPUs."""
+    """Parts of the request that the decision does not cover, for people: devices of resource claims, exclusive CPUs."""
     alignments: tuple[Alignment, ...] = ()
     considered: tuple[Considered, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was not known when it was decided, for people: a prediction is only as good as its input."""
+    """What was not known at the decision, for people. A prediction is only as good as its input."""
     unserved: tuple[ResourceName, ...] = ()
-    """Names by which the pod asks for devices that nobody serves on the node, ascending. A kubelet passes over them."""
+    """Requested resources that no device plugin serves on the node, ascending. A kubelet ignores them."""
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True, tag="Admission"):
-    """The answer that a pod fits, with what each of its containers gets, in the order in which they were decided."""
+    """The answer that a pod fits, with the allocation of each container, in the order of the decisions."""
 
     allocations: tuple[Allocation, ...]
-    """Their ids are made of the pod's name and the container's; the allocator gives them lasting ones."""
+    """Their ids consist of the names of pod and container; the allocator replaces them when it grants the allocations."""
     explanation: Explanation
 
 
 class Resolvability(StrEnum):
-    """Whether what keeps a pod off a node can pass, and what it is, the most likely to pass first."""
+    """Whether the obstacle that keeps a pod off a node can pass. The most likely to pass comes first."""
 
     IN_USE = "in-use"
-    """It would admit the pod if nobody had anything."""
+    """If no container held anything, the node would admit the pod."""
     UNHEALTHY = "unhealthy"
-    """It would if, besides, all of its devices were healthy and none was cordoned."""
+    """If, in addition, all devices were healthy and none was cordoned, the node would admit the pod."""
     NOT_KNOWN = "not-known"
-    """What it would decide is not known."""
+    """It is not known what the node would decide."""
     EXCLUDED = "excluded"
-    """Kubernetes keeps the pod off it; else it would admit the pod, now or if nobody had anything."""
+    """Kubernetes excludes the node for the pod. Otherwise it would admit the pod, now or if no container held anything."""
     NEVER = "never"
-    """It would refuse the pod even if nobody had anything and all of its devices were healthy."""
+    """The node would refuse the pod even if no container held anything and all devices were healthy."""
     FOREIGN = "foreign"
-    """Others give out its GPUs."""
+    """Another system allocates the node's GPUs."""
     MISSING = "missing"
-    """It has no device of a resource that is asked for."""
+    """The node has no device of a requested resource."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
@@ -90,18 +90,18 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
     reason: str
     """The kubelet's reason: TopologyAffinityError, SMTAlignmentError or UnexpectedAdmissionError."""
     code: str
-    """Ours, narrower than `reason`: CamelCase, stable."""
+    """topoalign's reason, more specific than `reason`: CamelCase, stable."""
     finding: str
     remedy: str
     container: ContainerName | None
-    """Where it failed. None: the pod as a whole."""
+    """The container that was refused. None: the pod as a whole."""
     provider: str | None
-    """Who failed to allocate: device, cpu or memory. None: the policy refused, or the request is invalid."""
+    """The manager that failed to allocate: device, cpu or memory. None: the policy refused, or the request is invalid."""
     explanation: Explanation
     undone: tuple[Allocation, ...] = ()
     """
-    In mode `kubelet` what earlier containers of the pod had been given when it was refused. Granting and releasing these
-    folds to what the kubelet then knows of groups of NUMA nodes. Mode `best` gives nothing before all is decided.
+    In mode `kubelet`: the allocations of the pod's earlier containers at the refusal. If these are granted and released, the
+    state has the groups of NUMA nodes that the kubelet then has. Mode `best` allocates nothing before all is decided.
     """
     resolvability: Resolvability | None = None
     """Whether waiting can help: `in-use`, `unhealthy`, `never` or `not-known`. None: not computed."""
@@ -124,33 +124,33 @@ def with_unserved(decision: Decision, names: tuple[ResourceName, ...]) -> Decisi
 
 
 class Explained(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `explain`: what is held now, and the decision, as long as the allocator keeps it."""
+    """The answer to `explain`: what is held now, and the decision, if the allocator still has it."""
 
     allocations: tuple[Allocation, ...]
     decision: Decision | None
-    """None: it was made by the kubelet, or before the allocator last started."""
+    """None: the kubelet decided, or the allocator has restarted since."""
     ailing: dict[DeviceID, DeviceHealth] = {}
-    """Held devices that would not be handed out now, with their health: unhealthy, of unknown health, or cordoned."""
+    """Held devices that are not usable now, with their health: unhealthy, of unknown health, or cordoned."""
     notes: tuple[str, ...] = ()
-    """Why nothing is held, and how former allocations of this name ended, newest first, as far as that is remembered."""
+    """Why nothing is held, and how former allocations of this name ended, newest first, as far as it is remembered."""
 
 
 class PlacementContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What is free besides the devices that may be chosen, for a device policy that considers the next container."""
+    """All free devices, also those that may not be chosen, for a device policy that considers the next container."""
 
     free: Collection[DeviceID] = ()
-    """All devices of the resource that may be handed out now, on whatever NUMA nodes, in the hardware's order."""
+    """All usable free devices of the resource, on any NUMA node, in the hardware's order."""
     nics: Collection[DeviceID] = ()
-    """NICs that may be handed out now."""
+    """Usable free NICs."""
     nics_wanted: int = 0
-    """How many of them the container asks for."""
+    """Number of NICs that the container requests."""
 
 
 NO_CONTEXT = PlacementContext()
 
 
 class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """The question which devices of a resource are preferred; the kubelet asks it as GetPreferredAllocation."""
+    """Asks which devices of a resource are preferred, as the kubelet does by GetPreferredAllocation."""
 
     resource: ResourceName
     available: Collection[DeviceID]
@@ -159,11 +159,11 @@ class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     container: ContainerName
     near: tuple[DeviceID, ...] = ()
-    """Devices of other resources already decided for the container: NICs are chosen near its GPUs."""
+    """Devices of other resources that are decided for the container: NICs are chosen near its GPUs."""
     context: PlacementContext = NO_CONTEXT
 
     def without_context(self) -> "PreferenceQuestion":
-        """Returns the question as a kubelet asks it: about one resource, without what else the container has."""
+        """Returns the question as a kubelet asks it, without the container's devices of other resources."""
         return msgspec.structs.replace(self, near=(), context=PlacementContext(free=self.context.free))
 
 

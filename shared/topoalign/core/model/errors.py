@@ -33,7 +33,8 @@ class TopoalignError(Exception):
 
 class BadRequest(TopoalignError):
     """
-    Raised when the request or the configuration is invalid: a retry fails again. Base of errors that the caller can fix.
+    Raised when the request or the configuration is invalid, so that a retry fails again. Base of errors that the caller can
+    fix.
 
     Remedy: Correct what the message names.
     """
@@ -41,7 +42,7 @@ class BadRequest(TopoalignError):
 
 class NoFit(TopoalignError):
     """
-    Raised when a valid request does not fit a working node in its present state. Base of errors without a fault.
+    Raised when a valid request does not fit the present state of a working node. Base of refusals that are no failure.
 
     Remedy: Wait until resources are free, or ask for less.
     """
@@ -49,7 +50,7 @@ class NoFit(TopoalignError):
 
 class Unavailable(TopoalignError):
     """
-    Raised when the machine or another service failed: hardware, driver, disk or bus. Base of errors that may pass.
+    Raised when hardware, driver, disk, bus or another service failed. Base of errors that may pass.
 
     Remedy: Try again, and read the log of the service.
     """
@@ -89,7 +90,7 @@ class SequenceGap(TopoalignError):
         self.got = got
         super().__init__(
             f"node {node}, epoch {epoch}: fact {got} arrived after fact {have}",
-            "a snapshot of the node's allocations heals it",
+            "request a snapshot of the node's allocations; topoalign's own services do",
         )
 
 
@@ -102,12 +103,12 @@ class Contradiction(TopoalignError):
 
     def __init__(self, node: str, finding: str) -> None:
         self.node = node
-        super().__init__(f"node {node}: {finding}", "a snapshot of the node's allocations heals it; look at the writer")
+        super().__init__(f"node {node}: {finding}", "request a snapshot, and look for a second publisher of the node")
 
 
 class UnknownDevice(BadRequest):
     """
-    Raised for the name of a device that this node does not have any more, or never had.
+    Raised for a device id that the node does not have.
 
     Remedy: Use the ids that `topoalign topo --wide` prints.
     """
@@ -122,7 +123,7 @@ class UnknownDevice(BadRequest):
 
 class DeviceUnusable(BadRequest):
     """
-    Raised for the name of a device that is unhealthy, of unknown health, or cordoned.
+    Raised for a device that is unhealthy, of unknown health, or cordoned.
 
     Remedy: Choose healthy devices; `topoalign doctor` shows what is wrong with this one.
     """
@@ -132,7 +133,7 @@ class DeviceUnusable(BadRequest):
         self.state = state
         super().__init__(
             f"device {quoted([device])} is {state}: {clean(reason, 200)}",
-            "choose healthy devices; `topoalign doctor` and the node's log say what is wrong with this one",
+            "choose healthy devices; `topoalign doctor` and the node's log show what is wrong with this one",
         )
 
 
@@ -146,7 +147,7 @@ class PodAlreadyAllocated(BadRequest):
     def __init__(self, pod: str) -> None:
         super().__init__(
             f"pod {quoted([pod])} already holds an allocation of other resources",
-            "release it first, or ask under another pod name",
+            "release it first, or use another name for the pod",
         )
 
 
@@ -179,13 +180,13 @@ class InvalidMachine(BadRequest):
 
 class Undecodable(BadRequest):
     """
-    Raised for a message or journal record that is not what it claims to be.
+    Raised for a message or journal entry that cannot be decoded, or does not match its checksum.
 
     Remedy: Check what wrote it; nothing of it was applied.
     """
 
     def __init__(self, what: str, finding: str) -> None:
-        super().__init__(f"{what} cannot be decoded: {finding}", "look at the writer; nothing of it was applied")
+        super().__init__(f"{what} cannot be decoded: {finding}", "check what wrote it; nothing of it was applied")
 
 
 class KubeletOwnsDevices(BadRequest):
@@ -197,14 +198,14 @@ class KubeletOwnsDevices(BadRequest):
 
     def __init__(self, node: str) -> None:
         super().__init__(
-            f"the kubelet of node {node} hands out its devices",
-            "create the pod, or delete it, in Kubernetes; `what-if` and `explain` work on every node",
+            f"the kubelet of node {node} allocates its devices",
+            "create or delete the pod in Kubernetes; `what-if` and `explain` work on every node",
         )
 
 
 class DeviceInUse(NoFit):
     """
-    Raised for the name of a device that a live allocation holds.
+    Raised for a device that a live allocation holds.
 
     Remedy: Wait until its container ends, or release the allocation; `topoalign explain` names the owner.
     """
@@ -213,14 +214,15 @@ class DeviceInUse(NoFit):
         self.devices = tuple(devices)
         self.allocation = allocation
         super().__init__(
-            f"{quoted(devices)} belong to allocation {allocation}, which is live",
-            "release that allocation, or wait until its container has gone; `topoalign explain` names its owner",
+            f"{quoted(devices)} belong to the live allocation {allocation}",
+            "wait until its container ends, or release the allocation; `topoalign explain` names the owner",
         )
 
 
 class BusUnavailable(Unavailable):
     """
-    Raised when the bus does not confirm in time. It may have stored the message: publish it under the same id.
+    Raised when the bus does not confirm a message in time. It may have stored the message: publish it again under the same
+    id.
 
     Remedy: Check that nats-server runs and is reachable; `topoalign doctor` tests it.
     """
@@ -230,21 +232,21 @@ class BusUnavailable(Unavailable):
 
 
 class NobodyAnswers(BusUnavailable):
-    """Raised when nobody has subscribed to the subject: no such service, or no stream. Nobody got the message."""
+    """Raised when no service and no stream has subscribed to the subject, so that the message was not received."""
 
     code = BusUnavailable.code
 
 
 class DeadlinePassed(Unavailable):
     """
-    Raised for a request that arrives after its caller has stopped waiting. It had no effect.
+    Raised for a request that arrives after the deadline of its caller. It had no effect.
 
     Remedy: Send it again if it is still wanted.
     """
 
     def __init__(self, request: str, why: str) -> None:
         super().__init__(
-            f"{clean(request, 600)} was refused: {why}", "nothing has changed; ask again if it is still wanted"
+            f"{clean(request, 600)} was refused: {why}", "nothing has changed; send it again if it is still wanted"
         )
 
 
@@ -258,7 +260,7 @@ class BusRefused(Unavailable):
 
 class IdTaken(BusRefused):
     """
-    Raised when the store may have another message under this id: the message was not stored.
+    Raised when a message was not stored because the store may have another message under its id.
 
     Remedy: Find out who else publishes on these subjects.
     """
@@ -266,13 +268,13 @@ class IdTaken(BusRefused):
     def __init__(self, name: str, finding: str) -> None:
         super().__init__(
             f"the id {clean(name, 200)!r} is taken: {finding}",
-            "see who else may publish on the subjects of this service (docs/events.md, Permissions)",
+            "find out who else may publish on the subjects of this service (docs/events.md, Permissions)",
         )
 
 
 class BusConflict(Unavailable):
     """
-    Raised when the newest message of a subject is not the expected one: nothing was stored.
+    Raised when nothing was stored because the newest message of the subject is not the expected one.
 
     Remedy: Read the newest message and decide again.
     """
@@ -301,7 +303,7 @@ class HardwareUnknown(Unavailable):
     def __init__(self, node: str, why: str) -> None:
         super().__init__(
             f"the hardware of node {node} is not known yet: {why}",
-            "ask again in a moment; if it stays so, check that discovery runs, and read its log",
+            "wait a moment; if it stays so, check that discovery runs, and read its log",
         )
 
 
@@ -327,21 +329,21 @@ def clean(text: str, width: int = 80) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-# The failure of another service: its form in an answer, and the error that it becomes here.
+# The failure of another service: its form in an answer, and the error that is raised for it here.
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="Failure"):
-    """The answer to a question that could not be answered: the error of the service as data."""
+    """The answer to a request that failed: the error of the service as data."""
 
     fault: str
-    """Whose: `request`, `fit` or `service`."""
+    """The kind of the error: `request`, `fit` or `service`."""
     code: str
     finding: str
     remedy: str
 
 
 class RemoteFailure(TopoalignError):
-    """Raised for a failure that another service answered with; `failure` has the other side's code."""
+    """Raised when another service answers with a failure; `failure` has its code."""
 
     code = TopoalignError.code
 
@@ -357,7 +359,7 @@ class RemoteBadRequest(RemoteFailure, BadRequest):
 
 
 class RemoteNoFit(RemoteFailure, NoFit):
-    """Raised when the other service found that the request is valid, and does not fit the node as it is now."""
+    """Raised when the other service found that a valid request does not fit the present state of the node."""
 
     code = NoFit.code
 
@@ -372,5 +374,5 @@ BY_FAULT: Mapping[str, type[RemoteFailure]] = {"request": RemoteBadRequest, "fit
 
 
 def remote(failed: Failure) -> RemoteFailure:
-    """Returns the error that stands for a failure here. An unknown fault counts as the service's."""
+    """Returns the error to raise for a failure. An unknown `fault` counts as `service`."""
     return BY_FAULT.get(failed.fault, RemoteUnavailable)(failed)

@@ -1,10 +1,10 @@
 """
 The facts that topoalign publishes.
 
-A fact is frozen, in the past tense, and published by one writer only: discovery publishes the hardware, the allocator
-of a node what it gave away. Only reservations of a node are published by several registries. A subscriber may rely on
-facts. Facts arrive at least once and, per writer and node, in order; `(node, epoch, seq)` distinguishes a repetition
-from a new fact. Fields are never renamed or re-used, only added.
+A fact is frozen, in the past tense, and has one writer: discovery publishes the hardware of a node, the node's allocator its
+allocations. Only the reservations of a node are published by several registries. Facts arrive at least once and, per writer
+and node, in order; `(node, epoch, seq)` distinguishes a repetition from a new fact. Fields are never renamed or re-used,
+only added.
 """
 
 from enum import StrEnum
@@ -24,10 +24,10 @@ from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.model import Topology
 
 DESCRIBED = "described: "
-"""What `TopologyDiscovered.source` of a described machine begins with."""
+"""Prefix of `TopologyDiscovered.source` for a described machine."""
 
 LARGEST_NUMBER = 2**53
-"""Of an epoch, a revision and a seq: up to here a reader whose numbers are doubles can represent each exactly."""
+"""Largest epoch, revision and seq. A reader whose numbers are doubles represents all of them exactly."""
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
 
@@ -36,7 +36,7 @@ class HealthState(StrEnum):
     """The health of a device as discovery judges it."""
 
     UNKNOWN = "unknown"
-    """Never judged, or its driver does not answer: offered to the kubelet as Unhealthy, but still listed."""
+    """Not judged yet, or its driver does not answer. It is listed to the kubelet, as Unhealthy."""
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
 
@@ -49,11 +49,11 @@ class DeviceHealth(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     reason: str = ""
     """Why it is not healthy, for people: `GPU is lost`, `the driver has not answered for 5 s`."""
     cordoned: bool = False
-    """Kept back by an operator: not offered, whatever its state."""
+    """Whether an operator has cordoned it. Then it is not allocated, whatever its state."""
 
     @property
     def usable(self) -> bool:
-        """Whether the device may be handed out: it is healthy and not cordoned."""
+        """Whether the device may be allocated: it is healthy and not cordoned."""
         return self.state is HealthState.HEALTHY and not self.cordoned
 
 
@@ -61,19 +61,19 @@ HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
-    """Base of all facts: the node that they are about, and the epoch of their writer."""
+    """Base of all facts: their node, and the epoch of their writer."""
 
     node: NodeName
     """Name of the Kubernetes node."""
     epoch: Number
-    """Changes when the writer's record starts afresh, as with every start of it; never repeats. The whole follows."""
+    """Changes with every start of the writer, and never repeats. All data is published again in the new epoch."""
 
 
 class Reading(Fact, frozen=True, kw_only=True):
     """Base of facts of which only the newest counts, because each is complete by itself."""
 
     revision: Number
-    """Counts up within the epoch. The same number again is a repetition."""
+    """Increases within the epoch. The same number again is a repetition."""
 
 
 class LedgerFact(Fact, frozen=True, kw_only=True):
@@ -84,46 +84,46 @@ class LedgerFact(Fact, frozen=True, kw_only=True):
 
 
 class TopologyDiscovered(Reading, frozen=True, kw_only=True, tag="TopologyDiscovered"):
-    """The complete hardware of a node. Announced on start, on every change, and when asked."""
+    """The complete hardware of a node. Published on start, on every change, and on request."""
 
     boot_id: str
     """The kernel's boot id: distinguishes a reboot from a restart of a service."""
     source: str
-    """What it was read by: `nvml`, `sysfs`, or `described: <name>`."""
+    """The source of the data: `nvml`, `sysfs`, or `described: <name>`."""
     topology: Topology
-    """All of the node's hardware that is online, and what of it is offered."""
+    """The hardware of the node that is online, and the resources in which it is offered."""
 
     @property
     def machine(self) -> str:
-        """Which described machine this is; empty: real hardware. Device ids of described machines repeat on others."""
+        """Name of the described machine; empty: real hardware. Nodes with the same one have the same device ids."""
         return self.source if self.source.startswith(DESCRIBED) else ""
 
 
 class DeviceHealthChanged(Reading, frozen=True, kw_only=True, tag="DeviceHealthChanged"):
-    """The health of every GPU and NIC, and of MIG instances with one of their own. Announced on start and on change."""
+    """The health of every GPU and NIC, and of MIG instances whose health differs. Published on start and on change."""
 
     devices: dict[DeviceID, DeviceHealth]
-    """Device id -> its health. GPUs and NICs always, MIG instances only where they differ from their GPU."""
+    """Device id -> its health: all GPUs and NICs, and MIG instances whose health differs from that of their GPU."""
 
 
 class ContainerUsage(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What the kubelet gave one container that has no allocation, or gave beyond the container's allocations."""
+    """Resources that the kubelet allocated to one container and that are in no allocation of topoalign."""
 
     owner: Owner
     """The container."""
     cpus: str = ""
     """Exclusive CPUs as a list `0-3,8`; empty for a container in the shared pool."""
     memory: tuple[MemoryBlock, ...] = ()
-    """Memory and hugepages that are its own."""
+    """Exclusive memory and hugepages."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
-    """Resource -> device ids, in no order that matters."""
+    """Resource -> device ids, in any order."""
 
     def __post_init__(self) -> None:
         parse_cpuset(self.cpus)  # as for `Allocation`
 
 
 class MemoryExcess(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A container that used more memory of a device than it was given, in three measurements in a row."""
+    """A container that used more memory of a device than was allocated to it, in three measurements in a row."""
 
     owner: Owner | None = None
     """The container. None: not known yet."""
@@ -134,49 +134,49 @@ class MemoryExcess(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     device: DeviceID
     """The GPU or MIG instance."""
     given: int
-    """Bytes that it was given of the device."""
+    """Bytes of the device that are allocated to it."""
     used: int
-    """Bytes that it used at the third of these measurements. `topoalign gpu usage` shows what it uses now."""
+    """Bytes that it used at the third measurement. `topoalign gpu usage` shows the present use."""
 
 
 class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
     """
-    All that the kubelet gave out without asking topoalign, and the rules by which it decides. Announced within a second of a
-    change, also when a container begins or ceases to use more memory of a GPU than it was given.
+    All that the kubelet allocated without topoalign, and the rules by which it decides. Published within a second of a
+    change, also when a container begins or ceases to use more memory of a GPU than was allocated to it.
     """
 
     containers: tuple[ContainerUsage, ...]
-    """Every container that the kubelet gave something to without asking us."""
+    """Every container to which the kubelet allocated something without topoalign."""
     containers_known: bool = True
-    """False: PodResources has not answered since the allocator's start, and `containers` is empty therefore."""
+    """False: `containers` is empty because PodResources has not answered since the allocator's start."""
     kubelet: KubeletObserved | None = None
-    """What predictions depend on. None: not read yet."""
+    """The data of the kubelet that predictions depend on. None: not read yet."""
     exceeding: tuple[MemoryExcess, ...] = ()
-    """Containers that use more memory of a GPU than they were given; announced as an excess begins and ends."""
+    """Containers that use more memory of a GPU than was allocated to them."""
 
 
 class AllocationGranted(LedgerFact, frozen=True, kw_only=True, tag="AllocationGranted"):
-    """A container has been given its devices. The journal has it already: it holds even if the node stops now."""
+    """Devices were allocated to a container. The journal already has the fact, so it survives a restart of the node."""
 
     allocation: Allocation
-    """What was given. Its owner may not be known yet."""
+    """The allocation. Its owner may not be known yet."""
 
 
 class AllocationBound(LedgerFact, frozen=True, kw_only=True, tag="AllocationBound"):
-    """The container that holds an allocation has become known, or, after a reboot, that it holds it again."""
+    """The owner of an allocation became known, or is confirmed after a reboot."""
 
     allocation: AllocationID
     """Its id."""
     owner: Owner
     """The container that holds it."""
     boot: str = ""
-    """The boot in which that was seen; empty: not known."""
+    """The boot in which the kubelet reported the owner; empty: not known."""
     pod_uid: str = ""
-    """As `Allocation.pod_uid`. Where it becomes known later than the names, the fact is announced again with it."""
+    """As `Allocation.pod_uid`. If it becomes known later than the names, the fact is published again."""
     displaced: tuple[Displaced, ...] = ()
-    """As `Allocation.displaced`, which this replaces: announced again without those that have ended."""
+    """Replaces `Allocation.displaced`. If some of its containers have ended, the fact is published again without them."""
     as_reserved: bool = False
-    """Whether its slots hold what was reserved for it, which empties `Allocation.reserved_for` and `.denied`."""
+    """Whether its slots have the reserved amounts. If so, `Allocation.reserved_for` and `.denied` become empty."""
 
 
 class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationReleased"):
@@ -186,33 +186,33 @@ class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationR
     """Its id."""
     reason: str
     """
-    `released` on request; `gone`: its container ended; `orphan`: it ended while the allocator did not run; `superseded`: the
-    kubelet gave its devices to another container; `displaced`: it did so before the container was seen to end;
-    `other-machine`: the node has another described machine now.
+    `released`: on request; `gone`: its container ended; `orphan`: its container ended while the allocator did not run;
+    `superseded`: the kubelet allocated its devices to another container; `displaced`: the same, before the container was
+    seen to end; `other-machine`: the node simulates another described machine now.
     """
 
 
 class AllocationRefused(LedgerFact, frozen=True, kw_only=True, tag="AllocationRefused"):
-    """A pod asked for devices and was refused; nothing changed."""
+    """A pod that requested devices was refused; nothing changed."""
 
     namespace: Namespace
     """Namespace of the pod."""
     pod: PodName
     """Name of the pod."""
     container: ContainerName | None
-    """Where it failed. None: the pod as a whole."""
+    """The container that was refused. None: the pod as a whole."""
     reason: str
     """The kubelet's reason: TopologyAffinityError, SMTAlignmentError, UnexpectedAdmissionError."""
     code: str
     """Stable code of the reason: `NotAligned`, `NotEnoughDevices`."""
     finding: str
-    """What was found, for people."""
+    """Why the pod was refused, for people."""
     remedy: str
     """What to do about it, for people."""
 
 
 class AllocationDeviated(LedgerFact, frozen=True, kw_only=True, tag="AllocationDeviated"):
-    """The kubelet gave other devices than were preferred. The allocation is as the kubelet chose."""
+    """The kubelet allocated other devices than were preferred. The allocation has the kubelet's choice."""
 
     allocation: AllocationID
     """Its id."""
@@ -223,36 +223,36 @@ class AllocationDeviated(LedgerFact, frozen=True, kw_only=True, tag="AllocationD
 
 
 class AllocationsSnapshot(LedgerFact, frozen=True, kw_only=True, tag="AllocationsSnapshot"):
-    """All live allocations of a node. Announced on start, when asked, and when the journal is compacted."""
+    """All live allocations of a node. Published on start, on request, and when the journal is compacted."""
 
     allocations: tuple[Allocation, ...]
     """Every live allocation."""
     memory: dict[int, MemoryUse] = {}
-    """NUMA node id -> what is in use of it. Empty where the kubelet gives out memory by itself."""
+    """NUMA node id -> its memory in use. Empty on a node whose kubelet allocates the memory."""
     digest: str
-    """The digest of all live allocations, which a subscriber has after every fact before this one."""
+    """The digest of all live allocations. A subscriber that folded all earlier facts has the same digest."""
 
 
 class ReservationsChanged(Fact, frozen=True, kw_only=True, tag="ReservationsChanged"):
     """
-    All reservations of a node after a change; the newest message replaces all earlier ones. Several registries write, each
-    only if the newest message of the subject is the one that its change is based on.
+    All reservations of a node after a change; the newest message replaces all earlier ones. Several registries publish it. A
+    registry publishes only if its change is based on the newest message of the subject.
     """
 
     writer: str
     """Id of the registry replica that made the change. `epoch` and `seq` are its own."""
     seq: Number
-    """Counts the changes of all nodes that the writer made in its epoch, from 1: those of one node have gaps."""
+    """Counts the writer's changes of all nodes in its epoch, from 1. The numbers of one node have gaps."""
     reservations: tuple[Reservation, ...]
     """Every reservation of the node."""
     made: tuple[str, ...] = ()
     """UIDs of pods whose reservation is new."""
     consumed: tuple[str, ...] = ()
-    """UIDs of pods whose reservation has ended because they have what was reserved."""
+    """UIDs of pods whose reservation has ended because the reserved devices were allocated."""
     expired: tuple[str, ...] = ()
     """UIDs of pods whose reservation has expired."""
     cancelled: tuple[str, ...] = ()
-    """UIDs of pods that are gone, were refused, or could not be bound."""
+    """UIDs of pods that were deleted, were refused, or could not be bound."""
 
 
 LedgerEvent = (

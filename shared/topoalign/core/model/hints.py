@@ -1,12 +1,12 @@
 """
-Hints, and the question that a hint provider answers.
+Hints, and the question to a hint provider.
 
-A hint names NUMA nodes on which the request can be met, and whether they are as few as possible (`preferred`). A
-provider answers per resource with a list of hints, with an empty list (cannot be met) or with None (no opinion), and
-the three mean different things to the merge.
+A hint names NUMA nodes on which the request can be met, and whether they are as few as possible (`preferred`). For each
+resource a provider returns a list of hints, an empty list (the request cannot be met), or None (no opinion). The merge
+treats the three differently.
 
-A question carries all that its answer depends on, so that a provider in another process answers from what the asker
-knows, and never from the facts that it has received so far.
+A question has all data that its answer depends on. So a provider in another process answers from the caller's data, not from
+the facts that it has received itself.
 """
 
 from collections.abc import Mapping
@@ -20,24 +20,24 @@ from topoalign.core.model.topology.bitmask import Mask
 
 
 class TopologyHint(msgspec.Struct, frozen=True, array_like=True):
-    """One way to place a request. `affinity` is a mask of NUMA node ids; None means any node will do."""
+    """One way to place a request. `affinity` is a mask of NUMA node ids; None: any nodes."""
 
     affinity: Mask | None
     preferred: bool
 
 
 class ResourceNeed(msgspec.Struct, frozen=True):
-    """An amount that a request needs of something that is spread over the NUMA nodes."""
+    """The amount of a resource that a request needs, and the supply near the NUMA nodes."""
 
     amount: int
     supply: dict[Mask, int]
-    """Mask of nodes -> how much is near any of them. What is near several nodes counts once."""
+    """Mask of nodes -> the amount near any of them. A device that is near several nodes counts once."""
 
 
 class HintRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    The hints where NUMA nodes are too many to list their subsets: the subsets of `nodes` that meet all needs, and the
-    masks of `besides`. Those of `least` nodes are preferred, and none has fewer.
+    The hints if there are too many NUMA nodes to list their subsets: the subsets of `nodes` that meet all needs, and the
+    masks of `besides`. Hints with `least` nodes are preferred; none has fewer.
     """
 
     nodes: Mask
@@ -48,20 +48,20 @@ class HintRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Hints = tuple[TopologyHint, ...] | HintRule | None
-"""Of one resource: None is no opinion, () is cannot be met."""
+"""The hints for one resource. None: no opinion. (): the request cannot be met."""
 
 ProviderHints = Mapping[ResourceName, Hints]
-"""Of one provider. Empty: it has no opinion at all. A resource that is missing counts as no opinion on it."""
+"""The hints of one provider. It has no opinion on a resource that is missing."""
 
 
 class HintQuestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Asks where a container, or a whole pod, could be placed. It carries all that the answer depends on."""
+    """Asks where a container, or a whole pod, can be placed. It has all data that the answer depends on."""
 
     node: NodeName
     topology: tuple[int, int]
-    """(epoch, revision) of the TopologyDiscovered that the asker decides on."""
+    """(epoch, revision) of the caller's TopologyDiscovered."""
     allocations: tuple[Allocation, ...]
-    """All live ones, and those already decided for earlier containers of the same pod."""
+    """All live allocations, and those decided for earlier containers of the same pod."""
     memory: dict[int, MemoryUse] = {}
     """`NodeState.memory`."""
     unusable: tuple[DeviceID, ...]

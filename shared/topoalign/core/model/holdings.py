@@ -1,9 +1,9 @@
 """
-Describes what is held of a device: the whole, or which part of it.
+Describes what is held of a device: the whole device or a part.
 
-`Holding` is the only type for this inside the code. Outside, in journals, events and the kubelet's calls, a part is
-known by the id under which it is handed out; `holding_of` reads such an id, and this is the only module that knows how
-one is written. `parents` maps each part to its device: MIG-y is an instance of GPU-x, 0000:99:00.1 a function of mlx5_1.
+The code uses the type `Holding`. Journals, events and the kubelet's calls use the id under which a part is handed out. Only
+this module knows the form of these ids; `holding_of` reads them. `parents` maps each part to its device: MIG-y is an
+instance of GPU-x, 0000:99:00.1 a function of mlx5_1.
 
     GPU-x           Holding("GPU-x")
     GPU-x::3        Holding("GPU-x", TimeSlice(replica="3"))
@@ -13,8 +13,7 @@ one is written. `parents` maps each part to its device: MIG-y is an instance of 
     0000:99:00.1    Holding("mlx5_1", FunctionHolding(address="0000:99:00.1"))
 
 Two holdings overlap if they are the same, or one is a part of the other: the whole GPU overlaps each of its parts, an
-instance its time slices. Two parts of one device do not overlap. Nor do amounts: whether they fit is a question of
-their sum.
+instance its time slices. Two parts of one device do not overlap. Amounts never overlap: they fit if their sum fits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,11 +28,11 @@ SHARE = "::"
 """Between a device and the number of its share, as NVIDIA's device plugin writes them (v0.20.0)."""
 
 INSTANCE = "MIG-"
-"""How NVML begins the uuid of a MIG instance. What else is a part of a GPU is a virtual function."""
+"""Prefix of the uuid of a MIG instance in NVML. Any other part of a device is a virtual function."""
 
 
 class Whole(msgspec.Struct, frozen=True, tag=True):
-    """The part that is all of a device."""
+    """The whole device."""
 
 
 class Instance(msgspec.Struct, frozen=True, tag=True):
@@ -54,7 +53,7 @@ WHOLE = Whole()
 
 
 class TimeSlice(msgspec.Struct, frozen=True, tag=True):
-    """One share of a device that is shared in time. All its shares are equal; the number only distinguishes them."""
+    """One time slice of a device. All its slices are equal; the number only distinguishes them."""
 
     replica: str
     """Its number as the id has it: `3`."""
@@ -63,7 +62,7 @@ class TimeSlice(msgspec.Struct, frozen=True, tag=True):
 
 
 UnitKind = Literal["cores", "memory"]
-"""What a GPU is divided into units of: its computing time, or its memory."""
+"""The kinds of units of a GPU: hundredths of computing time, and blocks of memory."""
 
 LETTERS: Mapping[UnitKind, str] = {"cores": "c", "memory": "m"}
 """Before the number of a unit in its id."""
@@ -71,7 +70,7 @@ LETTERS: Mapping[UnitKind, str] = {"cores": "c", "memory": "m"}
 KINDS: Mapping[str, UnitKind] = {letter: kind for kind, letter in LETTERS.items()}
 
 MOST_LABELS = 4_096
-"""Whose meaning is kept: more than the units and shares of a GPU, of which each call of a kubelet names many."""
+"""Labels that are cached: more than the units and shares of a GPU. Each call of a kubelet names many of them."""
 
 
 class Unit(msgspec.Struct, frozen=True, tag=True):
@@ -88,7 +87,7 @@ class Unit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Amount(msgspec.Struct, frozen=True, gc=False):
-    """An amount of a GPU, no matter which units of it, or by which slot."""
+    """An amount of a GPU, whatever its units or slots."""
 
     cores: Annotated[int, msgspec.Meta(ge=0)]
     """Hundredths of the GPU's computing time."""
@@ -103,7 +102,7 @@ class Holding(msgspec.Struct, frozen=True):
     """What is held of one GPU or NIC: the whole, or one part."""
 
     device: DeviceID
-    """The GPU or NIC; what a part belongs to, if that is known, and else the part itself."""
+    """The GPU or NIC of the part; if it is not known, the part itself."""
     part: Part = WHOLE
 
     @property
@@ -138,18 +137,18 @@ def holding_of(device: DeviceID, gpus: Mapping[DeviceID, DeviceID]) -> Holding:
 
 @lru_cache(MOST_LABELS)
 def kind_of_share(label: str) -> UnitKind | None:
-    """What a share is a unit of, by what follows `::` in its id; None: it is a time slice."""
+    """The kind of a unit by its label, which follows `::` in its id; None: it is a time slice."""
     kind = KINDS.get(label[:1])
     return kind if kind is not None and label.isascii() and label[1:].isdecimal() else None
 
 
 def unit_kind(device: DeviceID) -> UnitKind | None:
-    """What an id names a unit of, whatever is offered now; None: it names no unit."""
+    """The kind of the unit with this id, whatever is offered now; None: it is no unit."""
     return kind_of_share(device.partition(SHARE)[2]) if SHARE in device else None
 
 
 def wholes_of(holding: Holding) -> tuple[Holding, ...]:
-    """What a holding is a part of, the nearest first: for a slice of an instance, the instance and the GPU."""
+    """The wholes that contain a holding, the smallest first: for a slice of an instance, the instance and the GPU."""
     part = holding.part
     if part is WHOLE or isinstance(part, Whole):
         return ()
@@ -159,7 +158,7 @@ def wholes_of(holding: Holding) -> tuple[Holding, ...]:
 
 
 def shared_by(holding: Holding) -> tuple[Holding, str] | None:
-    """Of a share, what is shared and the number of the share as its id has it; None for anything else."""
+    """The device that a share belongs to, and the number of the share in its id; None if it is no share."""
     part = holding.part
     if isinstance(part, Unit):
         return Holding(holding.device), part.label
@@ -178,7 +177,7 @@ def excluding_holdings(holding: Holding) -> tuple[Holding, ...]:
 
 
 class HoldingSet:
-    """A set of holdings that can be asked whether another holding overlaps any of them."""
+    """A set of holdings that finds whether another holding overlaps any of them."""
 
     def __init__(self, holdings: Iterable[Holding] = ()) -> None:
         self._held: set[Holding] = set()
@@ -197,7 +196,7 @@ class HoldingSet:
 
 
 def base_of(device: DeviceID) -> DeviceID:
-    """The id of a device as handed out, without the number of its share: `GPU-x` for `GPU-x::3`."""
+    """The id of a device without the number of its share: `GPU-x` for `GPU-x::3`."""
     return DeviceID(device.partition(SHARE)[0]) if SHARE in device else device
 
 

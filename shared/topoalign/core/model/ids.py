@@ -1,22 +1,22 @@
-"""Types for the names of things. They have a module of their own, so that nothing has to import a larger one for them."""
+"""Types for names and ids."""
 
 from typing import NewType
 
 NodeName = NewType("NodeName", str)
-"""Name of a Kubernetes node or of a host that plays one. May contain dots."""
+"""Name of a Kubernetes node, or of a host without Kubernetes. May contain dots."""
 
 Namespace = NewType("Namespace", str)
 PodName = NewType("PodName", str)
 ContainerName = NewType("ContainerName", str)
 
 DeviceID = NewType("DeviceID", str)
-"""The id that the kubelet knows: a GPU's uuid, a NIC's RDMA device name. Never an index, which may change."""
+"""The id in the kubelet's calls: a GPU's uuid, a NIC's RDMA device name. Never an index, which may change."""
 
 ResourceName = NewType("ResourceName", str)
 """`cpu`, `memory`, `hugepages-2Mi` or an extended resource such as `nvidia.com/gpu`."""
 
 AllocationID = NewType("AllocationID", str)
-"""Names one container's allocation for as long as it lives."""
+"""Identifies one container's allocation until it is released."""
 
 CPU = ResourceName("cpu")
 MEMORY = ResourceName("memory")
@@ -30,5 +30,5 @@ def is_hugepages(resource: ResourceName) -> bool:
 
 
 def is_native(resource: ResourceName) -> bool:
-    """Whether the kubelet itself hands this resource out; every other resource comes from a device plugin."""
+    """Whether the kubelet itself allocates this resource; every other resource comes from a device plugin."""
     return resource in (CPU, MEMORY) or is_hugepages(resource)

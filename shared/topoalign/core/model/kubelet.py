@@ -2,9 +2,9 @@
 The rules of a node's kubelet and what it has allocated, as read by the node's allocator: the fields of `UsageObserved`
 that a prediction depends on (`core.admission.prediction`).
 
-What cannot be read is explained in the field that ends in `unknown`, and is never guessed. Fields are never renamed or
-re-used, only added, as in `events`. Names of policies and options are plain text, so that one of a later kubelet is no
-reason to drop the whole event.
+Data that cannot be read is never guessed: a field that ends in `unknown` has the reason. Fields are never renamed or
+re-used, only added, as in `events`. Names of policies and options are plain text, so that an unknown name of a later kubelet
+does not make the event invalid.
 
 Source: kubelet v1.36.3, KubeletConfiguration v1beta1, the checkpoints of the three managers, PodResources v1.
 """
@@ -18,7 +18,7 @@ from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Reso
 from topoalign.core.model.topology.cpuset import LARGEST_ID, parse_cpuset
 
 NumaNodeID = Annotated[int, msgspec.Meta(ge=-1, le=LARGEST_ID)]
-"""As plugins list it, -1 included. Masks over larger ids would take gigabytes."""
+"""As plugins list it, -1 included. Masks with larger ids would take gigabytes."""
 
 
 class KubeletRules(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -29,9 +29,9 @@ class KubeletRules(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     scope: str
     """Scope of the Topology Manager: `container` or `pod`."""
     prefer_closest_numa_nodes: bool = False
-    """Its option of that name."""
+    """Topology Manager option `prefer-closest-numa-nodes`."""
     max_allowable_numa_nodes: int = 8
-    """Its option of that name."""
+    """Topology Manager option `max-allowable-numa-nodes`."""
     cpu_manager: str
     """Policy of the CPU manager: `static` or `none`."""
     cpu_options: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class KubeletRules(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     reserved_cpus: str = ""
     """CPUs kept for the system as a list `0-3,8`."""
     reserved_cpu_count: int = 0
-    """How many CPUs the kubelet keeps for the system by its own choice, where `reserved_cpus` names none."""
+    """Number of CPUs that the kubelet chooses and keeps for the system if `reserved_cpus` is empty."""
     memory_manager: str
     """Policy of the memory manager: `Static` or `None`."""
     reserved_memory: dict[NumaNodeID, dict[ResourceName, int]] = {}
@@ -47,9 +47,9 @@ class KubeletRules(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     placement: str
     """Device policy of topoalign's device plugin, which answers the kubelet's GetPreferredAllocation."""
     compat: str = ""
-    """Whose answers pods get instead of topoalign's own, as the node is set (`TOPOALIGN_COMPAT`): `gaia`, `hami`."""
+    """The node's `TOPOALIGN_COMPAT`: `gaia` or `hami`, whose decisions topoalign then repeats; empty: topoalign's own."""
     unknown: str = ""
-    """Why the kubelet's configuration cannot be read: then these are the allocator's own settings. Empty: it was read."""
+    """Why the kubelet's configuration cannot be read. Then these are the allocator's settings. Empty: it was read."""
 
     def __post_init__(self) -> None:
         parse_cpuset(self.reserved_cpus)  # as for `Allocation`
@@ -65,20 +65,20 @@ class ListedDevices(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_de
 
 
 class CheckpointEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What the checkpoints of the kubelet's three managers list for one container of a pod that is not gone."""
+    """The entries for one container of an existing pod in the checkpoints of the kubelet's three managers."""
 
     pod_uid: str
-    """UID of the pod; the checkpoints have no names of pods."""
+    """UID of the pod. The checkpoints do not have its name."""
     container: ContainerName
     """Name of the container."""
     cpus: str = ""
     """Exclusive CPUs as a list `0-3,8`."""
     memory: tuple[MemoryBlock, ...] = ()
-    """Memory and hugepages that are its own."""
+    """Exclusive memory and hugepages."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
-    """Resource -> device ids, those that the allocator gave out among them."""
+    """Resource -> device ids, also those that topoalign allocated."""
     mounted: bool = False
-    """Whether a volume of its pod is mounted: then the pod runs for sure."""
+    """Whether a volume of its pod is mounted. If so, the pod certainly runs."""
 
     def __post_init__(self) -> None:
         parse_cpuset(self.cpus)  # as for `Allocation`
@@ -90,23 +90,23 @@ class KubeletObserved(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
     version: str = ""
     """The kubelet's version, as configured (`TOPOALIGN_KUBELET_VERSION`). Empty: not known."""
     rules: KubeletRules
-    """By which it decides."""
+    """The rules by which it decides."""
     devices: dict[ResourceName, tuple[ListedDevices, ...]] | None = None
     """Resource -> healthy devices of other plugins (PodResources GetAllocatableResources). None: not known."""
     devices_unknown: str = ""
     """Why `devices` is None."""
     registered: tuple[ResourceName, ...] | None = None
-    """Resources that the device checkpoint knows a plugin or a device in use of. None: not known."""
+    """Resources for which the device checkpoint has a plugin or an allocated device. None: not known."""
     entries: tuple[CheckpointEntry, ...] = ()
-    """What the checkpoints list for pods that are not gone, by UID and container."""
+    """The checkpoint entries of existing pods, sorted by UID and container."""
     dropped: dict[AllocationID, dict[ResourceName, tuple[DeviceID, ...]]] = {}
-    """Live allocation -> resource -> devices that the checkpoint lists only for pods that are gone: they are free."""
+    """Live allocation -> resource -> its devices that are free, because the checkpoint lists them only for deleted pods."""
     ended: tuple[AllocationID, ...] = ()
-    """Live allocations whose containers have ended for sure, so that the kubelet counts their devices as free."""
+    """Live allocations whose containers have certainly ended, so that the kubelet counts their devices as free."""
     memory: dict[NumaNodeID, MemoryUse] = {}
-    """NUMA node id -> what the memory manager has given away of it, and the group that it belongs to."""
+    """NUMA node id -> its memory that the memory manager has allocated, and its group."""
     memory_doubt: str = ""
-    """What is not certain of `memory`. Empty: nothing."""
+    """Why `memory` is not certain. Empty: it is."""
     cpus_unknown: str = ""
     """Why `entries` has no CPUs. Empty: they were read."""
     memory_unknown: str = ""
@@ -114,16 +114,16 @@ class KubeletObserved(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
     checkpoint_unknown: str = ""
     """Why `entries` and `dropped` have no devices. Empty: they were read."""
     pods_unknown: str = ""
-    """Why it is not known which pods are gone: all that the checkpoints list counts. Empty: it is known."""
+    """Why it is not known which pods are deleted. Then all checkpoint entries count. Empty: it is known."""
     notes: tuple[str, ...] = ()
-    """Which pods are gone, and of which it is not known."""
+    """Which pods are deleted, and for which pods this is not known."""
     started: float | None = None
     """When the kubelet began to listen for plugins, in seconds since 1970. None: not known."""
     settle_seconds: float = 0.0
-    """For so long after `started` the kubelet may not know all its pods."""
+    """Seconds after `started` in which the kubelet may not list all its pods."""
     stale: str = ""
-    """Why this is not what the files list now but what they listed before, and when. Empty: they were read in time."""
+    """Why this is an earlier content of the files, and of which time. Empty: they were read in time."""
     record_doubt: str = ""
-    """Why something may be held that is not in the allocator's record, whose journal was damaged. Empty: it is whole."""
+    """Why the allocator's record may lack allocations, after its journal was damaged. Empty: it is complete."""
     unknown: str = ""
-    """Why the files are not known: not read in time, or too large. What PodResources showed last counts instead."""
+    """Why the files could not be read: too slow, or too large. The last answer of PodResources counts instead."""

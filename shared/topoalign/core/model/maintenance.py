@@ -1,6 +1,6 @@
 """
-Commands of an operator to a node: to its discovery about devices, to its allocator about the record; and what a service
-of the node reports of devices.
+Commands of an operator to a node: about devices to its discovery, about the record to its allocator. Services of the node
+report failing devices in the same way.
 """
 
 from typing import Literal
@@ -10,23 +10,23 @@ import msgspec
 from topoalign.core.model.ids import NodeName
 
 Override = Literal["cordon", "uncordon", "heal", "report"]
-"""`cordon`: not offered; `uncordon`: offered again; `heal`: trusted again; `report`: a service saw it fail."""
+"""`cordon`: do not offer; `uncordon`: offer again; `heal`: treat as healthy again; `report`: a service saw it fail."""
 
 
 class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    Asks discovery to cordon, uncordon or heal devices, or reports that they fail; answered with the health of each. It holds
-    for all of the devices or for none, and repeating it changes nothing.
+    Asks discovery to cordon, uncordon or heal devices, or reports that they fail. The answer is the health of each. The
+    request applies to all of the devices or to none, and may be repeated.
     """
 
     node: NodeName
     devices: tuple[str, ...]
-    """Each by its id, its PCI address, `GPU3` or `NIC2`, or its index among the GPUs; a MIG instance by its uuid."""
+    """Ids, PCI addresses, `GPU3` or `NIC2`, or indexes among the GPUs; a MIG instance by its uuid."""
     reason: str = ""
-    """Why devices are cordoned or fail, for people who look at them later."""
+    """Why the devices are cordoned or fail, for people."""
 
 
 class TrustRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Confirms that a damaged journal has recovered all that is held; answered with the doubt that this ends."""
+    """Confirms that the record is complete after a damaged journal. The answer is the reason why it was unconfirmed."""
 
     node: NodeName

@@ -1,5 +1,5 @@
 """
-Measurements of GPUs at one moment: their memory, their time, and the processes that use them.
+Measurements of GPUs at one moment: use of their memory and computing time, and the processes that use them.
 
 A measurement is not a fact: nothing stores it, and the next one may differ.
 """
@@ -11,20 +11,20 @@ import msgspec
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, NodeName
 
 ProcessKind = Literal["compute", "graphics", "mps"]
-"""Which of the driver's lists a process is in: it computes, it draws, it computes through an MPS server."""
+"""The driver's list of the process: it computes, it draws, or it computes through an MPS server."""
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """Where a process runs and what it is called. Empty fields: not known, or, of a process in no pod, there is none."""
+    """Where a process runs, and its name. An empty field is not known, or does not exist as the process is in no pod."""
 
     pod_uid: str = ""
-    """UID of its pod, as the kubelet's checkpoint has it: of a static pod 32 hex digits."""
+    """UID of its pod as in the kubelet's checkpoint. For a static pod: 32 hex digits."""
     container_id: str = ""
     """Id that the container runtime has given to its container."""
     container: ContainerName = ContainerName("")
     """Read from the mounts of the container. A container that may mount can change it, so it is no proof."""
     cgroup: str = ""
-    """Path of its control group, where that is none of a pod: `/system.slice/docker-….scope`."""
+    """Path of its control group if it is in no pod: `/system.slice/docker-….scope`."""
     command: str = ""
     """Name of its program, at most 15 bytes."""
 
@@ -41,7 +41,7 @@ class GpuProcess(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defau
     utilization: int | None = None
     """Percent of the last second in which its kernels ran. None: not reported, as with MIG instances."""
     identity: ProcessIdentity | None = None
-    """Where it runs. None: it has ended meanwhile, or the processes of the node cannot be seen."""
+    """Where it runs. None: it has ended, or the node's processes are not visible."""
 
 
 class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,7 +51,7 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory: int | None = None
     """Bytes in all. None, here and below: the driver does not report it."""
     memory_used: int | None = None
-    """Bytes in use, what the driver itself needs among them: more than all processes have."""
+    """Bytes in use. More than the sum of all processes, because the driver itself needs some."""
     utilization: int | None = None
     """Percent of the last sampling period, up to a second, in which any kernel ran."""
     memory_utilization: int | None = None
@@ -59,7 +59,7 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     processes: tuple[GpuProcess, ...] | None = None
     """Ascending by pid."""
     failure: str = ""
-    """Why the device could not be asked; then nothing is known of its use."""
+    """Why the device could not be measured. Then the other fields are empty."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,20 +76,17 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Processes that are not listed because there are too many: those with the least memory."""
 
 
-# What the library that limits containers (HAMi-core) counts of GPUs, as read from the files that it shares between
-# the processes of a container.
-#
-# The container writes these files, so they are not reliable: it may write anything about itself. What the driver
-# measures is in `model.processes`. Nothing is stored, as of a measurement.
+# Use of GPUs as counted by the library that limits containers (HAMi-core). The library shares files between the processes of
+# a container. The container can write anything into these files, so they are not reliable.
 
 
 class LibraryCount(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What the library counts of one GPU for all processes of a container."""
+    """The library's counts for one GPU and all processes of a container."""
 
     device: DeviceID
     """The GPU."""
     memory: int
-    """Bytes in all, by which it limits."""
+    """Bytes in total. The library compares them with the limit."""
     context: int | None = None
     """Bytes of CUDA contexts. None, here and below: the file does not contain it, or contains more than the total."""
     modules: int | None = None
@@ -97,9 +94,9 @@ class LibraryCount(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     buffers: int | None = None
     """Bytes that the programs have allocated."""
     utilization: int | None = None
-    """Percent of the last second in which kernels ran, in all, as NVML reported to the library."""
+    """Percent of the last second in which any CUDA kernel ran, as NVML reported to the library."""
     last_kernel: int | None = None
-    """Wall seconds of the newest kernel on any GPU of the container, or of the start of its newest process."""
+    """Wall seconds of the newest CUDA kernel on any GPU of the container, or of the start of its newest process."""
 
 
 class LibraryUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -107,7 +104,7 @@ class LibraryUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     allocation: AllocationID
     counts: tuple[LibraryCount, ...] = ()
-    """Of those of its GPUs that the file names, in the order of the file."""
+    """The counts of the GPUs in the file, in its order."""
     failure: str = ""
     """Why the file cannot be used."""
 

@@ -19,10 +19,10 @@ from topoalign.core.model.ids import CPU, MEMORY, ContainerName, Namespace, Node
 from topoalign.core.model.reservations import Reservation
 
 LARGEST_QUANTITY = 2**63 - 1
-"""Kubernetes quantities are 64-bit; anything above is a mistake or an attack."""
+"""Kubernetes quantities have 64 bits."""
 
 MOST_CONTAINERS = 100
-"""Init containers included: far above the pods that are run, and a decision compares each with all before it."""
+"""Init containers included. Limits the work of a decision, which compares each container with all before it."""
 
 
 GANG = "topoalign.io/gang"
@@ -33,12 +33,12 @@ GPU_COUNT = "topoalign.io/gpus"
 
 
 class Mode(StrEnum):
-    """Whether a decision predicts the kubelet's or is topoalign's own."""
+    """Whether a decision predicts that of a kubelet or is topoalign's own."""
 
     KUBELET = "kubelet"
-    """Exactly as the kubelet decides, its known faults included: for predictions."""
+    """Exactly as the kubelet decides, with its known faults: for predictions."""
     BEST = "best"
-    """Ours, for admissions that topoalign decides itself: judged by what is free now, and never by CPU-less nodes."""
+    """For admissions that topoalign decides itself: by the devices that are free now, without CPU-less NUMA nodes."""
 
 
 class Qos(StrEnum):
@@ -50,7 +50,7 @@ class Qos(StrEnum):
 
 
 class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One container with the resources that it asks for, in the units of this module."""
+    """One container with its requested resources, in the units of this module."""
 
     name: ContainerName
     requests: dict[ResourceName, int] = {}
@@ -67,16 +67,16 @@ class PodLevelResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
 
 class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, dict=True):
-    """One pod with the resources that its containers ask for."""
+    """One pod with the requested resources of its containers."""
 
     namespace: Namespace = Namespace("default")
     name: PodName
     annotations: dict[str, str] = {}
-    """Looked at are those by which its devices are decided together (docs/joint-allocation.md)."""
+    """Annotations that decide about devices, for example docs/joint-allocation.md. Others are ignored."""
     init_containers: tuple[ContainerRequest, ...] = ()
     containers: tuple[ContainerRequest, ...]
     resources: PodLevelResources = PodLevelResources()
-    """With any, the CPU and memory managers of a kubelet leave the pod alone."""
+    """If there are any, the kubelet's CPU and memory managers allocate nothing exclusively to the pod."""
     claims: tuple[str, ...] = ()
     """Names of its resource claims (dynamic resource allocation). No decision covers their devices."""
 
@@ -125,7 +125,7 @@ class Placement(StrEnum):
     """Device policies: topoalign's own, and those of go-gpuallocator by their names."""
 
     TOPOLOGY = "topology"
-    """The best connected GPUs that leave the best ones for the next container."""
+    """The best connected GPUs; among equal sets, the one that leaves the best set for the next container."""
     BEST_EFFORT = "best-effort"
     SIMPLE = "simple"
     STATIC_DGX1_PASCAL = "static-dgx1-pascal"
@@ -137,7 +137,7 @@ class CpuOption(StrEnum):
     """Options of the CPU manager's static policy, by the kubelet's names."""
 
     FULL_PCPUS_ONLY = "full-pcpus-only"
-    """Whole cores only: a request that is not a multiple of the threads per core is refused."""
+    """Only whole cores: a request that is not a multiple of the threads per core is refused."""
     DISTRIBUTE_ACROSS_NUMA = "distribute-cpus-across-numa"
     """Evenly over the NUMA nodes where one is not enough, instead of filling one after the other."""
     ALIGN_BY_SOCKET = "align-by-socket"
@@ -145,34 +145,34 @@ class CpuOption(StrEnum):
     DISTRIBUTE_ACROSS_CORES = "distribute-cpus-across-cores"
     """Single CPUs over all cores, instead of whole cores."""
     STRICT_RESERVATION = "strict-cpu-reservation"
-    """The shared pool does without the reserved CPUs."""
+    """The shared pool does not contain the reserved CPUs."""
     PREFER_UNCORE = "prefer-align-cpus-by-uncorecache"
-    """CPUs of one last-level cache where they fit."""
+    """CPUs of one last-level cache, if they fit."""
 
 
 Compat = Literal["", "koordinator", "gaia", "hami"]
-"""Whose answers pods get: topoalign's own, or those of another scheduler, with its known faults."""
+"""Decide as topoalign (empty), or as another system, with its known faults."""
 
 
 class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The rules by which a node admits pods. Field names follow the kubelet's configuration where it has them."""
+    """The rules by which a node admits pods. Fields that the kubelet's configuration has, too, have its names."""
 
     policy: Policy = Policy.BEST_EFFORT
-    """Topology policy. The default admits every pod that fits: a first run refuses nobody."""
+    """Topology policy. The default admits every pod that fits."""
     scope: Scope = Scope.CONTAINER
     mode: Mode = Mode.BEST
     placement: Placement = Placement.TOPOLOGY
-    """Device policy: which GPUs, once the NUMA affinity is known."""
+    """Device policy: chooses the GPUs once the NUMA affinity is known."""
     compat: Compat = ""
-    """Whose answers pods get, with their known faults: topoalign's (empty), `koordinator`'s, `gaia`'s or `hami`'s."""
+    """Decide as topoalign (empty), or as `koordinator`, `gaia` or `hami`, with their known faults."""
     prefer_closest_numa_nodes: bool = False
     max_allowable_numa_nodes: int = 8
-    """In mode `kubelet`, more NUMA nodes than this are refused, as the kubelet refuses to start. Mode `best` ignores it."""
+    """In mode `kubelet`, a machine with more NUMA nodes is refused: its kubelet does not start. Mode `best` ignores it."""
     cpu_manager: Literal["static", "none"] = "static"
     reserved_cpus: str = ""
     """CPUs kept for the system, as a list `0-3,8`."""
     reserved_cpu_count: int = 0
-    """How many CPUs the CPU manager keeps for the system by its own choice, where `reserved_cpus` names none."""
+    """Number of CPUs that the CPU manager chooses and keeps for the system if `reserved_cpus` is empty."""
     cpu_options: frozenset[CpuOption] = frozenset()
     memory_manager: Literal["Static", "None"] = "Static"
     reserved_memory: dict[int, dict[ResourceName, int]] = {}
@@ -199,20 +199,20 @@ class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ClockRequest(NodeRequest, frozen=True, kw_only=True):
-    """Asks the allocator of a node for its clock, to give the next request a deadline."""
+    """Asks the allocator of a node for its clock, to compute the deadline of the next request."""
 
 
 class ClockReading(msgspec.Struct, frozen=True, kw_only=True):
-    """The clock of an allocator's process at the moment when it answered."""
+    """The clock of an allocator's process, read when it answered."""
 
     clock: str
-    """Names it; a process that starts anew has another one."""
+    """Identifies the clock. A restarted process has another one."""
     now: float
     """Seconds since some moment."""
 
 
 class Deadline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The time after which a request is refused: DeadlinePassed. A caller that waits 10 s names `now + 10`."""
+    """The time after which a request is refused (DeadlinePassed). A caller that waits 10 s sets `now + 10`."""
 
     clock: str
     """`ClockReading.clock`."""
@@ -223,52 +223,52 @@ class Deadline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class AllocateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
     Asks the allocator of a node to admit a pod (`allocate`) or to decide whether it would (`what-if`). It is safe to repeat,
-    also after a restart: a pod whose containers already hold as many of each device, CPU and byte gets the same answer.
+    also after a restart: if the pod's containers already hold the requested amounts, the answer is the same.
     """
 
     node: NodeName
     pod: PodRequest
     rules: RuleChanges = {}
-    """Rules that differ from the node's own, by the field names of `AdmissionRules`."""
+    """Rules that differ from the node's own: field of `AdmissionRules` -> value."""
     deadline: Deadline | None = None
-    """None: it is never late. `what-if` has no effect and looks at none."""
+    """None: there is none. `what-if` ignores it."""
 
 
 class ConfirmRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    Asks the allocator of a node what its kubelet will give a pod that is about to be bound there, while this is reserved
-    for other pods. Answered with a decision, as `what-if`; nothing is recorded.
+    Asks the allocator of a node what its kubelet will allocate to a pod that is about to be bound there, beside `reserved`
+    pods. The answer is a decision, as for `what-if`; nothing is recorded.
     """
 
     node: NodeName
     pod: PodRequest
     reserved: tuple[Reservation, ...] = ()
-    """Reservations of the node for other pods, as the asker knows them; what the node has given of them counts once."""
+    """Reservations of the node for other pods, by the caller's data. Devices that the node has allocated count once."""
     terminated: tuple[str, ...] = ()
-    """UIDs of pods that are terminated or deleted in the API and still hold something in the newest facts."""
+    """UIDs of pods that the API server reports as terminated or deleted, and that hold something by the newest facts."""
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Gives back allocations: one by its id, or all of a pod named `namespace/name`."""
+    """Releases an allocation by its id, or all allocations of a pod `namespace/name`."""
 
     node: NodeName
     target: str
     deadline: Deadline | None = None
-    """As of AllocateRequest: what comes late could give back what the pod was given since."""
+    """As in AllocateRequest. A late request could release newer allocations of the pod."""
 
 
 class ExplainRequest(NodeRequest, frozen=True, kw_only=True):
-    """Asks how a decision came about: of an allocation by its id, or the latest about a pod `namespace/name`."""
+    """Asks how a decision was made: about an allocation by its id, or the latest about a pod `namespace/name`."""
 
     target: str
 
 
 class SnapshotRequest(NodeRequest, frozen=True, kw_only=True):
-    """Asks the allocator to announce all its live allocations anew; answered with the snapshot's (epoch, seq)."""
+    """Asks the allocator to publish a snapshot of its live allocations; answered with the snapshot's (epoch, seq)."""
 
 
 class AnnounceRequest(NodeRequest, frozen=True, kw_only=True):
-    """Asks for topology and health, or usage, anew in a new epoch; answered with the (epoch, revision) of each."""
+    """Asks a service to publish topology and health, or usage, in a new epoch; answered with (epoch, revision) of each."""
 
 
 class AliveRequest(NodeRequest, frozen=True, kw_only=True):
@@ -276,15 +276,15 @@ class AliveRequest(NodeRequest, frozen=True, kw_only=True):
 
 
 class PublishedRequest(NodeRequest, frozen=True, kw_only=True):
-    """Asks discovery what it announced last; answered with a `Published` for `topology` and one for `health`."""
+    """Asks discovery for its newest readings; answered with a `Published` for `topology` and one for `health`."""
 
 
 class UseRequest(NodeRequest, frozen=True, kw_only=True):
-    """Asks discovery what the GPUs are used for now; answered with a `Measurement`."""
+    """Asks discovery for the present use of the GPUs; answered with a `Measurement`."""
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """Identifies the reading that its writer announced last."""
+    """Identifies the reading that its writer published last."""
 
     epoch: int
     revision: int
@@ -293,12 +293,12 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriterPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The newest facts that an allocator confirms: one that differs did not come from the node's own services."""
+    """The newest facts that an allocator confirms. A different fact was not published by the node's own services."""
 
     epoch: int = 0
-    """Of its journal; 0: not known."""
+    """Epoch of its journal; 0: not known."""
     seq: int = 0
     digest: str = ""
     """`NodeState.digest` after the fact of this epoch and seq."""
     readings: dict[str, tuple[int, int]] = {}
-    """`topology`, `health`, `usage` -> (epoch, revision), of the first two as discovery confirmed last."""
+    """`topology`, `health`, `usage` -> (epoch, revision); the first two as discovery confirmed them last."""

@@ -1,7 +1,7 @@
 """
-What of a node is reserved for a pod that its kubelet has not admitted yet.
+Reservations: devices, CPUs and memory of a node for a pod that the kubelet has not admitted yet.
 
-A registry reserves what a node's decision will give the pod, before it binds the pod to the node.
+Before a registry binds a pod to a node, it reserves what the node predicts for the pod.
 `ReservationsChanged` (`events`) contains all reservations of a node.
 
 Fields are never renamed or re-used, only added, as in `events`.
@@ -17,34 +17,34 @@ from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.cpuset import parse_cpuset
 
 LONGEST_RESERVATION = 3600.0
-"""Seconds; a reservation lasts tens of them. A forged message holds a node's devices no longer than this."""
+"""Seconds. A reservation usually lasts tens of seconds; this limits the effect of a forged message."""
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_RESERVATION)]
 
 
 class ReservedContainer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What is reserved for one container: what its allocations will be, as far as the node's decision is known."""
+    """What is reserved for one container: its predicted allocations."""
 
     container: ContainerName
     """Name of the container."""
     role: Role = "app"
     """Which kind of container it is: an init container, a sidecar (an init container that is restarted), or any other."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
-    """Resource -> devices that the container asks the kubelet for."""
+    """Resource -> devices that the container requests from the kubelet."""
     co_allocated: dict[ResourceName, tuple[DeviceID, ...]] = {}
-    """Resource -> devices that the container gets together with its GPUs, without asking the kubelet for them."""
+    """Resource -> devices that the container gets together with its GPUs and does not request from the kubelet."""
     needs_co_allocated: bool = False
     """Whether the container must not start without its co-allocated devices."""
     virtual_functions: dict[DeviceID, tuple[str, ...]] = {}
-    """NIC among the devices -> PCI addresses of its SR-IOV virtual functions, where not the whole NIC is reserved."""
+    """NIC -> PCI addresses of its reserved SR-IOV virtual functions. A NIC that is missing is reserved as a whole."""
     cpus: str = ""
     """Exclusive CPUs as a list `0-3,8`; empty for a container in the shared pool."""
     memory: tuple[MemoryBlock, ...] = ()
-    """Memory and hugepages that are its own."""
+    """Exclusive memory and hugepages."""
     slots: dict[DeviceID, Amount] = {}
-    """Slot of a GPU among the devices -> what it will hold of that GPU by it. A slot that is not here: an equal part."""
+    """Slot in `devices` -> the amount of the GPU that is reserved with it. A slot that is missing: an equal part."""
     may_move: bool = False
-    """Whether it may have slots of other GPUs with as much left, where the kubelet does not offer these."""
+    """Whether it may get slots of other GPUs with enough left, if the kubelet does not offer these."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a bad list of CPUs."""
@@ -61,10 +61,10 @@ class Reservation(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     pod: PodName
     """Name of the pod."""
     containers: tuple[ReservedContainer, ...]
-    """Its containers to which something is reserved, in the order in which they are decided."""
+    """Its containers with reserved resources, in the order of the decisions."""
     seconds_left: Seconds
-    """The reservation ends so many seconds after the message is received, by the reader's own monotonic clock."""
+    """Seconds from the receipt of the message to the end of the reservation, by the reader's monotonic clock."""
     gang: str = ""
     """The gang that the pod belongs to, `namespace/name`; empty: none."""
     planned: bool = False
-    """Whether it was reserved with its gang and is not about to be bound yet: its kubelet does not ask for it."""
+    """Whether it was reserved with its gang and its bind has not begun, so that its kubelet does not request it yet."""

@@ -1,12 +1,12 @@
 """
-Judges what a container claims by an Allocate. A container may claim devices in several ways at once; each is a `Claim`.
+Checks an Allocate call. A container may claim devices in several ways at once; each way is a `Claim`.
 
 For each container `grants` asks every claim, in this order:
 
-- `check`: can a container have these devices at all, by the hardware and the reservations?
-- `conflicts`: which records may exclude the container? A poll of the kubelet must cover them.
-- `evict`: which of these records are stale and are released? Refuses the container if another one still has the devices.
-- `complete`: what does the claim add to the allocation?
+- `check`: do the hardware and the reservations permit these devices together?
+- `conflicts`: which allocations may exclude the container? They must have existed before the poll of the kubelet.
+- `evict`: releases those of them whose containers have ended. Refuses the call if another container still has the devices.
+- `complete`: adds the data of the claim to the new allocation.
 
 `WholeDevices` claims the named devices themselves. `UnitClaim` and `SlotClaim` claim a share of a GPU, `JointClaim` the NICs
 that are reserved with the GPUs, and `VisibleGpus` that the container sees its GPUs. A new way to share is one more claim.
@@ -37,11 +37,11 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import NodeReservations
 
 MOST_DEVICES = 20_000
-"""Devices of one Allocate call: more than any node lists."""
+"""Maximum number of devices in one Allocate call: more than any node lists."""
 
 
 class NodeView:
-    """What claims are judged by: the state of the node, its reservations, the time, and what is known of containers."""
+    """The data that claims need: state and reservations of the node, the time, and whether containers have ended."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class NodeView:
         liveness: LivenessCheck,
         compat: str = "",
     ) -> None:
-        """`compat`: as in the rules of the node."""
+        """`compat`: `KubeletRules.compat` of the node."""
         self._state = state
         self._clock = clock
         self._reserved = reserved
@@ -60,7 +60,7 @@ class NodeView:
 
     @property
     def state(self) -> NodeState:
-        """The state of the node; while calls are judged, with the grants of the calls before."""
+        """The state of the node. While a group of calls is judged, it includes the grants of the calls before."""
         return self._state()
 
     @property
@@ -75,13 +75,13 @@ class NodeView:
 
 
 class NewRecords(NamedTuple):
-    """The changes of the record by a call so far."""
+    """The changes of the ledger by one call so far."""
 
     granted: list[Allocation]
     gone: dict[AllocationID, Allocation]
-    """Records that are released."""
+    """Allocations that are released."""
     ended: set[AllocationID]
-    """Those of `gone` of which nothing remains."""
+    """Those of `gone` that leave no remainder."""
     deviations: dict[AllocationID, tuple[DeviceID, ...]]
     """As for `Ledger.grant`: the devices that were preferred or reserved, if they differ."""
 
@@ -98,7 +98,7 @@ class AskedContainer(NamedTuple):
     poll: Poll | None
     new: NewRecords
     stale: dict[AllocationID, Allocation]
-    """Records that are released for this container. Their containers may keep what remains of them."""
+    """Allocations that are released for this container. A part of them may remain (`remainders`)."""
 
     @property
     def listing(self) -> KubeletListing | None:
@@ -107,7 +107,7 @@ class AskedContainer(NamedTuple):
 
     @property
     def known_poll(self) -> Poll:
-        """The poll, which exists if the container has conflicts: none of them is known without it."""
+        """The poll. `evict` is called with conflicts only after a poll."""
         assert self.poll is not None, "a record is known to the poll"
         return self.poll
 
@@ -118,38 +118,38 @@ class AskedContainer(NamedTuple):
 
 
 class Claim:
-    """One way in which a container has devices. By default it claims nothing."""
+    """One way to claim devices. This base class claims nothing."""
 
     holds_devices = False
-    """Whether its conflicts are records of the very devices, so that one of them may be that of a repeated call."""
+    """Whether its conflicts hold the requested devices, so that one of them may be the answer to a repeated call."""
 
     def __init__(self, view: NodeView) -> None:
         self.view = view
 
     def applies(self, resource: ResourceName) -> bool:
-        """Whether devices of this resource are claimed; the other methods are called for such a resource only."""
+        """Whether it claims devices of this resource. If not, the other methods are not called."""
         return True
 
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
         """Raises NoFit or BadRequest for devices that no container can have together."""
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """Returns the records that may exclude the container: a poll must show what their containers have."""
+        """Returns the allocations that may exclude the container. A poll must show whether their containers have ended."""
         return ()
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """Releases those of `conflicts` that are stale. Raises NoFit if another one excludes the container."""
+        """Releases the stale ones of `conflicts`. Raises NoFit if one of the others excludes the container."""
 
     def complete(self, asked: AskedContainer, allocation: Allocation) -> Allocation:
-        """Adds to the new allocation what this claim gives. Raises NoFit if that cannot be allocated."""
+        """Returns the allocation with the data of this claim. Raises NoFit if the claim cannot be met."""
         return allocation
 
     def granted(self, resource: ResourceName, answers: Sequence[Allocation], poll: Poll | None) -> None:
-        """Notes the answers to a call. `poll`: the poll of the kubelet before it, if any."""
+        """Records the answers to a call. `poll`: the poll of the kubelet for the call, if any."""
 
 
 class WholeDevices(Claim):
-    """Claims the devices that the kubelet names, and with them all that overlaps them."""
+    """Claims the devices in the kubelet's call, and all devices that overlap them."""
 
     holds_devices = True
 
@@ -178,14 +178,14 @@ class WholeDevices(Claim):
                 raise DeviceInUse(sorted(in_use), record.id)
 
     def complete(self, asked: AskedContainer, allocation: Allocation) -> Allocation:
-        """Raises InvalidField for more devices of a resource than its offer allows one container."""
+        """Raises InvalidField if a container requests more devices of a resource than its offer allows."""
         offers = self.view.state.hardware.offers_of.get(asked.resource, ())
         most = min((offer.most for offer in offers if offer.most is not None), default=None)
         if most is not None and len(asked.devices) > most:
             raise InvalidField(
                 "devices_ids",
-                f"{len(asked.devices)} of {asked.resource}, of which a container may have {most}",
-                f"let the pod ask for {most}: more shares are no more of a GPU (failRequestsGreaterThanOne)",
+                f"{len(asked.devices)} of {asked.resource}; a container may have at most {most}",
+                f"request {most} in the pod: more shares give no more of a GPU (failRequestsGreaterThanOne)",
             )
         return allocation
 
@@ -201,7 +201,7 @@ def check_allocate(state: NodeState, resource: ResourceName, containers: AskedDe
         repeated = [device for device, times in Counter(asked).items() if times > 1]
         raise InvalidField("devices_ids", f"named more than once: {quoted(repeated)}", "name each device once")
     if state.topology is None or state.health is None:
-        raise HardwareUnknown(state.node, "no facts of discovery have been received")
+        raise HardwareUnknown(state.node, "discovery has not published it")
     known = state.hardware.devices.get(resource, NO_DEVICES)
     sets = [*map(known.some, containers)]
     if sum(map(len, sets)) < len(asked):

@@ -2,13 +2,13 @@
 Chooses the co-allocated devices of a container: NICs, or virtual functions of NICs, that are reserved together with its GPUs
 and that it does not request from the kubelet.
 
-Allocate names only the GPUs. So the co-allocated devices are those of the container for which exactly these GPUs are
-reserved. If some are lacking, because another container has them or they are unhealthy, the container gets those that are
-left, or is refused if it needs them all: its pod fails visibly and is scheduled again.
+Allocate names only the GPUs. The co-allocated devices are those of the container for which exactly these GPUs are reserved.
+If another container has some of them, or they are unhealthy, the container gets the others. If it needs all of them, it is
+refused, so that its pod is created and scheduled again.
 
-The kubelet may allocate other GPUs than the reserved ones, when a pod ends or a GPU becomes unhealthy. If a container waits
-for this number of GPUs and for co-allocated devices, devices are chosen for the allocated GPUs by the request of the pod,
-if possible without devices that are planned for other pods. Registries bind no other pod with this number of GPUs meanwhile.
+When a pod ends or a GPU becomes unhealthy, the kubelet may allocate other GPUs than the reserved ones. If a container with
+co-allocated devices waits for this number of GPUs, its co-allocated devices are chosen anew, near the allocated GPUs, if
+possible without devices that are reserved for other pods. Until then, registries bind no other pod with this number of GPUs.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -49,20 +49,20 @@ def reserved_co_allocated(reserved: ReservedContainer) -> Iterator[tuple[Resourc
 
 
 REMEMBERED = 1_000
-"""Requests of pods with device annotations that are kept: far more than the pods bound to a node and not admitted yet."""
+"""Cached requests of pods with device annotations: far more than a node has pods that are bound and not admitted."""
 
 
 class CoAllocatedLacking(NoFit):
     """
-    Raised when a container must not start without its NICs, and these cannot be allocated any more.
+    Raised when the reserved NICs of a container that must have them are in use or unhealthy.
 
-    Remedy: Let the pod be created again: the scheduler chooses again.
+    Remedy: Create the pod again.
     """
 
     def __init__(self, gpus: Collection[DeviceID], lacking: Collection[DeviceID]) -> None:
         super().__init__(
-            f"with {quoted(sorted(gpus))} the container needs {quoted(sorted(lacking))}, which cannot be allocated any more",
-            "let the pod be created again: the scheduler chooses again",
+            f"with {quoted(sorted(gpus))} the container needs {quoted(sorted(lacking))}, which are in use or unhealthy",
+            "create the pod again, so that the scheduler chooses other devices",
         )
 
 
@@ -77,12 +77,12 @@ class CoAllocated(NamedTuple):
 
 
 class WaitingContainer(NamedTuple):
-    """A container that waits for GPUs and for co-allocated devices."""
+    """A reserved container that the kubelet has not requested yet, with GPUs and co-allocated devices."""
 
     pod: Reservation
     container: ReservedContainer
     is_certain: bool
-    """Whether no container has its GPUs, so that its Allocate is still to come."""
+    """Whether no container has its GPUs, so that its Allocate is certainly still to come."""
 
 
 class JointClaim(Claim):
@@ -97,7 +97,7 @@ class JointClaim(Claim):
         self._requests = RecentDict[tuple[Namespace, PodName], PodRequest](REMEMBERED)
 
     def applies(self, resource: ResourceName) -> bool:
-        """Whether these are whole GPUs: other devices have no co-allocated ones."""
+        """Whether the resource is whole GPUs. Other devices have no co-allocated devices."""
         return resource == GPU
 
     def waiting(self, devices: Collection[DeviceID]) -> ReservedContainer | None:
@@ -118,7 +118,7 @@ class JointClaim(Claim):
         return [state.allocations[name] for name in sorted(owned.overlapping(map(owned.holding, ids)))]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """Releases records that have ended. The container may do without the devices of others."""
+        """Releases allocations that have ended. Devices of running containers are not co-allocated."""
         has_ended = self.view.liveness.has_ended
         asked.release(each for each in conflicts if has_ended(each, asked.known_poll.listing, asked.known_poll.at))
 
@@ -162,15 +162,15 @@ class JointClaim(Claim):
         return CoAllocated(devices, functions, tuple(lacking))
 
     def remember(self, pod: PodRequest) -> None:
-        """Keeps the request of a pod for which a registry is about to reserve devices."""
+        """Caches the request of a pod for which a registry is about to reserve devices."""
         if is_joint(pod.annotations):
             self._requests[pod.namespace, pod.name] = pod
 
     def preferred(
         self, available: Collection[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
-        """Returns GPUs for a container that waits for this number and can no longer have its own; else ()."""
-        if not self.view.reserved.reservations:  # most often, and thousands of shares may be available
+        """Returns GPUs for a container that waits for this number and cannot get its reserved ones; else ()."""
+        if not self.view.reserved.reservations:  # the usual case; there may be thousands of available shares
             return ()
         others = tuple(device for device in available if device not in must_include)
         found = self._replacement(Bounds(size, tuple(must_include), others), ())
@@ -180,8 +180,8 @@ class JointClaim(Claim):
         self, devices: Collection[DeviceID], gone: Iterable[Allocation]
     ) -> tuple[CoAllocated, tuple[DeviceID, ...]]:
         """
-        Chooses co-allocated devices for GPUs without a reservation once `gone` has ended. Returns them and the devices
-        that were reserved instead; both are empty if no container waits for this number. Raises CoAllocatedLacking.
+        Chooses co-allocated devices for GPUs that are not reserved, as if `gone` had ended. Returns them and the reserved
+        devices that they replace; both are empty if no container waits for this number. Raises CoAllocatedLacking.
         """
         to_come = open_reservations(self.view.reserved, self.view.now, GPU)
         if any(gpus == frozenset(devices) for _, _, gpus in to_come):
@@ -206,7 +206,7 @@ class JointClaim(Claim):
     def _replacement(
         self, gpus: Bounds, gone: Iterable[Allocation]
     ) -> tuple[WaitingContainer, ContainerDevices | None] | None:
-        """Chooses devices for a container that waits for this number of GPUs, if any fit; None: no container does."""
+        """Chooses devices for a container that waits for this number of GPUs; None: no container waits for it."""
         reserved = self.view.reserved
         waiting = self._waiting_for(gpus.amount) if reserved.reservations else []
         held = reserved.held(self.view.now) if waiting else ()
@@ -225,8 +225,8 @@ class JointClaim(Claim):
 
     def _waiting_for(self, amount: int) -> list[WaitingContainer]:
         """
-        Returns the containers that wait for this number of GPUs and co-allocated devices. Those come last whose GPUs a
-        container has: another scheduler's pod may have taken them.
+        Returns the containers that wait for this number of GPUs and have co-allocated devices. If a container already has
+        the reserved GPUs, for example a pod of another scheduler, the waiting one comes last.
         """
         reserved = self.view.reserved
         now = self.view.now
@@ -252,9 +252,9 @@ class JointClaim(Claim):
         self, resource: ResourceName, allocation: Allocation, others: Mapping[ResourceName, Sequence[DeviceID]]
     ) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
-        Returns resource -> all devices that the container has or will have of it, under the ids that it sees, in the
-        hardware's order. `others`: from `VisibleGpus.devices_of_container`. The kubelet passes on one value of a
-        variable, so every answer names all.
+        Returns resource -> all devices that the container has or will have, under the ids that it sees, in the hardware's
+        order. `others`: from `VisibleGpus.devices_of_container`. Every answer names all devices, because the kubelet passes
+        on the value of a variable from only one answer.
         """
         state = self.view.state
         found = dict[ResourceName, list[DeviceID]]()
@@ -306,7 +306,7 @@ def place_joint_devices(
 
 
 def free_functions(state: NodeState, nic: DeviceID, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Returns as many free virtual functions of a NIC as are wanted, the wanted ones first; () if there are too few."""
+    """Returns as many free virtual functions of a NIC as `wanted`, these first; () if there are too few."""
     device = state.hardware.nic_by_id.get(nic)
     owned = state.ownership
     present = [each.pci for each in device.virtual_functions] if device is not None else []

@@ -1,8 +1,8 @@
 """
-Judges the kubelet's Allocate calls by the record, and records what is granted.
+Checks the kubelet's Allocate calls against the ledger, and records the new allocations.
 
-Calls that are ready together are judged in order, each by the state after the grants before it, and recorded in one entry of
-the journal. Nothing here pauses between judging and recording.
+Calls that are ready together are judged in order, each by the state after the grants before it. One journal entry records
+them all. There is no await between judging and recording.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,12 +33,12 @@ from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.ports import Clock
 
-# The kubelet may take other devices than were preferred, and an Allocate does not name the preference that it follows. It is
-# the last one for its resource, if that was given a moment ago and for a set of this size.
+# An Allocate does not name the preference that it follows, and may have other devices. It follows the last preference for
+# its resource if that was for the same number of devices and less than FOLLOWED_SECONDS ago.
 
 
 FOLLOWED_SECONDS = 10.0
-"""How long after a preference an Allocate may follow from it; the kubelet needs milliseconds."""
+"""Maximum time from a preference to its Allocate; the kubelet needs milliseconds."""
 
 
 class Preference(NamedTuple):
@@ -57,13 +57,13 @@ class Preferences:
         self._newest: dict[ResourceName, Preference] = {}
 
     def remember(self, resource: ResourceName, available: Collection[DeviceID], chosen: tuple[DeviceID, ...]) -> None:
-        """Remembers that `chosen` was preferred among the `available` devices; it replaces the former preference."""
+        """Remembers the newest preference: `chosen` among the `available` devices."""
         self._newest[resource] = Preference(available, chosen, self._clock.monotonic())
 
     def deviations(
         self, resource: ResourceName, granted: Sequence[Allocation]
     ) -> dict[AllocationID, tuple[DeviceID, ...]]:
-        """Returns allocation -> the devices that were preferred instead, and forgets the preference."""
+        """Returns allocation -> the preferred devices, if the kubelet allocated others, and forgets the preference."""
         given = self._newest.pop(resource, None)
         if given is None or len(granted) != 1 or self._clock.monotonic() - given.at > FOLLOWED_SECONDS:
             return {}
@@ -72,32 +72,31 @@ class Preferences:
         return {granted[0].id: given.chosen} if is_other and taken.issubset(given.available) else {}
 
 
-# Group commit: one write to the journal and one sync for all Allocate calls that are ready.
-#
-# A call that is ready joins a queue. The first call in the queue waits as long as each iteration of the event loop brings
-# another one; then all calls in the queue are judged and recorded together. While the disk syncs, the loop is blocked and
-# further calls wait in their sockets, so the groups grow with the load. A single call waits for one iteration. A few
-# requests are read in each iteration (`kubelet.grpc.turns`), so a group waits for some iterations without a new call.
+# Group commit: one write to the journal and one sync for all Allocate calls that are ready. A call that is ready joins a
+# queue. The first call in the queue waits while iterations of the event loop bring further calls; then all calls in the
+# queue are judged and recorded together. While the disk syncs, the loop is blocked and calls wait in their sockets, so the
+# groups grow with the load. A single call waits for one iteration. Each iteration reads only a few requests
+# (`kubelet.grpc.turns`), so a group is complete after QUIET_TURNS iterations without a new call.
 #
 # A call that is cancelled before it is judged leaves the queue, and nothing is recorded for it. A call that is cancelled
 # later is recorded. The first call of the queue records the others even if it is cancelled itself.
 
 
 class AllocateCall(msgspec.Struct, eq=False):
-    """One Allocate on its way into the record."""
+    """One Allocate call and its result."""
 
     resource: ResourceName
     containers: AskedDevices
     checked: int
-    """The version of the ledger under which its devices were checked."""
+    """The version of the ledger at the check of its devices."""
     made: Mapping[DeviceID, CreatedInstance] = {}
     """Slot -> the MIG instance that was created for it."""
     poll: Poll | None = None
     """The poll of the kubelet for this call; None: there was none."""
     grant: Grant | None = None
-    """The moment before the poll; None: the moment of the record."""
+    """The moment before the poll; None: the moment of recording counts."""
     answers: Sequence[Allocation] | None = None
-    """One allocation for each container, recorded; None: there is no answer yet."""
+    """The recorded allocation of each container; None: there is no answer yet."""
     error: Exception | None = None
     """Why it is refused."""
 
@@ -109,7 +108,7 @@ class AllocateCall(msgspec.Struct, eq=False):
 
 
 MOST_CALLS = 256
-"""Calls that are recorded together."""
+"""Maximum number of calls that are recorded together."""
 QUIET_TURNS = 2
 """Iterations of the event loop without a new call after which a group is complete."""
 
@@ -118,11 +117,11 @@ class GroupCommit:
     """Queues calls that are ready, and records them in groups."""
 
     def __init__(self, record: Callable[[Sequence[AllocateCall]], None]) -> None:
-        """`record` judges and records calls in their order, without a pause, and gives each its answers or its error."""
+        """`record` judges and records calls in order, without an await, and sets the answers or the error of each."""
         self._record = record
         self._queue: list[AllocateCall] = []
         self._recorded = anyio.Event()
-        """Set once the calls that are queued now are recorded."""
+        """Set when the calls in the queue are recorded."""
 
     async def join(self, call: AllocateCall) -> tuple[Allocation, ...] | None:
         """Records the call with all others that are ready. Returns and raises what `AllocateCall.result` does."""
@@ -164,7 +163,7 @@ class Judgement(NamedTuple):
     answers: Sequence[Allocation]
     """One for each container."""
     granted: Sequence[Allocation]
-    """All new allocations, including those that are no answer."""
+    """All new allocations: the answers, remainders, and allocations of displaced containers."""
     rests: Sequence[Rest]
 
 
@@ -202,7 +201,7 @@ class Grants:
         return [each for each in self._claims if each.applies(resource)]
 
     def record(self, calls: Sequence[AllocateCall]) -> None:
-        """Judges calls in order and records all with one sync. Only a failing disk refuses more than one call."""
+        """Judges calls in order and records all with one sync. An error refuses one call, a failing disk all of them."""
         grant = Grant(self._pod_resources.written(), self._view.now)
         judged: list[tuple[AllocateCall, Judgement]] = []
         try:
@@ -226,14 +225,14 @@ class Grants:
             log_ended(self._ledger, rests)
             log_displaced(answers)
             self._reconciliation.liveness.granted(granted, answers, call.grant or grant)
-        # Reading the reservations updates them by the grants, before the granted allocations can end.
+        # This read updates the reservations by the new allocations, before these can end.
         _ = self._view.reserved
 
     def judge(self, call: AllocateCall) -> Judgement | None:
         """Judges a call. Returns None if the kubelet must be polled first. Raises the error of a refused call."""
         resource = call.resource
         if self._ledger.version != call.checked:
-            self.check(resource, call.containers)  # the hardware may have changed while this waited
+            self.check(resource, call.containers)  # the hardware may have changed since
         if self._ledger.unconfirmed is not None:
             return None
         listing, known = (call.poll.listing, call.poll.live) if call.poll is not None else (None, frozenset())
@@ -242,7 +241,7 @@ class Grants:
         new = NewRecords([], {}, set(), {})
         for devices in call.containers:
             asked = AskedContainer(resource, devices, frozenset(devices), call.made, call.poll, new, {})
-            # A call that the kubelet repeats is recognized first: its own record would stand against it.
+            # First recognize a repeated call: the allocation of its first attempt would exclude it.
             held = {each.id: each for claim in claims if claim.holds_devices for each in claim.conflicts(asked)}
             if not known >= held.keys():
                 return None
@@ -286,7 +285,7 @@ class Grants:
 
 
 def is_repeated(record: Allocation, asked: AskedContainer, shown: Collection[Place]) -> bool:
-    """Whether the call repeats one whose devices the kubelet reports with a container, and whose instances exist."""
+    """Whether the call repeats that of the allocation: the kubelet reports exactly its devices, and its instances exist."""
     places = kubelet_places(record)
     is_same = {device for _, device in places} == asked.ids and all(place in shown for place in places)
     return is_same and all(

@@ -1,10 +1,10 @@
 """
-Follows what the registries have reserved on this node, for answers to the kubelet's GetPreferredAllocation.
+Follows the reservations of this node, which registries publish, for answers to the kubelet.
 
 The newest `ReservationsChanged` of the node replaces all earlier ones, and counts until its reservations expire.
-Reservations change preferences and decide which NICs are co-allocated with GPUs. So a process that has just started waits
-for a moment until it has read them. A registry reserves what the node has confirmed: for a while after a confirmation, the
-process waits for the newest message of the stream (`until_read`).
+Reservations decide about preferences and co-allocated NICs. So a process that has just started lets the kubelet wait until
+it has read them. A registry publishes a reservation after the node has confirmed it. So for some seconds after a
+confirmation, the kubelet waits for the newest message of the stream (`until_read`).
 """
 
 from contextlib import suppress
@@ -22,14 +22,14 @@ from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.runtime.tasks import wait_for_first
 
 AGAIN_SECONDS = 1.0
-"""Between two attempts to reach the stream."""
+"""Time between two attempts to reach the stream."""
 READ_SECONDS = 3.0
-"""How long after its start a process lets the kubelet wait for reservations. With a bus it takes milliseconds."""
+"""Maximum time after the start for which the kubelet waits for reservations. With a bus it takes milliseconds."""
 
 EXPECTED_SECONDS = 10.0
-"""How long after a confirmation the kubelet may call before the reservation is received: a bind takes at most four."""
+"""How long after a confirmation a reservation may still arrive: a bind takes at most four seconds."""
 RECEIVE_SECONDS = 1.0
-"""How long the kubelet waits for it then. On an idle node it takes less than a millisecond."""
+"""Maximum time for which the kubelet then waits for it. On an idle node it takes less than a millisecond."""
 
 log = structlog.get_logger("topoalign.allocator.allocate.node_reservations")
 
@@ -44,19 +44,19 @@ class NodeReservationList:
         self._clock = clock
         self._newest = NodeReservations()
         self._observed: NodeState | None = None
-        """The state for which `_newest` was computed. One call of the kubelet reads the reservations a dozen times."""
+        """Cache key: the state for which `_newest` was computed. One call of the kubelet reads the reservations 12 times."""
         self._began = clock.monotonic()
         self._read = anyio.Event()
         self._expected_until = self._began
-        """Monotonic seconds until which a reservation may exist that was not received yet."""
+        """Monotonic seconds until which a reservation may still arrive."""
         self._position = 0
         self._more = anyio.Event()
         """`_position`: of the newest received message. `_more`: set by the next message."""
         self.unreadable = 0
-        """Messages on the subject that are no reservations of this node."""
+        """Number of messages on the subject that are not reservations of this node."""
 
     def current(self) -> NodeReservations:
-        """Returns the known reservations, updated by what the node has allocated since."""
+        """Returns the received reservations, updated by the allocations of the node."""
         state = self._ledger.state
         if self._newest.reservations and state is not self._observed:
             before = self._newest
@@ -65,11 +65,11 @@ class NodeReservationList:
         return self._newest
 
     def expect(self) -> None:
-        """Expects a reservation: the node has confirmed a prediction, and a registry is about to reserve the devices."""
+        """Notes a confirmed prediction: a registry is about to publish a reservation."""
         self._expected_until = self._clock.monotonic() + EXPECTED_SECONDS
 
     async def until_read(self) -> None:
-        """Waits for reservations that were made and may not be received yet, for a short time."""
+        """Waits a short time for reservations that may exist and are not received yet."""
         left = self._began + READ_SECONDS - self._clock.monotonic()
         if left > 0 and not self._read.is_set():
             await wait_for_first(self._read.wait, lambda: self._clock.sleep(left))
@@ -104,7 +104,7 @@ class NodeReservationList:
                     self._read.set()
 
     def take(self, received: Received) -> None:
-        """Applies a message of the subject. One that is no reservation of this node is ignored and counted."""
+        """Applies a message of the subject. A message that is not a reservation of this node is ignored and counted."""
         try:
             event = wire.decode_event(received.message)
         except BadRequest as error:
@@ -123,5 +123,5 @@ class NodeReservationList:
         log.warning(
             "a message about reservations was ignored",
             finding=finding,
-            remedy="see who may publish on the node's reservation subject: only registries should",
+            remedy="check which clients may publish on the node's reservation subject: only registries should",
         )

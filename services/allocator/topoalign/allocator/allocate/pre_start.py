@@ -1,16 +1,16 @@
 """
 Decides whether a container may start with its vGPU slots or vcuda units.
 
-Allocate does not name the container, so a container may get the slots of another one that waits for the same number. When it
-starts, its pod is known. It does not start if it has other amounts than are reserved for it, or amounts reserved for a
-container of another pod. Example with ten slots, 100 cores and 40960 MiB for each GPU:
+Allocate does not name the container. So a container may get the slots that are reserved for another one, if both request the
+same number. When a container starts, its pod is known. It is refused if its amounts differ from its reservation, or are
+reserved for another pod. Example with ten slots, 100 cores and 40960 MiB for each GPU:
 
     reserved for a: GPU-0::3 with 60 cores and 6000 MiB; b has no reservation, and the kubelet calls Allocate for b first
     b gets GPU-0::3, and then a gets another slot with an equal part, 10 cores and 4096 MiB: neither starts
 
-A container is judged as soon as the kubelet reports it. The record keeps for which pods its amounts were reserved
-(`Allocation.reserved_for`), because the reservation may end and the agent may restart before that. PodResources does not
-report init containers, so if only these have slots, the checkpoint alone shows their pod.
+A container is judged as soon as the kubelet reports it. Before that, the reservation may end or the agent restart, so the
+allocation has the pods of the reservation (`Allocation.reserved_for`). PodResources does not report init containers: if only
+these have slots, their pod is known only from the checkpoint.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -41,12 +41,14 @@ from topoalign.core.sharing.share_refusals import WholeGpuInUse
 from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.core.state.share_amounts import Holder, equal_part, exclusive_conflicts, larger_amount, sum_amounts
 
-STARTED_AGAIN = "the kubelet starts the container again; see whether its device plugin directory can be read"
-"""The remedy while the kubelet does not report yet what must be known of the container."""
+STARTED_AGAIN = (
+    "the kubelet starts the container again; if this repeats, check that its device plugin directory can be read"
+)
+"""The remedy while the kubelet does not report the container yet."""
 
 
 def reserved_owner(reserved: NodeReservations, pod_uid: str, container: str) -> Owner | None:
-    """Returns a container with the names of its pod by its reservation; None: nothing is reserved."""
+    """Returns the names of a container and its pod from its reservation; None: there is no reservation."""
     kept = next((each for each in reserved.reservations if each.pod_uid == pod_uid), None)
     if kept is None or not container:
         return None
@@ -54,11 +56,11 @@ def reserved_owner(reserved: NodeReservations, pod_uid: str, container: str) -> 
 
 
 MOST_LOGGED = 1_000
-"""Refusals that are remembered. The kubelet retries, and each is recorded once."""
+"""Refusals that are remembered, so that the kubelet's retries are not recorded again."""
 
 
 class ContainerStarts:
-    """Records, as an event of its pod, that a container was not started, and why: each container and reason once."""
+    """Records a refused start as an event of the pod, once for each container and reason."""
 
     def __init__(self, ledger: Ledger, view: NodeView) -> None:
         self._ledger = ledger
@@ -84,14 +86,12 @@ class ContainerStarts:
 
 
 UNKNOWN = object()
-"""Stands for an allocation that was not judged yet."""
+"""Marks an allocation that was not judged yet."""
 
 
 class NotAsReserved(NoFit):
     """
-    Raised for a container whose slots have other amounts than are reserved for it.
-
-    Or they are reserved for another pod.
+    Raised for a container whose slots differ from its reservation or are reserved for another pod.
 
     Remedy: Delete the pod, and use one scheduler for all pods.
     """
@@ -107,19 +107,19 @@ class SlotStarts(ContainerStarts):
     """Judges containers with vGPU slots that are about to start."""
 
     def __init__(self, ledger: Ledger, grants: SlotClaim) -> None:
-        """`grants`: knows which slots were granted instead of reserved ones."""
+        """`grants`: has the slots that were granted instead of reserved ones."""
         super().__init__(ledger, grants.view)
         self._grants = grants
         self._judged: dict[tuple[AllocationID, str], NotAsReserved | None] = {}
         """
-        The judgement of an allocation when its pod had this UID. Empty UID: the pod is known by its names only, which a pod
-        that is created again has as well.
+        Allocation and pod UID -> judgement. Empty UID: only the names of the pod are known, and a pod that is created again
+        has the same names.
         """
 
     def observe(self) -> None:
         """
-        Judges containers that have become known. Records those that have what was reserved for them: their reservations
-        end, and they may start again later. Raises StateFault.
+        Judges containers that have become known. If a container has the reserved amounts, this is recorded, because the
+        reservation ends and the container may restart later. Raises StateFault.
         """
         live = self._ledger.state.allocations
         for name in [each for each in self._judged if each[0] not in live]:
@@ -133,7 +133,7 @@ class SlotStarts(ContainerStarts):
                     self._ledger.bind([Binding(each.id, each.owner, each.pod_uid, each.displaced, as_reserved=True)])
 
     def check(self, devices: Sequence[DeviceID], listing: KubeletListing | None) -> None:
-        """Checks the slots of a starting container. Raises NotAsReserved, and Unavailable without a known owner."""
+        """Checks the slots of a starting container. Raises NotAsReserved, and Unavailable if the owner is not known."""
         self.observe()
         owned = self._ledger.state.ownership
         live = self._ledger.state.allocations
@@ -147,7 +147,7 @@ class SlotStarts(ContainerStarts):
                 misfit = self._judged.get((each.id, listed.pod_uid))
             if misfit is not None:
                 owner = listed.owner
-                if owner is not None and not owner.pod:  # the checkpoint has UIDs, and no names
+                if owner is not None and not owner.pod:  # the checkpoint has UIDs and no names
                     owner = reserved_owner(self._view.reserved, listed.pod_uid, owner.container)
                 self._record(listed.id, owner, misfit)
                 raise misfit
@@ -158,7 +158,7 @@ class SlotStarts(ContainerStarts):
         )
 
     def _judge(self, record: Allocation, *, is_read: bool = False) -> NotAsReserved | None:
-        """Judges an allocation; the result outlives its reservation, unless a later one shows that it has its own."""
+        """Judges an allocation, and keeps the result after the reservation ends. A later match replaces a mismatch."""
         name = (record.id, record.pod_uid)
         found = self._misfit(record, is_read=is_read)
         if (before := self._judged.get(name)) is None or (found is None and self._has_bounds(record)):
@@ -168,8 +168,8 @@ class SlotStarts(ContainerStarts):
 
     def _misfit(self, record: Allocation, *, is_read: bool = False) -> NotAsReserved | None:
         """
-        Returns why an allocation contradicts the current reservations. `is_read`: whether the checkpoint, which has the
-        UIDs of pods, could be read. Raises Unavailable if the owner is not known.
+        Returns why an allocation contradicts the current reservations; None: it does not. `is_read`: whether the checkpoint,
+        which has pod UIDs, could be read. Raises Unavailable if the owner is not known.
         """
         for resource, slots in record.devices.items():
             amounts = {slot: record.slots[slot] for slot in slots if slot in record.slots}
@@ -189,9 +189,11 @@ class SlotStarts(ContainerStarts):
                 ):
                     continue
                 return NotAsReserved(slots, most, f"{describe_amount(bounds[1])} are reserved for it")
-            unequal = () if own is not None else self._unequal(record, amounts)  # every container may have equal parts
+            unequal = () if own is not None else self._unequal(record, amounts)  # any container may have equal parts
             for reservation, container, kept_slots in kept:
-                if not kept_slots.isdisjoint(unequal):  # a container that reuses slots may have some, or others as well
+                if not kept_slots.isdisjoint(
+                    unequal
+                ):  # a container that reuses slots may have only some of them, or more
                     if record.owner is None:
                         raise unknown_owner(slots)
                     whose = f"{reservation.namespace}/{reservation.pod}, container {container.container}"
@@ -206,7 +208,7 @@ class SlotStarts(ContainerStarts):
         return None
 
     def _unequal(self, record: Allocation, slots: Iterable[DeviceID]) -> list[DeviceID]:
-        """Returns the slots with other amounts than equal parts. Amounts of MIG instances prove nothing."""
+        """Returns the slots whose amounts are not equal parts, without those of MIG instances, which always differ."""
         hardware = self._ledger.state.hardware
         instances = record.instances
         return [
@@ -216,7 +218,7 @@ class SlotStarts(ContainerStarts):
         ]
 
     def _has_bounds(self, record: Allocation) -> bool:
-        """Whether a reservation for exactly this container, of a pod with a known UID, is known."""
+        """Whether there is a reservation for exactly this container, and the UID of its pod is known."""
         name = record.owner.container if record.owner is not None else None
         return record.pod_uid != "" and all(
             any(
@@ -228,7 +230,7 @@ class SlotStarts(ContainerStarts):
         )
 
     def _kept(self, resource: ResourceName) -> Iterator[tuple[Reservation, ReservedContainer, frozenset[DeviceID]]]:
-        """Yields the valid reservations by container, with the slots that stand for what is reserved."""
+        """Yields reservation, container and its reserved slots (or the slots granted instead) of all valid reservations."""
         reserved = self._view.reserved
         now = self._view.now
         for each in reserved.reservations:
@@ -246,8 +248,8 @@ def unknown_owner(slots: Iterable[DeviceID]) -> Unavailable:
 
 def as_listed(record: Allocation, listing: KubeletListing | None) -> Allocation:
     """
-    Adds the container from the checkpoint to an allocation without an owner. Its pod has a UID and no name; the
-    container's name is empty if several of the pod have the devices.
+    Returns the allocation with the owner from the checkpoint, if it has none. The owner has a pod UID and no pod name. If
+    several containers of the pod have the devices, the container's name is empty, too.
     """
     if record.owner is not None or listing is None:
         return record
@@ -274,22 +276,21 @@ def describe_amount(amount: Amount) -> str:
     return f"{amount.cores} cores and {amount.memory // MIB} MiB"
 
 
-# A share in vcuda units has two halves, computing time and memory, which the kubelet allocates one after the other. Allocate
-# does not name the container. When a container starts, the kubelet's checkpoint shows all its devices, so it is known
-# whether both halves are of one GPU, or equal parts of the same GPUs, and which containers share these. A container does
-# not start if its halves are of different GPUs, if it has a whole GPU of which another container has units, or units of
-# a GPU that another container has as a whole.
+# A share in vcuda units has two halves, computing time and memory. The kubelet allocates them one after the other, and
+# Allocate does not name the container. When a container starts, the kubelet's checkpoint has all its devices. A container
+# does not start
+# - if its halves are not on the same GPU or GPUs,
+# - if it has a whole GPU of which another container has units, or units of a GPU that another container has as a whole.
 #
 # Entries of the checkpoint count until their pods are deleted. The app containers of a pod reuse the units of its init
-# containers. So if PodResources does not report one of two containers of a pod, as is the case for init containers, they do
-# not count against each other. Containers that still run although the kubelet has lost their devices are only in the record,
-# and count as well.
+# containers, which PodResources does not report. So two containers of a pod conflict only if PodResources reports both.
+# If the kubelet has lost the devices of a running container, the ledger still has them, and they count.
 #
-# The id of a unit shows what it is of, so the configuration may have changed since.
+# The id of a unit shows its kind and its GPU, so the check does not depend on the present configuration.
 
 
 Amounts = Mapping[DeviceID, Amount]
-"""GPU -> how much of it a container has."""
+"""GPU -> the amount that a container has of it."""
 
 
 class ShareStarts(ContainerStarts):
@@ -300,7 +301,7 @@ class ShareStarts(ContainerStarts):
         asked = frozenset(units)
         listing = poll.listing
         parts = live_unit_entries(listing)
-        # The kubelet's call names the units, and containers of a pod may have the same ones.
+        # PreStartContainer names only the units, and several containers of a pod may have the same ones.
         starting = dict.fromkeys(
             Holder(part.pod_uid, part.container)
             for part in parts
@@ -330,7 +331,7 @@ class ShareStarts(ContainerStarts):
                 raise
 
     def _others(self, mine: Holder, parts: Sequence[ResourceEntry], poll: Poll) -> Iterator[tuple[str, Amounts]]:
-        """Yields each other container that counts, with its amounts."""
+        """Yields the name and the amounts of each other container that may conflict."""
         shown = {Holder(holding.pod_uid, holding.owner.container): holding.owner for holding in poll.listing.holdings}
         listing = poll.listing
         every = [each for each in self._ledger.state.allocations.values() if each.amounts]
@@ -361,12 +362,12 @@ def entries_of_holder(holder: Holder, parts: Collection[ResourceEntry]) -> Itera
 
 
 def amounts_of_holder(holder: Holder, parts: Collection[ResourceEntry]) -> Amounts:
-    """Returns GPU -> how much of it a container has by these entries."""
+    """Returns GPU -> the amount that a container has of it by these entries."""
     return amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)
 
 
 def limit_keys_by_kind(holder: Holder, parts: Collection[ResourceEntry]) -> tuple[list[str], list[str]]:
-    """Returns the keys of a container's limits for computing time, and for memory."""
+    """Returns the field paths of a container's limits for computing time and for memory."""
     named: tuple[list[str], list[str]] = ([], [])
     for part in entries_of_holder(holder, parts):
         (amount, *_) = amounts_of(part.devices).values()

@@ -1,16 +1,16 @@
 """
-Answers the kubelet's calls for devices, and keeps the record of what the kubelet allocates.
+Answers the kubelet's device calls, and keeps the ledger of its allocations.
 
-Allocate does not name the container. So an allocation is identified by its set of devices, and its owner is read afterwards
-from PodResources, which also shows which containers have ended. If a live record has devices of an Allocate, it decides:
+Allocate does not name the container. So an allocation is identified by its set of devices. Its owner is read later from
+PodResources, which also shows which containers have ended. If a live allocation already has devices of an Allocate:
 
-- If no container has the devices any more, the record is stale and is released.
-- If exactly this set is reported with a container, the kubelet repeats its call and gets the same answer.
-- Anything else is refused, because two containers would get one device.
+- If no container has the devices any more, the allocation is stale and is released.
+- If the kubelet reports exactly this set with a container, it repeats its call and gets the same answer.
+- Otherwise the call is refused, because two containers would get one device.
 
-A kubelet that has lost its checkpoint may allocate devices of running containers to others. Preferences avoid these. If it
-allocates them all the same, the call is granted, because the next kubelet reads it from its checkpoint; the new allocation
-names the displaced one. While the record is unconfirmed, every Allocate first waits for the kubelet's own record.
+A kubelet that has lost its checkpoint may allocate devices of running containers to others. Preferences avoid these devices.
+If the kubelet allocates them nevertheless, the call is granted, because its new checkpoint has the devices; the new
+allocation names the displaced one. While the ledger is unconfirmed, every Allocate first waits for a poll of the kubelet.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -53,15 +53,15 @@ from topoalign.core.sharing.reserved_shares import ShareQuestion
 from topoalign.core.state.fold import NodeState
 
 GRANT_SECONDS = 4.0
-"""How long after its arrival a call waits for a slow kubelet: well within the time to drain."""
+"""Maximum time from the arrival of a call to the answer of a slow kubelet: less than the time to drain."""
 AGAIN_SECONDS = 0.5
-"""Between the beginnings of two attempts."""
+"""Time from the beginning of an attempt to the beginning of the next."""
 
 
 async def poll_for_grant(poll: Callable[[float | None], Awaitable[Poll]], clock: Clock, arrived: float) -> Poll:
     """Polls a slow kubelet until `GRANT_SECONDS` after the call `arrived`. Raises Unavailable."""
-    # The kubelet sets no time limit for Allocate and one of 30 s for PreStartContainer, and a pod that is refused here stays
-    # refused. The first attempt is short, because the connection may be broken. Each later one has all the time that is
+    # A pod that is refused here stays refused, and the kubelet waits: for Allocate without a limit, for PreStartContainer
+    # 30 s. The first attempt is short, because the connection may be broken. Each later one may take all the time that is
     # left: a kubelet that needs two seconds would answer none of four attempts of one second.
     until = arrived + GRANT_SECONDS
     seconds: float | None = None
@@ -77,16 +77,16 @@ async def poll_for_grant(poll: Callable[[float | None], Awaitable[Poll]], clock:
 
 
 class SharedPoll:
-    """A poll of the kubelet that serves all callers who asked before it began, because many containers may start at once."""
+    """Polls the kubelet once for all callers that wait when the poll begins, because many containers may start at once."""
 
     def __init__(self, poll: Callable[[float | None], Awaitable[Poll]]) -> None:
         """`poll` takes a time limit in seconds, None for the usual one; raises Unavailable."""
         self._poll = poll
         self._turn = anyio.Lock()
         self._begun = 0
-        """How many polls began."""
+        """Number of polls that have begun."""
         self._ended = 0
-        """The number of the last poll that ended; one that is cancelled does not."""
+        """Number of the last poll that ended. A cancelled poll does not count."""
         self._result: Poll | Unavailable | None = None
 
     async def __call__(self, seconds: float | None = None) -> Poll:
@@ -107,13 +107,11 @@ class SharedPoll:
 
 
 FRESH_SECONDS = 5.0
-"""How old an answer of the kubelet may be. If it is older, this process was stopped in between."""
+"""Maximum age of an answer of the kubelet. If it is older, this process was stopped in between."""
 POLL_ATTEMPTS = 3
-"""How often PodResources is asked for a fresh answer before the poll fails."""
+"""Maximum number of requests to PodResources for a fresh answer."""
 PREFER_SECONDS = 1.0
-"""
-How long a preference among whole devices waits for PodResources. Without it, everything in the record counts as held.
-"""
+"""How long a preference of whole devices waits for PodResources. Without an answer, all allocations count as held."""
 
 
 class DeviceAllocations:
@@ -135,9 +133,10 @@ class DeviceAllocations:
         """
         `unbound_seconds` stands for `gone_seconds` for a container that was never reported and is not in the checkpoint,
         unless its pod is deleted. `ensure_fresh` is called before each grant; afterwards the health of the devices is
-        confirmed or unknown. `starting` prepares the limiter of a container with vcuda units that may start. `instances`
-        creates MIG instances for slots; None: none are created. `by_variable_alone`: whether containers see the devices of
-        NVIDIA_VISIBLE_DEVICES only.
+        `ensure_fresh` is called before each grant; afterwards the health of the devices is confirmed or unknown. `starting`
+        prepares the limiter of a starting container with vcuda units. `instances` creates MIG instances for slots; None:
+        none are created. `by_variable_alone`: whether NVIDIA_VISIBLE_DEVICES is the only device list (`deviceListStrategy:
+        envvar`).
         """
         self._ledger = ledger
         clock = ledger.clock
@@ -156,7 +155,7 @@ class DeviceAllocations:
         )
         self._preferences = Preferences(clock)
         self._turn = anyio.Lock(fast_acquire=True)
-        """Held by a call that needs a poll: one at a time."""
+        """Held by the one call that polls the kubelet."""
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
         liveness = self._reconciliation.liveness
         view = NodeView(lambda: ledger.state, clock, reservations.current, liveness, settings.compat)
@@ -174,7 +173,7 @@ class DeviceAllocations:
         self._poll_and_compare = SharedPoll(self._compare)
         self._poll_to_prefer = SharedPoll(self._poll)
         self.polled: Poll | None = None
-        """The kubelet's answer at the last comparison of the record; None: none yet, or the poll failed."""
+        """The last poll that was compared with the ledger; None: none yet, or it failed."""
 
     @property
     def state(self) -> NodeState:
@@ -183,7 +182,7 @@ class DeviceAllocations:
 
     @property
     def version(self) -> int:
-        """Counts up with every change of `state`."""
+        """Increases with every change of `state`."""
         return self._ledger.version
 
     @property
@@ -202,12 +201,12 @@ class DeviceAllocations:
     async def prefer(
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
-        """As `AllocatorPort.prefer`. Devices of containers that have ended, as the kubelet reports, are free."""
+        """As `AllocatorPort.prefer`. Devices of containers that have ended by a poll count as free."""
         await self._reservations.until_read()
         at = self._clock.monotonic()
         if self.state.allocations and self.state.hardware.kind_of(resource) in ("unit", "slot"):
-            # They wait for the poll as long as Allocate does: a preference of GPUs without enough left would make the
-            # kubelet take what Allocate has to refuse.
+            # Wait for the poll as long as Allocate does: without it, the preference may be a GPU without enough left, which
+            # the kubelet would take and Allocate would refuse.
             poll = None
             with suppress(Unavailable):
                 poll = await poll_for_grant(self._poll_to_prefer, self._clock, at)
@@ -250,7 +249,7 @@ class DeviceAllocations:
         poll = await self._poll_quickly(self._poll)
         if poll is None:
             raise Unavailable(
-                "PodResources did not answer in time", "see whether the kubelet runs, and is not too busy"
+                "PodResources did not answer in time", "check that the kubelet runs and is not overloaded"
             )
         return self._ended_by(poll)
 
@@ -262,7 +261,7 @@ class DeviceAllocations:
         return [each for each in live if has_ended(each, poll.listing, poll.at)]
 
     async def _poll_quickly(self, poll: Callable[[], Awaitable[Poll]]) -> Poll | None:
-        """Polls the kubelet; None: no allocation is live, or it fails or takes longer than `PREFER_SECONDS`."""
+        """Polls the kubelet. None: no allocation is live, or the poll fails or takes longer than `PREFER_SECONDS`."""
         if self.state.allocations:
             with anyio.move_on_after(PREFER_SECONDS), suppress(Unavailable):
                 return await poll()
@@ -277,7 +276,7 @@ class DeviceAllocations:
         async with self._instance_calls.instances_for(containers, partial(self._slots.amounts, resource)) as made:
             call = AllocateCall(resource, asked, self._ledger.version, made)
             answers = await self._commits.join(call)
-            while answers is None:  # only PodResources shows whether a record that matters is stale
+            while answers is None:  # only PodResources shows whether a conflicting allocation is stale
                 async with self._turn:
                     grant = Grant(self._pod_resources.written(), self._clock.monotonic())
                     poll = await poll_for_grant(self._poll, self._clock, arrived)
@@ -290,11 +289,11 @@ class DeviceAllocations:
             return answers
 
     def _confirm_record(self, poll: Poll) -> None:
-        """Confirms the record of a damaged journal by the kubelet's. Raises StateFault if that may be incomplete."""
+        """Confirms the ledger after a damaged journal by a poll. Raises StateFault if the poll may be incomplete."""
         self._reconciliation.compare(poll)
         if self._ledger.unconfirmed is not None:
             raise StateFault(
-                f"the record is unconfirmed ({self._ledger.unconfirmed}), and the kubelet does not report yet what is held",
+                f"the record is unconfirmed ({self._ledger.unconfirmed}), and the kubelet does not report all devices yet",
                 "this passes once its checkpoint can be read, or it has listed its pods for a while; see /readyz",
             )
 
@@ -346,7 +345,7 @@ class DeviceAllocations:
         return poll
 
     async def _poll(self, seconds: float | None = None) -> Poll:
-        """Polls PodResources again if this process was stopped meanwhile. Raises Unavailable."""
+        """Polls PodResources, and polls again if this process was stopped meanwhile. Raises Unavailable."""
         for _ in range(POLL_ATTEMPTS):
             live = frozenset(self.state.allocations)
             at = self._clock.monotonic()
@@ -355,6 +354,4 @@ class DeviceAllocations:
                 poll = Poll(listing, live, at)
                 self._reconciliation.note(poll)
                 return poll
-        raise Unavailable(
-            "PodResources answers so late that its answer is out of date", "see what keeps this node so busy"
-        )
+        raise Unavailable("PodResources answers so late that its answer is out of date", "check the load of the node")

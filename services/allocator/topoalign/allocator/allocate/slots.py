@@ -1,14 +1,13 @@
 """
-Prefers and checks vGPU slots in the kubelet's calls, which name a number of slots and never amounts.
+Prefers and checks vGPU slots in the kubelet's calls, which have a number of slots and no amounts.
 
-A container that gets exactly the slots of a reservation has the amounts that are reserved with them. All other slots count
-as equal parts.
+If a container gets exactly the slots of a reservation, it has the reserved amounts. All other slots count as equal parts.
 
 - GetPreferredAllocation prefers the slots that are reserved for a request of this size. If the kubelet does not offer them,
-  slots of other GPUs with as much left stand for the reservation, unless the container must have its own. Without a
-  reservation, slots of GPUs with an equal part left are preferred, if possible without reserved amounts.
-- Allocate refuses two slots of one GPU (`InvalidShare`), amounts that a GPU no longer has left by the record, and other
-  slots than a container must have (`ShareSplit`).
+  slots of other GPUs with enough left replace them, unless the pod restricts its GPUs. Without a reservation, slots of GPUs
+  with an equal part left are preferred, if possible beside the reserved amounts.
+- Allocate refuses two slots of one GPU (`InvalidShare`), amounts that the GPU does not have left, and slots of other GPUs if
+  the pod restricts its GPUs (`ShareSplit`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -65,7 +64,7 @@ REMEDY = "delete the pod and let the scheduler choose again"
 
 
 class MovedSlots(NamedTuple):
-    """The slots of a container instead of those reserved for it."""
+    """The slots that a container gets instead of its reserved slots."""
 
     slots: frozenset[DeviceID]
     amount: Amount | None
@@ -73,13 +72,13 @@ class MovedSlots(NamedTuple):
 
 
 class SlotClaim(Claim):
-    """Claims a share in vGPU slots. Prefers and checks slots by the record and the reservations."""
+    """Claims a share in vGPU slots. Prefers and checks slots by the ledger and the reservations."""
 
     def __init__(self, view: NodeView) -> None:
         super().__init__(view)
         self._rules = read_gpu_rules((), as_hami=view.compat == "hami")
         self.moved: dict[PartName, MovedSlots] = {}
-        """Container -> its slots instead of those reserved for it."""
+        """Container -> the slots that replace its reserved slots."""
         self._ended = frozenset[AllocationID]()
         """Allocations that had ended at the kubelet's last request for a preference."""
 
@@ -98,7 +97,7 @@ class SlotClaim(Claim):
         instead = {name: each.slots for name, each in self.moved.items()}
         parts = [*iterate_open_parts(live, reserved, now, question, instead)]
         own = answering_part(question, parts)
-        # A known container may have one of them: a kubelet that has lost its checkpoint offers its slots again.
+        # A kubelet that has lost its checkpoint offers slots of running containers again.
         holders = live.ownership.holders
         used = own.slots.difference(must_include) & holders.keys() if own is not None else ()
         if own is not None and all(live.allocations[holders[slot]].owner is None for slot in used):
@@ -138,7 +137,7 @@ class SlotClaim(Claim):
         self.moved = {key: each for key, each in self.moved.items() if key[0] in reserved.until} | {name: moved}
 
     def _amounts_moved(self, slots: Collection[DeviceID]) -> Mapping[DeviceID, Amount]:
-        """Returns the amounts of a container that gets exactly slots recorded instead of reserved ones."""
+        """Returns the amounts if exactly these slots replace the reserved slots of a container; else empty."""
         until = self.view.reserved.until
         now = self.view.now
         wanted = frozenset(slots)
@@ -156,15 +155,15 @@ class SlotClaim(Claim):
             able = gpus_with_enough(live.hardware, live.ownership.slots_left, share)
             cause, remedy = several_of_one_gpu(live.hardware, resource, gpus, able)
             raise InvalidShare(
-                f"{FIELD}: several slots of {quoted(twice)}, of which a container has one: {cause}", remedy
+                f"{FIELD}: several slots of {quoted(twice)}; a container may have one of each GPU: {cause}", remedy
             )
-        if not all(map(self.view.state.ownership.is_held, devices)):  # else the kubelet may repeat itself
+        if not all(map(self.view.state.ownership.is_held, devices)):  # else the kubelet may repeat its call
             self.check_reserved(resource, devices)
 
     def check_reserved(self, resource: ResourceName, slots: Collection[DeviceID]) -> None:
         """
-        Raises ShareSplit for slots that the container which waits for this number must not have. If its reservation may
-        move, records these slots instead: a kubelet without a choice asks for no preference.
+        Raises ShareSplit if a container waits for this number of slots and must not have these. If its reservation may move,
+        these slots replace the reserved ones: a kubelet without a choice does not ask for a preference.
         """
         reserved = self.view.reserved
         instead = {name: each.slots for name, each in self.moved.items()}
@@ -178,15 +177,19 @@ class SlotClaim(Claim):
         accepted = quoted(sorted(map(base_of, part.slots)))
         raise ShareSplit(
             FIELD,
-            f"slots of {gpus}, and container {quoted([part.name[1]])}, which waits for as many, accepts {accepted}",
+            f"slots of {gpus}, but container {quoted([part.name[1]])}, which waits for this number, accepts {accepted}",
             REMEDY + self._aligned(resource),
         )
 
     def _aligned(self, resource: ResourceName) -> str:
-        """Returns an addition to a remedy if the kubelet may have aligned the slots; else empty."""
+        """Returns an addition to the remedy if the kubelet aligns slots to NUMA nodes; else empty."""
         on_nodes = gpus_of_numa_nodes(self.view.state.hardware).get(resource)
         most = max(on_nodes.values()) if on_nodes else 0
-        return f"; by sharing.slots.numaTopology it aligns slots to NUMA nodes, of {most} GPUs at most" if most else ""
+        return (
+            f"; with sharing.slots.numaTopology the kubelet aligns slots to NUMA nodes, which have at most {most} GPUs"
+            if most
+            else ""
+        )
 
     def _live(self) -> NodeState:
         """Returns the state without the allocations that had ended at the last request for a preference."""
@@ -196,7 +199,7 @@ class SlotClaim(Claim):
         return state
 
     def amounts(self, resource: ResourceName, slots: Collection[DeviceID]) -> dict[DeviceID, Amount]:
-        """Returns the amounts of a container that gets these devices; empty if they are no slots."""
+        """Returns slot -> amount of a container that gets these slots; empty if the devices are no slots."""
         hardware = self.view.state.hardware
         if resource not in resources_in_slots(hardware):
             return {}
@@ -206,7 +209,7 @@ class SlotClaim(Claim):
         return {slot: reserved.get(slot) or equal_part(hardware, base_of(slot)) for slot in slots}
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """Returns the records of these GPUs if they do not leave enough for the slots. Raises as `check_reserved`."""
+        """Returns the allocations of these GPUs if too little is left for the slots. Raises as `check_reserved`."""
         self.check_reserved(asked.resource, asked.ids)
         amounts = self.amounts(asked.resource, asked.ids)
         gpus = {base_of(slot) for slot in amounts}
@@ -214,7 +217,7 @@ class SlotClaim(Claim):
         return sharing if self._lacking(amounts, (*sharing, *asked.new.granted)) is not None else ()
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """Releases ended records if the GPUs lack something. Raises ShareDoesNotFit."""
+        """Releases allocations that have ended, if too little is left for the slots. Raises ShareDoesNotFit."""
         if not conflicts:
             return
         poll = asked.known_poll
@@ -241,7 +244,7 @@ class SlotClaim(Claim):
         asked.new.ended.update(ended)
 
     def complete(self, asked: AskedContainer, allocation: Allocation) -> Allocation:
-        """Adds the amounts and instances of the slots, and whose reservation they were."""
+        """Adds the amounts and instances of the slots, and the pods that they were reserved for."""
         resource = asked.resource
         hardware = self.view.state.hardware
         reserved = self.view.reserved
@@ -264,7 +267,7 @@ class SlotClaim(Claim):
     def _refusal(
         self, resource: ResourceName, slots: Collection[DeviceID], lacking: ShareDoesNotFit
     ) -> ShareDoesNotFit:
-        """Returns the refusal of slots whose GPUs lack something; they no longer stand for reserved slots."""
+        """Returns the refusal of slots whose GPUs lack something. They no longer replace reserved slots."""
         moved = [name for name, each in self.moved.items() if each.slots == frozenset(slots)]
         if not moved:
             return lacking
@@ -277,7 +280,7 @@ class SlotClaim(Claim):
         )
 
     def _lacking(self, amounts: Mapping[DeviceID, Amount], held: Sequence[Allocation]) -> ShareDoesNotFit | None:
-        """Returns what a GPU lacks beside the amounts of these allocations on other slots; None: nothing."""
+        """Returns what a GPU lacks, if these allocations hold its other slots; None: nothing."""
         hardware = self.view.state.hardware
         by_gpu = held_by_slot(hardware, held)
         for slot, asked in amounts.items():

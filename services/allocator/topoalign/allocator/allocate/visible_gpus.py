@@ -1,15 +1,16 @@
 """
-Refuses GPUs that their container would not see, if it requests GPUs of several resources (`core.demand.device_lists`).
+Refuses GPUs that would not be visible in a container that requests GPUs of several resources (`core.demand.device_lists`).
 
-A reservation lists the devices of all resources of a container, so each answer names all its GPUs. Without one, an answer
-names the GPUs of its own resource only. If NVIDIA_VISIBLE_DEVICES is the only list (`deviceListStrategy: envvar`), the
-container would not see the others, so the next Allocate is refused. Example of one GPU and one MIG instance:
+A reservation has the devices of all resources of a container, so each Allocate answer lists all its GPUs. Without a
+reservation, an answer lists only the GPUs of its own resource. If NVIDIA_VISIBLE_DEVICES is the only device list
+(`deviceListStrategy: envvar`), the container would not see the others, so the next Allocate is refused. Example with one GPU
+and one MIG instance:
 
     reserved GPU-0, MIG-1-0    Allocate of GPU-0 names GPU-0,MIG-1-0    Allocate of MIG-1-0 names GPU-0,MIG-1-0
     nothing reserved           Allocate of GPU-0 names GPU-0            Allocate of MIG-1-0 is refused
 
-An Allocate is for the container of the newest grant of GPUs as long as the checkpoint, which is written when a container has
-all its devices, does not have that grant, for at most OPEN_SECONDS (kubelet v1.36.3, allocateContainerResources).
+The kubelet writes its checkpoint when a container has all its devices (v1.36.3, allocateContainerResources). Until the
+checkpoint has the newest grant of GPUs, and for at most OPEN_SECONDS, the next Allocate is for the same container.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,14 +31,14 @@ Devices = Mapping[ResourceName, tuple[DeviceID, ...]]
 Part = tuple[ResourceName, frozenset[DeviceID]]
 
 OPEN_SECONDS = 5.0
-"""How long another Allocate may follow for the same container; the kubelet needs milliseconds."""
+"""Maximum time between two Allocate calls for one container; the kubelet needs milliseconds."""
 
 
 class NotVisible(NoFit):
     """
-    Raised for GPUs that the container would not see: another answer names other GPUs.
+    Raised for GPUs that the container would not see: an earlier answer lists other GPUs.
 
-    Remedy: Use another `deviceListStrategy`, or ask for one GPU resource in each container.
+    Remedy: Use another `deviceListStrategy`, or one GPU resource in each container.
     """
 
     def __init__(
@@ -45,9 +46,9 @@ class NotVisible(NoFit):
     ) -> None:
         super().__init__(
             f"the container would not see {quoted(sorted(devices))} of {resource}: NVIDIA_VISIBLE_DEVICES names "
-            f"{quoted(sorted(named))}, by the answer for {other}, and the kubelet passes on one value of a variable",
-            "use deviceListStrategy volume-mounts, cdi-annotations or cdi-cri, have topoalign's scheduler bind the pod, or "
-            "ask for GPUs of one resource in each container",
+            f"{quoted(sorted(named))} in the answer for {other}, and the kubelet passes on only one value of a variable",
+            "use deviceListStrategy volume-mounts, cdi-annotations or cdi-cri, bind the pod by topoalign's scheduler "
+            "extender, or request GPUs of one resource in each container",
         )
 
 
@@ -61,7 +62,7 @@ class NewestGpuGrant(NamedTuple):
 
 
 class VisibleGpus(Claim):
-    """Tracks which GPUs the answers for a container name, and refuses GPUs that it would not see."""
+    """Tracks the GPUs in the answers for a container, and refuses GPUs that the container would not see."""
 
     def __init__(self, view: NodeView, by_variable_alone: Callable[[], bool]) -> None:
         """`by_variable_alone`: as in the current `PluginFlags`."""
@@ -82,9 +83,8 @@ class VisibleGpus(Claim):
         self, resource: ResourceName, allocation: Allocation
     ) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
-        Returns the devices that the container has, or will have, of all resources of the same kind (GPUs or NICs):
-        those reserved for it, and later those of its owner. Empty for vcuda units, with which no container has other
-        GPUs.
+        Returns the devices that the container has, or will have, of all resources of the same kind (GPUs or NICs): by its
+        reservation, or by the allocations of its owner. Empty for vcuda units: such a container has no other GPUs.
         """
         state = self.view.state
         reserved = self.view.reserved
@@ -109,7 +109,7 @@ class VisibleGpus(Claim):
         by_instances = gpus_by_instances(state.hardware)
         found: dict[ResourceName, tuple[DeviceID, ...]] = {}
         for name, ids in ((name, ids) for devices in parts for name, ids in devices.items()):
-            # A slot that becomes a MIG instance has its final id once the instance is created.
+            # A slot that becomes a MIG instance has no final id before the instance is created.
             known = [
                 instances.get(each, each) for each in ids if each in instances or base_of(each) not in by_instances
             ]
@@ -117,7 +117,7 @@ class VisibleGpus(Claim):
         return found
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """Returns the newest grant, if a poll must show whether these GPUs are for its container."""
+        """Returns the newest grant if these GPUs may be for the same container, which a poll must show."""
         newest = self._newest
         if newest is None or newest.resource == asked.resource or not self._by_variable_alone():
             return ()
@@ -127,7 +127,7 @@ class VisibleGpus(Claim):
         return () if self._named(newest).issuperset(map(base_of, asked.ids)) else [grant]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """Raises NotVisible, once, for GPUs that the answer to the newest grant, of this container, does not name."""
+        """Raises NotVisible, once, for GPUs that the newest answer for the same container does not list."""
         newest = self._newest
         if not conflicts or newest is None or self._is_entered(newest, asked.known_poll):
             return
@@ -136,7 +136,7 @@ class VisibleGpus(Claim):
         raise NotVisible(asked.resource, {*map(base_of, asked.ids)}, newest.resource, named)
 
     def _named(self, newest: NewestGpuGrant) -> frozenset[DeviceID]:
-        """Returns the GPUs and MIG instances that the answer to a grant names."""
+        """Returns the GPUs and MIG instances in the answer to a grant."""
         grant = self.view.state.allocations[newest.id]
         own = (grant.instances.get(each, each) for each in grant.from_kubelet.get(newest.resource, ()))
         others = (each for ids in self.devices_of_container(newest.resource, grant).values() for each in ids)
@@ -158,7 +158,7 @@ def of_kind(devices: Devices, topology: Topology, kind: Callable[[Topology, Reso
 
 
 def with_same_devices(containers: Iterable[Devices], part: Part) -> list[Devices]:
-    """Returns the containers of a pod that have exactly these devices, or share devices with one that has."""
+    """Returns the containers that have exactly these devices, or that share a set of devices with such a container."""
     found: list[Devices] = []
     known = {part}
     rest = [*containers]
