@@ -133,10 +133,9 @@ class DeviceAllocations:
         """
         `unbound_seconds` stands for `gone_seconds` for a container that was never reported and is not in the checkpoint,
         unless its pod is deleted. `ensure_fresh` is called before each grant; afterwards the health of the devices is
-        `ensure_fresh` is called before each grant; afterwards the health of the devices is confirmed or unknown. `starting`
-        prepares the limiter of a starting container with vcuda units. `instances` creates MIG instances for slots; None:
-        none are created. `by_variable_alone`: whether NVIDIA_VISIBLE_DEVICES is the only device list (`deviceListStrategy:
-        envvar`).
+        confirmed or unknown. `starting` prepares the limiter of a starting container with vcuda units. `instances` creates
+        MIG instances for slots; None: none are created. `by_variable_alone`: whether NVIDIA_VISIBLE_DEVICES is the only
+        device list (`deviceListStrategy: envvar`).
         """
         self._ledger = ledger
         clock = ledger.clock
