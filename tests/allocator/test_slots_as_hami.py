@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 from anyio.abc import TaskGroup
-from hami_slot_support import as_hami
+from hami_slot_support import POLICY, as_hami
 from share_support import running
-from slot_choice_reference import POLICY
 from slot_node_support import MACHINE, Ask, SlotNode, slot_node
 
 from topoalign.core.model.decisions import Admission

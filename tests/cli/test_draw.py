@@ -10,7 +10,6 @@ from defusedxml import ElementTree
 from draw_support import (
     ALLOCATIONS,
     HEALTH,
-    HOSTILE,
     MACHINES,
     MESH,
     allocation,
@@ -18,8 +17,8 @@ from draw_support import (
     cpus,
     devices,
     drawn,
+    extent,
     gpus,
-    inside,
     names,
     nodes,
 )
@@ -39,6 +38,14 @@ from topoalign.tools.draw.layout import scene_of
 from topoalign.tools.draw.scene import Box, DrawnLine, Text, fitted, text_width, wrap_text
 from topoalign.tools.draw.svg import SCALE, png, svg
 from topoalign.tools.draw.text import MARKS, render_text
+
+HOSTILE = "</text><script>alert(1)</script>\x1b[31m\u202e\x00\ud800\ufffe\"'&]]>" + "long" * 200
+
+
+def inside(text: Text, box: Box) -> bool:
+    left, top, right, bottom = extent(text)
+    return box.x <= left and box.y <= top and right <= box.right and bottom <= box.bottom
+
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_reference import any_machine, at_random, walked
+from partition_reference import PALETTES, at_random, walked
 
 from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.model.decisions import PreferenceQuestion
@@ -19,6 +19,41 @@ from topoalign.core.placement.gpus.seam import Scores, SetScorer, total_score
 from topoalign.core.placement.partition import best_split
 from topoalign.core.placement.preference import choose_gpu_set, prefer
 from topoalign.tools.bench import benchmarks, partition
+
+
+def hierarchical(random: Random, devices: int) -> Scores:
+    """Blocks in blocks, equal or not, of devices side by side or strewn over the machine."""
+    scores = [[0] * devices for _ in range(devices)]
+
+    def fill(members: list[int], value: int) -> None:
+        if len(members) < 2:
+            return
+        number = random.randint(2, len(members))
+        if random.random() < 0.6:
+            parts = [members[len(members) * i // number : len(members) * (i + 1) // number] for i in range(number)]
+        else:
+            parts = [members[i::number] for i in range(number)]
+        for part, other in combinations(parts, 2):
+            for a in part:
+                for b in other:
+                    scores[a][b] = scores[b][a] = value
+        steps = (
+            [random.choice([10, 100])] * number if random.random() < 0.6 else random.choices([10, 20, 100], k=number)
+        )
+        for part, step in zip(parts, steps, strict=True):
+            fill(part, value + step)
+
+    order = list(range(devices))
+    if random.random() < 0.5:
+        random.shuffle(order)
+    fill(order, random.choice([0, 10]))
+    return scores
+
+
+def any_machine(random: Random, devices: int) -> Scores:
+    kind = random.choice([*PALETTES, "tree"])
+    return hierarchical(random, devices) if kind == "tree" else at_random(random, devices, kind)
+
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -1,5 +1,6 @@
 """Which GPUs and NICs are preferred, against a walk over every way to split the free GPUs."""
 
+from collections.abc import Collection
 from itertools import combinations
 from random import Random
 
@@ -7,13 +8,18 @@ import pytest
 from decision_support import machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_reference import by_walk
+from partition_reference import walked
 
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.model import NicPort, PluginDevice, Topology
 from topoalign.core.placement.gpus.device_policy import BestEffort, GpuChoice
 from topoalign.core.placement.gpus.seam import Scores, SetScorer
 from topoalign.core.placement.preference import PLACEMENTS, choose_gpu_set, prefer
+
+
+def by_walk(scores: Scores, free: tuple[int, ...], required: Collection[int], size: int) -> tuple[int, ...]:
+    """The best set of full size with the required ones, of all splits with the most points, the lowest of equals."""
+    return walked(scores, free, required, size)[0]
 
 
 @st.composite

@@ -1,7 +1,7 @@
 """Messages for tests of the bus, and a nats-server that can be killed."""
 
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -42,18 +42,6 @@ async def stored(bus: Bus, message: Message) -> int:
             return await bus.publish(message)
         except BusUnavailable:
             await anyio.lowlevel.checkpoint()
-
-
-async def all_stored(bus: Bus, messages: Sequence[Message]) -> list[int]:
-    """Publishes as an outbox does: those that are not confirmed again, in their order, until all are."""
-    positions: list[int] = []
-    while len(positions) < len(messages):
-        for position in await bus.publish_all(messages[len(positions) :]):
-            if position is None:
-                break
-            positions.append(position)
-        await anyio.lowlevel.checkpoint()
-    return positions
 
 
 async def disconnected(bus: Bus) -> None:

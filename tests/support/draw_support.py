@@ -13,7 +13,6 @@ from topoalign.tools.draw.scene import Box, DrawnLine, Scene, Text, text_width
 
 EDGE = 0.02
 """Rounding."""
-HOSTILE = "</text><script>alert(1)</script>\x1b[31m\u202e\x00\ud800\ufffe\"'&]]>" + "long" * 200
 
 
 def allocation(pod: str, gpus: Sequence[str] = (), nics: Sequence[str] = (), namespace: str = "ml") -> Allocation:
@@ -104,11 +103,6 @@ def devices(scene: Scene) -> list[Box]:
 def extent(text: Text) -> tuple[float, float, float, float]:
     """Left, top, right and bottom of the letters."""
     return text.left, text.y - 0.75 * text.size, text.left + text_width(text.text, text.size, text.bold), text.y
-
-
-def inside(text: Text, box: Box) -> bool:
-    left, top, right, bottom = extent(text)
-    return box.x <= left and box.y <= top and right <= box.right and bottom <= box.bottom
 
 
 def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:

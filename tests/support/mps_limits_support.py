@@ -1,12 +1,10 @@
 """Nodes whose units or slots are limited by MPS: what is announced of its daemon, and what each container is told alone."""
 
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from random import Random
 
 import msgspec
-from anyio.abc import TaskGroup
-from share_support import DEFAULT, running
+from share_support import DEFAULT
 from slot_node_support import MACHINE, SlotNode
 
 from topoalign.allocator.containers.containers import Containers
@@ -70,8 +68,3 @@ def own(answer: v1beta1.ContainerAllocateResponse, mps: Announced) -> dict[str, 
     assert variables.items() <= answer.envs.items()
     assert [*answer.envs] == sorted(answer.envs)
     return {name: value for name, value in answer.envs.items() if name not in (PIPES, "NVIDIA_VISIBLE_DEVICES")}
-
-
-def limited_slot_node() -> AbstractAsyncContextManager[tuple[LimitedSlotNode, TaskGroup]]:
-    """Its daemon is not ready yet."""
-    return running(LimitedSlotNode)

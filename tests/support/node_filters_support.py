@@ -1,16 +1,10 @@
 """
-Kubernetes' constraints between pods and nodes: a reference that takes the manifests apart rule by rule, and random ones.
+Kubernetes' constraints between pods and nodes: a reference that takes the manifests apart rule by rule.
 
 Source of the rules: https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/ and taint-and-toleration/.
 """
 
-from random import Random
 from typing import Any
-
-KEYS = ("a", "b")
-VALUES = ("", "x", "3", "5", "-4")
-KEYS_OF_TAINTS = ("gpu", "node.kubernetes.io/unschedulable")
-EFFECTS = ("NoSchedule", "NoExecute", "PreferNoSchedule")
 
 
 def number(text: str) -> int | None:
@@ -80,65 +74,3 @@ def naive(
         if taint["effect"] != "PreferNoSchedule" and not is_tolerated(taint, tolerations):
             return False
     return True
-
-
-def excluded_by(node: dict[str, Any], pod: dict[str, Any]) -> bool:
-    """Whether Kubernetes keeps this pod off this node, by the reference; both as manifests."""
-    spec = pod["spec"]
-    required = (
-        (spec.get("affinity") or {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution")
-    )
-    return not naive(
-        node["metadata"]["name"],
-        node["metadata"]["labels"],
-        node["spec"].get("taints", []),
-        node["spec"].get("unschedulable", False),
-        spec.get("nodeSelector", {}),
-        None if required is None else required["nodeSelectorTerms"],
-        spec.get("tolerations", []),
-    )
-
-
-def some_node_object(chance: Random, name: str) -> dict[str, Any]:
-    """The manifest of a node; one of eight is cordoned, and one of three has a taint."""
-    spec: dict[str, Any] = {}
-    if chance.random() < 0.12:
-        spec["unschedulable"] = True
-    if chance.random() < 0.33:
-        taint = {"key": chance.choice(KEYS_OF_TAINTS), "value": chance.choice(VALUES), "effect": chance.choice(EFFECTS)}
-        spec["taints"] = [taint]
-    labels = {key: chance.choice(VALUES) for key in KEYS if chance.random() < 0.7}
-    return {"kind": "Node", "apiVersion": "v1", "metadata": {"name": name, "labels": labels}, "spec": spec}
-
-
-def some_constraints(chance: Random, names: list[str]) -> dict[str, Any]:
-    """The manifest of a pod with some of: nodeSelector, required node affinity, tolerations."""
-    spec: dict[str, Any] = {}
-    if chance.random() < 0.1:
-        spec["nodeSelector"] = {chance.choice(KEYS): chance.choice(VALUES)}
-    if chance.random() < 0.3:
-        terms = [some_term(chance, names) for _ in range(chance.choice([1, 1, 2]))]
-        required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-        spec["affinity"] = {"nodeAffinity": required}
-    if chance.random() < 0.6:
-        spec["tolerations"] = [some_toleration(chance) for _ in range(chance.choice([1, 2]))]
-    return {"kind": "Pod", "apiVersion": "v1", "spec": spec}
-
-
-def some_term(chance: Random, names: list[str]) -> dict[str, Any]:
-    if chance.random() < 0.3:
-        field = {"key": "metadata.name", "operator": chance.choice(["In", "NotIn"]), "values": [chance.choice(names)]}
-        return {"matchFields": [field]}
-    operator = chance.choice(["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"])
-    values = {"Exists": [], "DoesNotExist": [], "Gt": ["3"], "Lt": ["4"]}.get(operator)
-    if values is None:
-        values = chance.sample(VALUES, 2)
-    return {"matchExpressions": [{"key": chance.choice(KEYS), "operator": operator, "values": values}]}
-
-
-def some_toleration(chance: Random) -> dict[str, Any]:
-    key = chance.choice((*KEYS_OF_TAINTS, ""))
-    effect = chance.choice(("", *EFFECTS))
-    if not key or chance.random() < 0.6:
-        return {"key": key, "operator": "Exists", "effect": effect}
-    return {"key": key, "operator": "Equal", "value": chance.choice(VALUES), "effect": effect}

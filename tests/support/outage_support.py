@@ -12,14 +12,12 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.client import Client, Delivery
 from topoalign.core import wire
-from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.events import Allocation, LedgerFact
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.requests import SnapshotRequest
-from topoalign.core.ports import Bus, Clock, Endpoint, Message
+from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.clock import SystemClock
-from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.replies import answer_with
 
 NODE = NodeName("gpu-7.example.com")
@@ -100,23 +98,3 @@ def consecutive(numbers: list[tuple[int, int]]) -> bool:
         (epoch == before[0] and seq == before[1] + 1) or (epoch > before[0] and seq == 1)
         for before, (epoch, seq) in pairwise(numbers)
     )
-
-
-class Away(MemoryBus):
-    """A bus that can be away: nothing is stored then, and who publishes is told that it is not known."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.away = True
-        self.tries = 0
-        """To publish while it was away."""
-
-    @property
-    def connected(self) -> bool:
-        return not self.away
-
-    async def publish(self, message: Message, expected_last: int | None = None) -> int:
-        if self.away:
-            self.tries += 1
-            raise BusUnavailable("away")
-        return await super().publish(message, expected_last)

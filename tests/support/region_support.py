@@ -33,9 +33,3 @@ def put_region(
     """
     subprocess.run([built(library), path, uuids, str(priority), str(last_kernel), *processes], check=True)
     return path
-
-
-def shown_region(path: Path, library: str = "v2.9.0") -> list[int]:
-    """What the library of this version of HAMi would read: recent kernel, whether cores are limited, priority."""
-    shown = subprocess.run([built(library), path, "show"], check=True, capture_output=True)
-    return [*map(int, shown.stdout.split())]

@@ -63,12 +63,6 @@ def spread(pod: PodRequest, cards: object) -> PodRequest:
     return msgspec.structs.replace(pod, annotations={CARDS: str(cards)})
 
 
-def parts(state: NodeState, allocation: Allocation) -> dict[int, tuple[int, int]]:
-    """GPU's index -> units of computing time and of memory that an allocation has of it."""
-    amounts, by_id = allocation.amounts, state.hardware.gpu_by_id
-    return {by_id[gpu].index: (each.cores, each.memory // MEMORY_BLOCK) for gpu, each in amounts.items()}
-
-
 def gpus_of(state: NodeState, devices: Sequence[DeviceID]) -> list[int]:
     """Indexes of the GPUs of these units, each once."""
     by_id = state.hardware.gpu_by_id

@@ -1,7 +1,7 @@
 """A node whose units are limited by vcuda: processes and control groups as files, and a client of another make."""
 
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -194,7 +194,3 @@ def read_config(file: Path) -> Read:
         for form, at in (("=Q", 8208), ("=i", 8216), ("=i", 8220), ("=i", 8232))
     )
     return Read(text(0), text(4096), text(8192), memory, utilization, hard, enable)
-
-
-def read_pids(file: Path) -> Sequence[int]:
-    return [pid for (pid,) in struct.iter_unpack("=i", file.read_bytes())]
