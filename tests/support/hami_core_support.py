@@ -3,18 +3,17 @@
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from random import Random
+from typing import Any
 
 import msgspec
 from anyio.abc import TaskGroup
 from share_support import DEFAULT, running
-from slot_node_support import MACHINE, Ask, SlotNode
+from slot_node_support import Ask, SlotNode
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.containers.hami_core.slot_directories import DirectoryCleanup, slots_directory_name
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, ContainerName, PodName
-from topoalign.core.model.requests import Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, SharingSection
@@ -26,14 +25,8 @@ LIBRARY = b"\x7fELF, as far as a test cares"
 class HamiCoreNode(SlotNode):
     """As `SlotNode`, with the limiter; the library is in place."""
 
-    def __init__(
-        self,
-        directory: Path,
-        machine: Topology = MACHINE,
-        policy: Policy = Policy.NONE,
-        chance: Random | None = None,
-    ) -> None:
-        super().__init__(directory, machine, (GPU,), policy, chance)
+    def __init__(self, directory: Path, *options: Any, **more: Any) -> None:
+        super().__init__(directory, *options, **more)
         self.root = directory / "hami"
         install_library(LIBRARY, self.root)
         self.configuration = Configuration(
@@ -88,6 +81,5 @@ class HamiCoreNode(SlotNode):
         await super().start_agent(tasks, machine)
 
 
-def hami_core_node(machine: Topology = MACHINE) -> AbstractAsyncContextManager[tuple[HamiCoreNode, TaskGroup]]:
-    """The node, with its kubelet and agent running."""
-    return running(lambda directory: HamiCoreNode(directory, machine))
+def hami_core_node() -> AbstractAsyncContextManager[tuple[HamiCoreNode, TaskGroup]]:
+    return running(HamiCoreNode)

@@ -16,7 +16,6 @@ from topoalign.allocator.mig.instance_log import InstanceLog
 from topoalign.allocator.mig.instances import Instances, live_of, unknown_of
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, DeviceID, PodName
-from topoalign.core.model.requests import Policy
 from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
@@ -32,7 +31,7 @@ class InstanceNode(SlotNode):
     def __init__(self, directory: Path, containers: Containers | None = None) -> None:
         self.directory, self.played, self.boot = directory, PlayedGpus(), "b"
         self.played.changed = self.see
-        super().__init__(directory, PLAIN, (GPU,), Policy.NONE, None)
+        super().__init__(directory, machine=PLAIN)
         self.containers = containers
 
     def offered(self, machine: Topology) -> Topology:

@@ -1,7 +1,7 @@
 """Nodes whose units or slots are limited by MPS: what is announced of its daemon, and what each container is told alone."""
 
 from pathlib import Path
-from random import Random
+from typing import Any
 
 import msgspec
 from share_support import DEFAULT
@@ -9,7 +9,6 @@ from slot_node_support import MACHINE, SlotNode
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.core.model.ids import GPU, PodName, ResourceName
-from topoalign.core.model.requests import Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration, Flags
@@ -48,8 +47,8 @@ class Announced:
 class LimitedSlotNode(SlotNode):
     """As `SlotNode`, limited by MPS."""
 
-    def __init__(self, directory: Path, policy: Policy = Policy.NONE, chance: Random | None = None) -> None:
-        super().__init__(directory, MACHINE, (GPU,), policy, chance)
+    def __init__(self, directory: Path, *options: Any) -> None:
+        super().__init__(directory, *options)
         self.mps = Announced(directory / "mps", GPU, MACHINE)
         self.containers = self.mps.containers
 

@@ -12,7 +12,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from device_allocations_support import Observed
 from kubelet_support import NODE, MemoryAllocator, short_directory, two_nodes
-from reservation_support import changed
+from reservation_support import changed, reservation
 from unit_support import CORES, MEMORY, in_units
 
 from topoalign.allocator.allocate.service import DeviceAllocations
@@ -57,10 +57,10 @@ class ShareNode:
     def __init__(
         self,
         directory: Path,
-        machine: Topology,
-        names: tuple[ResourceName, ...],
-        policy: Policy,
-        chance: Random | None,
+        machine: Topology = SMALL,
+        names: tuple[ResourceName, ...] = NAMES,
+        policy: Policy = Policy.NONE,
+        chance: Random | None = None,
         compat: Literal["", "gaia"] = "",
     ) -> None:
         self.plugins, self.resources = directory / "device-plugins", directory / "pod-resources"
@@ -79,6 +79,7 @@ class ShareNode:
         self.limited_by: VcudaLimiter | None = None
         self.instances: Instances | None = None
         self.containers: Containers | None = None
+        self.by_variable_alone = False
         self.forced: Mapping[ResourceName, Sequence[DeviceID]] = {}
         """What the kubelet takes of a resource whatever is preferred."""
 
@@ -104,6 +105,7 @@ class ShareNode:
             reservations=Observed(self.observed),
             starting=self.limited_by.starting if self.limited_by is not None else nothing_to_prepare,
             instances=self.instances,
+            by_variable_alone=lambda: self.by_variable_alone,
         )
         self.force()
         started = anyio.Event()
@@ -159,28 +161,19 @@ class ShareNode:
             for pod, decision in zip(pods, decisions, strict=True)
             if isinstance(decision, Admission)
         ]
-        live = self.ledger.state.allocations.keys()
-        self.reserved = NodeReservations().apply(changed(*kept), 1, self.clock.monotonic(), live)
+        self.set_reserved(*kept)
         return decisions
 
     def keep(self, **pods: dict[ResourceName, list[DeviceID]]) -> None:
         """These units are reserved for these pods, of one container each."""
-        kept = [
-            Reservation(
-                pod_uid=f"uid-{name}",
-                namespace=DEFAULT,
-                pod=PodName(name),
-                containers=(
-                    ReservedContainer(
-                        container=ContainerName("c0"), devices={each: tuple(ids) for each, ids in units.items()}
-                    ),
-                ),
-                seconds_left=60.0,
-            )
-            for name, units in pods.items()
-        ]
-        live = self.ledger.state.allocations.keys()
-        self.reserved = NodeReservations().apply(changed(*kept), 1, self.clock.monotonic(), live)
+        devices = {name: {each: tuple(ids) for each, ids in units.items()} for name, units in pods.items()}
+        kept = {name: ReservedContainer(container=ContainerName("c0"), devices=each) for name, each in devices.items()}
+        self.set_reserved(*(reservation(name, each, seconds=60.0) for name, each in kept.items()))
+
+    def set_reserved(self, *reserved: Reservation) -> None:
+        """The node receives that this is reserved on it, and nothing else."""
+        seq, live = self.reserved.position + 1, self.ledger.state.allocations.keys()
+        self.reserved = self.reserved.apply(changed(*reserved, seq=seq), seq, self.clock.monotonic(), live)
 
     async def remove(self, name: str) -> None:
         await self.kubelet.remove(DEFAULT, PodName(name))
@@ -276,6 +269,10 @@ class ShareNode:
             assert sum(each["cores"] for each in shares) <= 100, (gpu, shares)
             assert sum(each["memory"] for each in shares) <= BLOCKS, (gpu, shares)
             assert len(shares) == 1 or not any(each["cores"] == 100 for each in shares), (gpu, shares)
+        await self.check_records(names, shown)
+
+    async def check_records(self, names: Collection[str], shown: Mapping[tuple[str, str], set[str]]) -> None:
+        """The kubelet lists and the ledger records for the app containers of these pods what is `shown` of them."""
         await self.allocations.reconcile()
         listing = await self.pod_resources.listing()
         listed: dict[tuple[str, str], set[str]] = {}
@@ -292,14 +289,9 @@ class ShareNode:
 N = TypeVar("N", bound=ShareNode)
 
 
-def share_node(
-    machine: Topology = SMALL,
-    names: tuple[ResourceName, ResourceName] = NAMES,
-    policy: Policy = Policy.NONE,
-    chance: Random | None = None,
-    compat: Literal["", "gaia"] = "",
-) -> AbstractAsyncContextManager[tuple[ShareNode, TaskGroup]]:
-    return running(lambda directory: ShareNode(directory, machine, names, policy, chance, compat))
+def share_node(*options: Any, **more: Any) -> AbstractAsyncContextManager[tuple[ShareNode, TaskGroup]]:
+    """By the options of `ShareNode`."""
+    return running(lambda directory: ShareNode(directory, *options, **more))
 
 
 @asynccontextmanager
