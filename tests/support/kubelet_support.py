@@ -170,18 +170,21 @@ class SilentPodResources:
         return ()
 
 
-def recorded(state: NodeState, placement: str = "best-effort") -> tuple[DeviceAllocations, Ledger, MemoryJournal]:
-    """The real allocator, its record in memory, with the hardware and health of this state."""
-    journal, clock = MemoryJournal(), ManualClock()
-    ledger = Ledger(NODE, journal, clock)
+def ledger_of(known: Topology | NodeState, clock: Clock | None = None, journal: MemoryJournal | None = None) -> Ledger:
+    """A ledger with the hardware and health of this state, or of a machine whose devices are healthy."""
+    ledger = Ledger(NODE, journal or MemoryJournal(), clock or ManualClock())
+    state = known if isinstance(known, NodeState) else MemoryAllocator(known).state
     assert state.topology is not None and state.health is not None
     ledger.take_reading(state.topology)
     ledger.take_reading(state.health)
-    return (
-        DeviceAllocations(ledger, clock, SilentPodResources(), AllocationSettings(placement=placement)),
-        ledger,
-        journal,
-    )
+    return ledger
+
+
+def recorded(known: Topology | NodeState, placement: str = "best-effort") -> tuple[DeviceAllocations, Ledger]:
+    """The real allocator, its record in memory."""
+    ledger = ledger_of(known)
+    settings = AllocationSettings(placement=placement)
+    return DeviceAllocations(ledger, ledger.clock, SilentPodResources(), settings), ledger
 
 
 @contextmanager

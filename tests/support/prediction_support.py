@@ -1,47 +1,51 @@
 """
-Pods, rules and machines by chance; a plugin of somebody else's devices; and a listener that knows a node by its events.
+A node that predicts from the files of its kubelet; a plugin of somebody else's devices; a listener that knows the node by
+its events.
 """
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from random import Random
 
 import anyio
 from anyio.abc import TaskGroup
-from kubelet_support import two_nodes
+from whole_node_support import Node
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
+from topoalign.allocator.requests.admissions import Predictions
+from topoalign.allocator.requests.kubelet_files import POLL_SECONDS, KubeletFiles, KubeletWatch
 from topoalign.client import Client
 from topoalign.core import wire
-from topoalign.core.model.decisions import Admission, Decision
+from topoalign.core.admission.prediction import predict
+from topoalign.core.model.decisions import Decision
 from topoalign.core.model.events import Event
-from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, PodName, ResourceName
-from topoalign.core.model.requests import ContainerRequest, PodLevelResources, PodRequest
+from topoalign.core.model.ids import ResourceName
+from topoalign.core.model.kubelet import KubeletObserved
+from topoalign.core.model.requests import (
+    AdmissionRules,
+    Placement,
+    PodRequest,
+    Policy,
+)
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
+from topoalign.kubelet.files import kubelet_configuration
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.kubelet_client import call_once
 from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
 from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
-from topoalign.machines import catalogue
 from topoalign.runtime.clock import SystemClock
+from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.memory_bus import MemoryBus
+from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 FPGA = ResourceName("example.com/fpga")
 GIB = 1 << 30
 PATIENT_SECONDS = 60.0
 """For a kubelet that answers slowly because the machine is busy: what is not answered in time is not predicted."""
-MACHINES = (two_nodes(gpus=8, nics=4), catalogue.machine("hgx-h100"), catalogue.machine("epyc-nps4-4gpu"))
-POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
-OPTIONS: tuple[Mapping[str, str], ...] = (
-    {},
-    {"full-pcpus-only": "true"},
-    {"strict-cpu-reservation": "true"},
-    {"distribute-cpus-across-numa": "true"},
-)
 CONFIG = """
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -53,46 +57,6 @@ reservedSystemCPUs: "0"
 memoryManagerPolicy: Static
 reservedMemory: [{{numaNode: 0, limits: {{memory: 2Gi}}}}]
 """
-
-
-def configured(chance: Random) -> str:
-    options = ", ".join(f'{name}: "{value}"' for name, value in chance.choice(OPTIONS).items())
-    return CONFIG.format(policy=chance.choice(POLICIES), scope=chance.choice(["container", "pod"]), options=options)
-
-
-def some_container(chance: Random, name: str, sidecar: bool = False, fpgas: float = 0.0) -> ContainerRequest:
-    """`fpgas`: how likely it asks for devices of another plugin."""
-    amounts = {
-        resource: chance.choice(sizes)
-        for resource, sizes, share in ((GPU, (1, 1, 2, 3, 4), 0.8), (NIC, (1, 2), 0.5), (FPGA, (1, 2, 3), fpgas))
-        if share and chance.random() < share
-    }
-    if chance.random() < 0.85:
-        amounts |= {CPU: chance.choice((1000, 1500, 2000, 4000, 8000)), MEMORY: chance.choice((1, 4, 20, 70)) * GIB}
-    return ContainerRequest(name=ContainerName(name), requests=amounts, limits=amounts, sidecar=sidecar)
-
-
-WHOLE = {CPU: 64_000, MEMORY: 512 * GIB}
-
-
-def some_pod(chance: Random, name: str, fpgas: float = 0.0, whole: bool = False) -> PodRequest:
-    """`fpgas` as in `some_container`; `whole`: with pod-level resources, by which it is Guaranteed."""
-    return PodRequest(
-        name=PodName(name),
-        init_containers=tuple(
-            some_container(chance, f"init-{i}", chance.random() < 0.4, fpgas)
-            for i in range(chance.choice((0, 0, 0, 1, 2)))
-        ),
-        containers=tuple(some_container(chance, f"main-{i}", fpgas=fpgas) for i in range(chance.choice((1, 1, 2)))),
-        resources=PodLevelResources(requests=WHOLE, limits=WHOLE) if whole else PodLevelResources(),
-    )
-
-
-def told(decision: Decision) -> object:
-    """Who gets what, or the kubelet's word for why not."""
-    if not isinstance(decision, Admission):
-        return decision.reason, decision.container
-    return [(got.owner, got.role, got.device_ids, got.cpus, got.memory) for got in decision.allocations]
 
 
 class OtherPlugin(Servicer, v1beta1.DevicePluginBase):
@@ -198,3 +162,62 @@ async def listening(ledger: Ledger, clock: Clock, tasks: TaskGroup) -> Listener:
     tasks.start_soon(listener.hear_nodes)
     tasks.start_soon(listener.hear_allocations)
     return listener
+
+
+class CountedWatch(KubeletWatch):
+    """Counts its polls."""
+
+    polls = 0
+    polled = anyio.Event()
+
+    async def poll(self) -> None:
+        await super().poll()
+        self.polls += 1
+        self.polled.set()
+        self.polled = anyio.Event()
+
+
+class PredictingNode(Node):
+    """Its kubelet has a configuration file, its agent polls the kubelet's files, and a listener receives its events."""
+
+    watch: CountedWatch
+    predictions: Predictions
+    listener: Listener
+
+    def __init__(
+        self, directory: Path, machine: Topology, config: str, placement: Placement = Placement.TOPOLOGY
+    ) -> None:
+        super().__init__(directory, Policy.NONE, machine)
+        self.directory, self.config = directory, directory / "config.yaml"
+        self.config.write_text(config)
+        self.rules, self.changes = AdmissionRules(placement=placement), DirectoryChanges()
+        rules = kubelet_configuration.load_configuration(self.config, placement)
+        self.kubelet = FakeKubelet(self.plugins, self.resources, machine, rules)
+
+    async def start_agent(self, tasks: TaskGroup, machine: Topology | None = None) -> None:
+        await super().start_agent(tasks, machine)
+        files = KubeletFiles(self.config, self.directory, self.rules, PATIENT_SECONDS)
+        devices, ended = self.pod_resources.devices, self.allocations.ended
+        self.watch = CountedWatch(self.ledger, files, self.clock, devices, ended, self.changes)
+        self.predictions = Predictions(self.ledger, self.rules, self.watch, kubelet_owns_devices=True)
+        self.listener = await listening(self.ledger, self.clock, tasks)
+
+    async def next_poll(self, seconds: float = POLL_SECONDS) -> KubeletObserved:
+        """What the listener knows of the kubelet when so much time has passed and the watch has polled."""
+        seen = self.watch.polls
+        await self.clock.advance(seconds)
+        while self.watch.polls == seen:
+            await self.watch.polled.wait()
+        await self.listener.caught_up()
+        return self.known
+
+    @property
+    def known(self) -> KubeletObserved:
+        """What the listener knows of the kubelet."""
+        usage = self.listener.state.usage
+        assert usage is not None and usage.kubelet is not None
+        return usage.kubelet
+
+    def predicted(self, asked: PodRequest) -> Decision:
+        """What the listener predicts for a pod."""
+        return predict(self.listener.state, asked, self.clock.wall(), explain=True)

@@ -11,7 +11,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 from device_allocations_support import Observed
-from kubelet_support import NODE, MemoryAllocator, short_directory, two_nodes
+from kubelet_support import ledger_of, short_directory, two_nodes
 from reservation_support import changed, reservation
 from unit_support import CORES, MEMORY, in_units
 
@@ -91,17 +91,13 @@ class ShareNode:
         """The agent starts, also anew: with what is in the journal alone."""
         self._agent.cancel()
         self.machine = machine or self.machine
-        known = MemoryAllocator(self.machine).state
-        assert known.topology is not None and known.health is not None
-        self.ledger = Ledger(NODE, self.journal, self.clock)
-        self.ledger.take_reading(known.topology)
-        self.ledger.take_reading(known.health)
+        self.ledger = ledger_of(self.machine, self.clock, self.journal)
         self.pod_resources = PodResourcesClient(self.resources / "kubelet.sock", self.plugins, self.clock)
         self.allocations = DeviceAllocations(
             self.ledger,
             self.clock,
             self.pod_resources,
-            AllocationSettings(compat=self.rules.compat, settle_seconds=0),
+            AllocationSettings(compat=self.rules.compat, placement=self.rules.placement, settle_seconds=0),
             reservations=Observed(self.observed),
             starting=self.limited_by.starting if self.limited_by is not None else nothing_to_prepare,
             instances=self.instances,

@@ -2,6 +2,7 @@
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 from anyio.abc import TaskGroup
 from kubelet_support import two_nodes
@@ -19,7 +20,13 @@ MACHINE = two_nodes()
 class Node(ShareNode):
     """`strategies`: how containers receive the list of their devices."""
 
-    def __init__(self, directory: Path, policy: Policy, machine: Topology, strategies: tuple[DeviceList, ...]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        policy: Policy = Policy.RESTRICTED,
+        machine: Topology = MACHINE,
+        strategies: tuple[DeviceList, ...] = ("envvar",),
+    ) -> None:
         super().__init__(directory, machine, tuple(machine.devices), policy)
         flags = Flags(plugin=PluginFlags(device_list_strategy=strategies))
         self.containers = Containers(lambda: Configuration(flags=flags))
@@ -33,10 +40,9 @@ class Node(ShareNode):
         return [type(event).__name__ for event, _ in self.ledger.pending][1:]
 
 
-def node(
-    policy: Policy = Policy.RESTRICTED, machine: Topology = MACHINE, strategies: tuple[DeviceList, ...] = ("envvar",)
-) -> AbstractAsyncContextManager[tuple[Node, TaskGroup]]:
-    return running(lambda directory: Node(directory, policy, machine, strategies))
+def node(*options: Any, **more: Any) -> AbstractAsyncContextManager[tuple[Node, TaskGroup]]:
+    """By the options of `Node`."""
+    return running(lambda directory: Node(directory, *options, **more))
 
 
 def fits(decision: Decision) -> Admission:
