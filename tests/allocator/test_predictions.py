@@ -101,7 +101,7 @@ async def run(seed: int, directory: Path) -> list[Predicted]:
                 it.config.write_text("{" if spoilt else config)
                 await it.clock.advance(REREAD_SECONDS)
                 await it.watch.poll()
-                await it.listener.caught_up()
+                await it.listener.agrees_with(it.ledger)
                 asked = some_pod(chance, f"pod-{number}", whole=number % 5 == 3)
                 theirs = it.predicted(asked)
                 ours = await it.predictions.what_if(AllocateRequest(node=NODE, pod=asked, rules={}))

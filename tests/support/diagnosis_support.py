@@ -1,8 +1,7 @@
 """Clusters for questions about all nodes: machines of the catalogue under a kubelet, with pods that hold something."""
 
-from collections.abc import Sequence
-
 from decision_support import machine as small_machine
+from decision_support import node
 
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
@@ -13,10 +12,6 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import (
     Allocation,
     AllocationsSnapshot,
-    DeviceHealth,
-    DeviceHealthChanged,
-    HealthState,
-    TopologyDiscovered,
     UsageObserved,
 )
 from topoalign.core.model.ids import DeviceID, NodeName
@@ -40,24 +35,9 @@ def node_with(
     *pods: PodRequest,
     topology: Topology | None = None,
     rules: AdmissionRules = RULES,
-    unhealthy: Sequence[str] = (),
 ) -> NodeRecord:
     """A node whose kubelet has admitted these pods one after the other; devices, CPUs and memory as its files tell them."""
-    hardware = SHAPES.interned(topology or small_machine())
-    cards = {hardware.card_of(device) for devices in hardware.devices.values() for device in devices}
-    bad = DeviceHealth(state=HealthState.UNHEALTHY)
-    state = NodeState(
-        node=NodeName(name),
-        topology=TopologyDiscovered(
-            node=NodeName(name), epoch=1, revision=1, boot_id="b", source="described: test", topology=hardware
-        ),
-        health=DeviceHealthChanged(
-            node=NodeName(name),
-            epoch=1,
-            revision=1,
-            devices={card: bad if card in unhealthy else DeviceHealth(state=HealthState.HEALTHY) for card in cards},
-        ),
-    )
+    state = node(SHAPES.interned(topology or small_machine()), name=NodeName(name))
     for pod in pods:
         demand = read_pod(pod, rules)
         decision = decide_demand(as_others(state, demand), demand)

@@ -263,7 +263,6 @@ async def node(
     allocator: MemoryAllocator | None = None,
     rules: AdmissionRules = RESTRICTED,
     clock: Clock | None = None,
-    drain_seconds: float = 5.0,
     until: Callable[[FakeKubelet], bool] | None = None,
     chance: Random | None = None,
     changes: DirectoryChanges | None = None,
@@ -271,7 +270,7 @@ async def node(
 ) -> AsyncIterator[Node]:
     """
     Runs a fake kubelet and the front; yields when all resources are allocatable, or when `until` says. With `changes` the
-    kernel tells of the plugin directory. `containers`: None tells them by the defaults of the configuration.
+    kernel tells of the plugin directory.
     """
     machine = machine or two_nodes()
     with short_directory() as directory:
@@ -287,7 +286,7 @@ async def node(
             plugins,
             clock,
             pod_resources=channel,
-            drain_seconds=drain_seconds,
+            drain_seconds=5.0,
             jitter=lambda: 1.0,
             changes=changes,
             containers=containers,

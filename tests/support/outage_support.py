@@ -65,31 +65,44 @@ async def emptied(ledger: Ledger) -> None:
 class Listener:
     """A subscriber that notes what it was told, and folds it as any other would."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, node: NodeName = NODE) -> None:
         self.client = Client(bus, name="listener")
         self.told: list[Delivery] = []
-        self.state = NodeState(node=NODE)
+        self.state = NodeState(node=node)
 
     async def listen(self) -> None:
         """From the beginning of the stream, until cancelled."""
-        async with aclosing(self.client.allocations(since=0, node=NODE)) as events:
+        async with aclosing(self.client.allocations(since=0, node=self.state.node)) as events:
             async for delivery in events:
                 self.told.append(delivery)
                 self.state = self.state.apply(delivery.event)
 
+    async def listen_to_readings(self) -> None:
+        """Of hardware, health and usage, until cancelled."""
+        async with aclosing(self.client.nodes(node=self.state.node)) as events:
+            async for delivery in events:
+                self.state = self.state.apply(delivery.event)
+
     async def agrees_with(self, ledger: Ledger) -> None:
         """Until it has been told what the ledger holds."""
-        while (self.state.epoch, self.state.seq, self.state.digest) != (
-            ledger.state.epoch,
-            ledger.state.seq,
-            ledger.state.digest,
-        ):
+        while place(self.state) != place(ledger.state):
             await anyio.lowlevel.checkpoint()
 
     @property
     def numbers(self) -> list[tuple[int, int]]:
         """Epoch and number of every fact it was told, in order."""
         return [(one.event.epoch, one.event.seq) for one in self.told if isinstance(one.event, LedgerFact)]
+
+
+def place(state: NodeState) -> tuple[int | str, ...]:
+    """How far the facts of a node are known."""
+    readings = [each for each in (state.topology, state.health, state.usage) if each is not None]
+    return (
+        state.epoch,
+        state.seq,
+        state.digest,
+        *(number for each in readings for number in (each.epoch, each.revision)),
+    )
 
 
 def consecutive(numbers: list[tuple[int, int]]) -> bool:

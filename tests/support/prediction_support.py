@@ -4,11 +4,12 @@ its events.
 """
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
+from outage_support import Listener
 from whole_node_support import Node
 
 from topoalign.allocator.ledger.ledger import Ledger
@@ -16,11 +17,9 @@ from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
 from topoalign.allocator.requests.admissions import Predictions
 from topoalign.allocator.requests.kubelet_files import POLL_SECONDS, KubeletFiles, KubeletWatch
-from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.decisions import Decision
-from topoalign.core.model.events import Event
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.model.requests import (
@@ -31,7 +30,6 @@ from topoalign.core.model.requests import (
 )
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
-from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import kubelet_configuration
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.kubelet_client import call_once
@@ -62,8 +60,8 @@ reservedMemory: [{{numaNode: 0, limits: {{memory: 2Gi}}}}]
 class OtherPlugin(Servicer, v1beta1.DevicePluginBase):
     """Lists these devices with their NUMA nodes, gives out whatever is asked for, and has no preference."""
 
-    def __init__(self, devices: Mapping[str, tuple[int, ...]], resource: ResourceName = FPGA) -> None:
-        self.devices, self.resource = dict(devices), resource
+    def __init__(self, devices: Mapping[str, tuple[int, ...]]) -> None:
+        self.devices = dict(devices)
         self._changed, self._ending = anyio.Event(), False
 
     def change(self, devices: Mapping[str, tuple[int, ...]]) -> None:
@@ -98,7 +96,7 @@ class OtherPlugin(Servicer, v1beta1.DevicePluginBase):
         """Serves, registered with the kubelet of this plugin directory."""
         server = GrpcServer(self, directory / "other.sock", "directory")
         await server.listen()
-        request = v1beta1.RegisterRequest(version=API_VERSION, endpoint="other.sock", resource_name=self.resource)
+        request = v1beta1.RegisterRequest(version=API_VERSION, endpoint="other.sock", resource_name=FPGA)
         await call_once(
             directory / KUBELET_SOCKET,
             lambda channel: v1beta1.RegistrationStub(channel).register(request),
@@ -113,43 +111,6 @@ class OtherPlugin(Servicer, v1beta1.DevicePluginBase):
             await server.stop(1.0)
 
 
-class Listener:
-    """Knows of a node what its events tell, and nothing else."""
-
-    def __init__(self, bus: MemoryBus, ledger: Ledger) -> None:
-        """`ledger`: of the node, whose state is waited for but not looked into."""
-        self.state = NodeState(node=ledger.node)
-        self._bus, self._ledger = bus, ledger
-        self._client = Client(bus)
-        self._heard = anyio.Event()
-
-    async def hear_nodes(self) -> None:
-        async with aclosing(self._client.nodes(node=self.state.node)) as events:
-            async for delivery in events:
-                self._apply(delivery.event)
-
-    async def hear_allocations(self) -> None:
-        async with aclosing(self._client.allocations(since=0, node=self.state.node)) as events:
-            async for delivery in events:
-                self._apply(delivery.event)
-
-    def _apply(self, event: Event) -> None:
-        self.state = self.state.apply(event)
-        self._heard.set()
-        self._heard = anyio.Event()
-
-    async def caught_up(self) -> None:
-        """Returns when it has received all that the node has said."""
-        while place(self.state) != place(self._ledger.state):
-            await self._heard.wait()
-
-
-def place(state: NodeState) -> tuple[int, ...]:
-    """How far the facts of a node are known."""
-    readings = [each for each in (state.topology, state.health, state.usage) if each is not None]
-    return (state.epoch, state.seq, *(number for each in readings for number in (each.epoch, each.revision)))
-
-
 async def listening(ledger: Ledger, clock: Clock, tasks: TaskGroup) -> Listener:
     """A listener of a node that says what its ledger has, from now on."""
     bus = MemoryBus()
@@ -158,9 +119,9 @@ async def listening(ledger: Ledger, clock: Clock, tasks: TaskGroup) -> Listener:
         await bus.publish(wire.encode_event(reading, clock.wall()))
     tasks.start_soon(Outbox(ledger, bus, clock).run)
     tasks.start_soon(UsagePublisher(ledger, bus, clock, bus).run)
-    listener = Listener(bus, ledger)
-    tasks.start_soon(listener.hear_nodes)
-    tasks.start_soon(listener.hear_allocations)
+    listener = Listener(bus, ledger.node)
+    tasks.start_soon(listener.listen_to_readings)
+    tasks.start_soon(listener.listen)
     return listener
 
 
@@ -208,7 +169,7 @@ class PredictingNode(Node):
         await self.clock.advance(seconds)
         while self.watch.polls == seen:
             await self.watch.polled.wait()
-        await self.listener.caught_up()
+        await self.listener.agrees_with(self.ledger)
         return self.known
 
     @property

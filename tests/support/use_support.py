@@ -52,8 +52,8 @@ def in_pod(uid: str, container: str = "main") -> ProcessIdentity:
     return ProcessIdentity(pod_uid=uid, container_id="c" * 64, container=ContainerName(container), command="python3")
 
 
-def on_host(cgroup: str = "/user.slice", command: str = "Xorg") -> ProcessIdentity:
-    return ProcessIdentity(cgroup=cgroup, command=command)
+def on_host() -> ProcessIdentity:
+    return ProcessIdentity(cgroup="/user.slice", command="Xorg")
 
 
 def process(
