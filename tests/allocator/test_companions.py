@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from kubelet_support import pod, two_nodes
 from reservation_support import ids, reservation
-from whole_node_support import Node, fits, node
+from share_support import Node, fits, node
 
 from topoalign.allocator.allocate.co_allocation import CoAllocatedLacking
 from topoalign.allocator.containers.responses import ResponseWriter

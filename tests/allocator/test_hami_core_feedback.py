@@ -8,10 +8,9 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from hami_core_support import HamiCoreNode, hami_core_node
+from hami_core_support import LIBRARIES, NAME, HamiCoreNode, built, hami_core_node, put_region
 from hypothesis import given
 from hypothesis import strategies as st
-from region_support import LIBRARIES, NAME, built, put_region
 from slot_node_support import EACH, Ask
 from structlog.testing import capture_logs
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from kubelet_files_support import basis_from
 from kubelet_support import RESTRICTED, offers, pod
-from whole_node_support import MACHINE, fits, node
+from share_support import MACHINE, fits, node
 
 from topoalign.allocator.device_plugin.registration_states import POLL_SECONDS
 from topoalign.allocator.reconciliation.owner_polls import FIRST_SECONDS

@@ -7,9 +7,9 @@ import pytest
 from decision_support import container
 from kubelet_support import RESTRICTED, two_nodes
 from reservation_support import ids, reservation
+from share_support import Node, fits, node
 from slot_support import in_mig_mode, in_slots
 from unit_support import in_units
-from whole_node_support import Node, fits, node
 
 from topoalign.allocator.allocate.visible_gpus import NotVisible
 from topoalign.allocator.containers.hami_core.slot_directories import held_in_order, limit_variables

@@ -7,8 +7,18 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from bus_support import GRANTED, KillableServer, bodies, disconnected, killable, receive, said, stopped, stored
-from raw_nats import raw_nats
+from bus_support import (
+    GRANTED,
+    KillableServer,
+    bodies,
+    disconnected,
+    killable,
+    raw_nats,
+    receive,
+    said,
+    stopped,
+    stored,
+)
 from structlog.testing import capture_logs
 
 from topoalign.core import wire

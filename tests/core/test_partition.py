@@ -24,7 +24,6 @@ from topoalign.core.placement.partition import best_split
 from topoalign.core.placement.preference import PLACEMENTS, choose_gpu_set, prefer
 from topoalign.tools.bench import benchmarks, partition
 
-
 Split = list[tuple[int, ...]]
 
 

@@ -1,11 +1,16 @@
 """A node whose slots are limited by HAMi-core, and the directories of its containers."""
 
+import shutil
+import subprocess
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import msgspec
+import pytest
 from anyio.abc import TaskGroup
 from share_support import DEFAULT, running
 from slot_node_support import Ask, SlotNode
@@ -18,6 +23,33 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, SharingSection
 from topoalign.plugin_config.hook_files import install_library
+
+SOURCE = Path(__file__).parents[1] / "allocator" / "hami_core_region.c"
+NAME = f"{'f' * 32}.cache"
+LIBRARIES = {"v2.9.0": ("-DMINOR=2",), "v2.8.0": ("-DMINOR=1",), "v2.8.1": ("-DMINOR=1", "-DV2_8_1")}
+"""Version of HAMi -> what its shared region is compiled with. That of v2.8.0 is the one of v2.4.1 to v2.8.0."""
+
+
+@cache
+def built(library: str) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc) to write a shared region with")
+    program = Path(mkdtemp(prefix="region-")) / "region"
+    subprocess.run([compiler, "-O1", "-Wall", "-Werror", *LIBRARIES[library], "-o", program, SOURCE], check=True)
+    return program
+
+
+def put_region(
+    path: Path, uuids: str, *processes: str, priority: int = 1, last_kernel: int = 0, library: str = "v2.9.0"
+) -> Path:
+    """
+    The file of a container with these GPUs, separated by commas, and these processes, each
+    `<status>:<contexts>:<programs>:<buffers>:<all>:<percent>` on its own GPU, as this version of HAMi writes it.
+    """
+    subprocess.run([built(library), path, uuids, str(priority), str(last_kernel), *processes], check=True)
+    return path
+
 
 LIBRARY = b"\x7fELF, as far as a test cares"
 

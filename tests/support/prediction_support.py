@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskGroup
 from outage_support import Listener
-from whole_node_support import Node
+from share_support import Node
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox

@@ -1,4 +1,4 @@
-"""A node with four GPUs in units, over real sockets: the fake kubelet, and an agent that can be started anew."""
+"""Nodes over real sockets: the fake kubelet, and an agent that can be started anew; GPUs in units, or as they are."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -33,10 +33,12 @@ from topoalign.core.model.requests import CARDS, AdmissionRules, ContainerReques
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.node_reservations import NodeReservations, reservation_of
+from topoalign.plugin_config.configuration import Configuration, DeviceList, Flags, PluginFlags
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.manual_clock import ManualClock
 from topoalign.testing.memory_journal import MemoryJournal
 
+MACHINE = two_nodes()
 BLOCKS = 16
 GPUS = 4
 PLAIN = two_nodes(gpus=GPUS)
@@ -300,3 +302,36 @@ async def running(make: Callable[[Path], N]) -> AsyncIterator[tuple[N, TaskGroup
             await node.start_agent(tasks)
             yield node, tasks
             tasks.cancel_scope.cancel()
+
+
+class Node(ShareNode):
+    """All devices are offered as the machine has them. `strategies`: how containers receive the list of their devices."""
+
+    def __init__(
+        self,
+        directory: Path,
+        policy: Policy = Policy.RESTRICTED,
+        machine: Topology = MACHINE,
+        strategies: tuple[DeviceList, ...] = ("envvar",),
+    ) -> None:
+        super().__init__(directory, machine, tuple(machine.devices), policy)
+        flags = Flags(plugin=PluginFlags(device_list_strategy=strategies))
+        self.containers = Containers(lambda: Configuration(flags=flags))
+        self.by_variable_alone = flags.plugin.by_variable_alone
+
+    def offered(self, machine: Topology) -> Topology:
+        return machine
+
+    def facts(self) -> list[str]:
+        """Names of the recorded facts, without the snapshot of the start."""
+        return [type(event).__name__ for event, _ in self.ledger.pending][1:]
+
+
+def node(*options: Any, **more: Any) -> AbstractAsyncContextManager[tuple[Node, TaskGroup]]:
+    """By the options of `Node`."""
+    return running(lambda directory: Node(directory, *options, **more))
+
+
+def fits(decision: Decision) -> Admission:
+    assert isinstance(decision, Admission), decision
+    return decision
