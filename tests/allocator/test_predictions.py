@@ -8,7 +8,7 @@ import anyio
 import pytest
 from faults_support import sample
 from kubelet_support import NODE, short_directory, two_nodes
-from prediction_support import CONFIG, FPGA, GIB, PATIENT_SECONDS, OtherPlugin, PredictingNode
+from prediction_support import CONFIG, FPGA, PATIENT_SECONDS, OtherPlugin, PredictingNode
 
 from topoalign.allocator.allocate import service
 from topoalign.allocator.reconciliation import pod_resources as podresources
@@ -18,6 +18,9 @@ from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, PodName
 from topoalign.core.model.requests import AllocateRequest, ContainerRequest, Placement, PodLevelResources, PodRequest
 from topoalign.machines import catalogue
+
+GIB = 1 << 30
+
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,8 @@ import httpx
 import msgspec
 import pytest
 from cluster_support import heard_of, state_of
-from device_allocations_support import GPUS, MACHINE, NODE, Node, owner
+from device_allocations_support import GPUS, MACHINE, NODE, Node
+from fact_support import owner
 from starlette.applications import Starlette
 
 from topoalign.allocator.ledger import journal_format

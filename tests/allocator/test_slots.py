@@ -190,7 +190,7 @@ async def test_a_slot_that_is_held_is_not_preferred_for_its_reservation() -> Non
         it.forced = {}
         assert isinstance(await it.kubelet.admit(pod, "uid-reserved", start=False), Admission)
         await it.check(["other", "reserved"])
-        await it.lose_checkpoint()
+        await it.restart_kubelet(knowing=False)
 
         preferred = await it.allocations.prefer(GPU, [*it.kubelet.state().healthy(GPU)], [], 1)
 
@@ -359,7 +359,7 @@ async def test_a_displaced_container_holds_its_amounts_again() -> None:
         assert isinstance(await it.admit_pod(pod), Admission)
         await it.check(["a"])
         it.reserved, held = NodeReservations(), it.held("a")
-        await it.lose_checkpoint()
+        await it.restart_kubelet(knowing=False)
         it.forced = {GPU: [*it.records("a")[0].device_ids]}
         assert isinstance(await it.admit_pod(it.asking("b", Ask(1))), Admission)
         await it.allocations.reconcile()

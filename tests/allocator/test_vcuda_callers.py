@@ -123,7 +123,7 @@ async def test_a_kubelet_that_lost_its_checkpoint_takes_no_directory_away() -> N
     async with vcuda_node() as (it, _):
         await it.admit("p", (20, 4))
         it.host.run(ME, "uid-p", "c0", ID)
-        await it.lose_checkpoint()
+        await it.restart_kubelet(knowing=False)
         await it.allocations.reconcile()
         await it.sweep()
 

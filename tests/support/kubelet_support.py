@@ -10,6 +10,8 @@ from random import Random
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
+from decision_support import container
+from decision_support import pod as pod_of
 from grpclib.client import Channel
 
 from topoalign.allocator.allocate.service import DeviceAllocations
@@ -22,17 +24,13 @@ from topoalign.allocator.settings import AllocationSettings
 from topoalign.core.model.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
 from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import (
-    CPU,
     GPU,
-    MEMORY,
     AllocationID,
-    ContainerName,
     DeviceID,
     NodeName,
-    PodName,
     ResourceName,
 )
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.model.requests import AdmissionRules, PodRequest, Policy
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 from topoalign.core.ports import Clock
@@ -306,18 +304,9 @@ async def node(
         channel.close()
 
 
-def pod(name: str, *, cpus: int = 0, **devices: int) -> PodRequest:
-    """A pod of one container, `pod("train", gpus=4, nics=1)`; with `cpus` it is Guaranteed and has 1 GiB of memory."""
-    resources = {NAMES[key]: amount for key, amount in devices.items()}
-    if cpus:
-        resources.update({CPU: cpus * 1000, MEMORY: GIB})
-    return PodRequest(
-        name=PodName(name),
-        containers=(ContainerRequest(name=ContainerName("main"), requests=resources, limits=resources),),
-    )
-
-
-NAMES = {"gpus": ResourceName("nvidia.com/gpu"), "nics": ResourceName("topoalign.io/nic")}
+def pod(name: str, *, gpus: int = 0, nics: int = 0, cpus: int = 0) -> PodRequest:
+    """A pod of one container; with `cpus` it is Guaranteed and has 1 GiB of memory."""
+    return pod_of(container(gpus=gpus, nics=nics, cpus=cpus, gib=int(cpus > 0)), name=name)
 
 
 async def learn_owners(kubelet: FakeKubelet) -> None:

@@ -41,7 +41,6 @@ from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 
 FPGA = ResourceName("example.com/fpga")
-GIB = 1 << 30
 PATIENT_SECONDS = 60.0
 """For a kubelet that answers slowly because the machine is busy: what is not answered in time is not predicted."""
 CONFIG = """

@@ -188,16 +188,9 @@ class ShareNode:
         await self.allocations.reconcile()
         await self.listed()
 
-    async def restart_kubelet(self) -> None:
-        """The kubelet starts anew, and hears of all units again."""
-        await self.kubelet.restart()
-        for _ in range(2):
-            await self.clock.advance(1)
-        await self.listed()
-
-    async def lose_checkpoint(self) -> None:
-        """The kubelet starts anew without knowing who has what."""
-        await self.kubelet.wipe()
+    async def restart_kubelet(self, *, knowing: bool = True) -> None:
+        """The kubelet starts anew, and hears of all units again. `knowing`: it has kept its checkpoint of who has what."""
+        await (self.kubelet.restart() if knowing else self.kubelet.wipe())
         for _ in range(2):
             await self.clock.advance(1)
         await self.listed()

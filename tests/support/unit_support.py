@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 from decision_support import NODE, container, machine
+from decision_support import refused as refusal
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.allocations import Allocation, Owner
@@ -83,6 +84,4 @@ def admitted(state: NodeState, asked: PodRequest, rules: AdmissionRules) -> tupl
 
 
 def refused(state: NodeState, asked: PodRequest, rules: AdmissionRules) -> Refusal:
-    decision = admit(state, asked, rules)
-    assert isinstance(decision, Refusal), decision
-    return decision
+    return refusal(admit(state, asked, rules))
