@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeVar
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
+from decision_support import container as container_of
+from decision_support import pod as pod_of
 from device_allocations_support import Observed
 from kubelet_support import ledger_of, short_directory, two_nodes
 from reservation_support import changed, reservation
@@ -29,7 +31,7 @@ from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.events import AllocationRefused
 from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.requests import CARDS, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.requests import CARDS, AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.node_reservations import NodeReservations, reservation_of
@@ -141,15 +143,9 @@ class ShareNode:
         return await self.kubelet.admit(self.pod(name, *shares, init=init), f"uid-{name}")
 
     def pod(self, name: str, *shares: tuple[int, int], init: tuple[tuple[int, int], ...] = ()) -> PodRequest:
-        containers = []
-        for number, amounts in enumerate((*init, *shares)):
-            asked = {resource: amount for resource, amount in zip(self.names, amounts, strict=True) if amount}
-            containers.append(ContainerRequest(name=ContainerName(f"c{number}"), requests=asked, limits=asked))
-        return PodRequest(
-            name=PodName(name),
-            init_containers=tuple(containers[: len(init)]),
-            containers=tuple(containers[len(init) :]),
-        )
+        asked = [dict(zip(map(str, self.names), amounts, strict=True)) for amounts in (*init, *shares)]
+        containers = [container_of(f"c{number}", others=each) for number, each in enumerate(asked)]
+        return pod_of(*containers[len(init) :], init=containers[: len(init)], name=name)
 
     def reserve(self, *pods: PodRequest) -> list[Decision]:
         """What a registry reserves for these pods, each as if it were alone, as far as the node would admit it."""
