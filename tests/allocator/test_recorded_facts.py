@@ -2,7 +2,8 @@
 Journals, messages and HTTP answers of earlier versions, from 0.1.0 on, are read, and written again byte for byte.
 
 So agents of one version and the next one can share a cluster: fields may be added to facts, and none that stands there may
-change.
+change. To record those of a new version, or after a field was added to an unreleased one:
+`PYTHONPATH=tests/support:tests/allocator python -m test_recorded_facts tests/recorded/<version>`.
 """
 
 import json
@@ -214,10 +215,6 @@ def main(folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-
-
 RECORDED = Path(__file__).parents[1] / "recorded" / "0.1.0"
 JOURNAL = (RECORDED / "journal").read_bytes()
 MESSAGES = (RECORDED / "messages").read_bytes()
@@ -297,3 +294,7 @@ def test_a_recorded_device_record_is_read(tmp_path: Path) -> None:
 def replayed(content: bytes) -> NodeState:
     lines = read_journal(content).lines
     return replay(NODE, [event for line in lines for event in line.entry.events][1:])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
