@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import kubernetes_validate
 import msgspec
 import pytest
 import yaml
-from manifests_support import DEPLOY, ROOT, Manifest, containers, keys_of_nats, one, pods, rendered, values
+from manifests_support import DEPLOY, ROOT, Manifest, keys_of_nats, one, rendered, values
 from starlette.routing import Route
 
 from topoalign.allocator.settings import AllocatorSettings
@@ -29,6 +30,21 @@ from topoalign.runtime import event_stores
 from topoalign.runtime.http_server import GRACE_SECONDS
 from topoalign.runtime.nats_server import find_nats_server
 from topoalign.runtime.settings import PREFIX, RuntimeSettings
+
+
+def pods(manifests: tuple[Manifest, ...]) -> Iterator[tuple[str, Manifest]]:
+    """Name of the workload and `spec` of its pods."""
+    for each in manifests:
+        if each["kind"] in ("DaemonSet", "Deployment", "StatefulSet", "Job"):
+            yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+
+
+def containers(manifests: tuple[Manifest, ...]) -> Iterator[tuple[str, Manifest]]:
+    """Name of the workload and each of its containers."""
+    for name, spec in pods(manifests):
+        for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            yield name, container
+
 
 COMPONENTS = ("cdi", "delete-refused-pods", "host-pid", "runtime-class")
 VARIANTS = [

@@ -1,20 +1,13 @@
 """Units for a container that the kubelet aligns to other NUMA nodes than those of what is reserved for it."""
 
-from pathlib import Path
-
 import pytest
-from share_support import NAMES, SMALL, ShareNode, running
+from share_support import NAMES, ShareNode, share_node
 
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.requests import Policy
 
 pytestmark = pytest.mark.anyio
 CORES, MEMORY = NAMES
-
-
-def make(directory: Path) -> ShareNode:
-    return ShareNode(directory, SMALL, NAMES, Policy.NONE, None)
 
 
 def units(node: ShareNode, gpu: int, cores: range, blocks: range) -> dict[ResourceName, list[DeviceID]]:
@@ -34,7 +27,7 @@ def elsewhere(node: ShareNode, resource: ResourceName) -> list[DeviceID]:
 @pytest.mark.parametrize("order", [NAMES, NAMES[::-1]])
 async def test_both_halves_come_to_a_gpu_that_has_both_left(order: tuple[ResourceName, ...]) -> None:
     """The GPU of which least is left has enough of one half alone: of the other the reservation tells how much it is."""
-    async with running(make) as (node, _):
+    async with share_node() as (node, _):
         node.keep(held=units(node, 1, range(60), range(7)))
         assert isinstance(await node.admit("held", (60, 7)), Admission)
         node.keep(waiting=units(node, 0, range(50), range(2)))
@@ -51,7 +44,7 @@ async def test_both_halves_come_to_a_gpu_that_has_both_left(order: tuple[Resourc
 
 async def test_what_is_reserved_apart_is_not_preferred() -> None:
     """Of a reservation of which somebody has got one half the other one alone is of no use."""
-    async with running(make) as (node, _):
+    async with share_node() as (node, _):
         torn = {CORES: units(node, 1, range(50), range(0))[CORES], MEMORY: units(node, 0, range(0), range(2))[MEMORY]}
         node.keep(held=units(node, 0, range(60), range(4, 6)))
         assert isinstance(await node.admit("held", (60, 2)), Admission)
@@ -64,7 +57,7 @@ async def test_what_is_reserved_apart_is_not_preferred() -> None:
 
 async def test_what_is_reserved_of_a_gpu_is_taken_last() -> None:
     """Who waits for it may still be told its own units where another one has the GPU's computing time."""
-    async with running(make) as (node, _):
+    async with share_node() as (node, _):
         node.keep(waiting=units(node, 0, range(50), range(2)), other=units(node, 1, range(90), range(3)))
         second = node.machine.gpus[1].id
         offered = [unit for unit in elsewhere(node, MEMORY) if unit.startswith(f"{second}::")]

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from kubelet_support import pod, two_nodes
 from reservation_support import ids, reservation
-from whole_node_support import Node, fits, node
+from share_support import Node, fits, node
 
 from topoalign.allocator.allocate.co_allocation import CoAllocatedLacking
 from topoalign.allocator.containers.responses import ResponseWriter
@@ -64,8 +64,8 @@ async def shown(it: Node, nics: int) -> None:
 
 async def test_companions_are_given_recorded_and_told_with_the_gpus() -> None:
     """One grant has all, and the container is told what the plugin of the NICs would have told it."""
-    async with node(machine=MACHINE) as it:
-        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
+    async with node(machine=MACHINE) as (it, _):
+        it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
         fits(await it.kubelet.admit(pod("a", gpus=2)))
         answer, alone = (
             told(it, "a"),
@@ -83,20 +83,20 @@ async def test_companions_are_given_recorded_and_told_with_the_gpus() -> None:
 
 async def test_companions_are_unhealthy_for_the_kubelet_until_released() -> None:
     """Their cards are well all the same, and the kubelet gives them to nobody."""
-    async with node(machine=MACHINE) as it:
-        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
+    async with node(machine=MACHINE) as (it, _):
+        it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
         fits(await it.kubelet.admit(pod("a", gpus=2)))
         await shown(it, 3)
         card = it.ledger.state.health_of(DeviceID("mlx5_1"))
         ailing = it.ledger.state.ailing(live(it)[0])
         other = fits(await it.kubelet.admit(pod("b", nics=1)))
         with pytest.raises(DeviceInUse):
-            await it.device_allocations.allocate(NIC, [ids("mlx5_1")])
-        await it.device_allocations.reconcile()
+            await it.allocations.allocate(NIC, [ids("mlx5_1")])
+        await it.allocations.reconcile()
         await it.kubelet.remove(DEFAULT, PodName("a"))
-        await it.device_allocations.reconcile()
+        await it.allocations.reconcile()
         await it.clock.advance(6)
-        await it.device_allocations.reconcile()
+        await it.allocations.reconcile()
         await shown(it, 4)
 
         assert (True, {}) == (card.usable, ailing)
@@ -106,32 +106,32 @@ async def test_companions_are_unhealthy_for_the_kubelet_until_released() -> None
 
 async def test_companions_stay_through_polls_and_restarts() -> None:
     """PodResources does not list them, and neither a new agent nor a new kubelet loses them."""
-    async with node(machine=MACHINE) as it:
-        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
+    async with node(machine=MACHINE) as (it, tasks):
+        it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
         fits(await it.kubelet.admit(pod("a", gpus=2)))
         for _ in range(3):
             await it.clock.advance(40)
-            await it.device_allocations.reconcile()
+            await it.allocations.reconcile()
         (before,) = live(it)
         await it.kubelet.restart()
         await it.clock.advance(1)
-        await it.device_allocations.reconcile()
+        await it.allocations.reconcile()
         await it.clock.advance(1)
         await shown(it, 3)
-        ledger, again = it.restarted()
-        await again.reconcile()
+        kept = live(it)
+        await it.start_agent(tasks, MACHINE)
         await it.clock.advance(40)
-        await again.reconcile()
+        await it.allocations.reconcile()
 
         assert before.owner is not None
         assert "a" == before.owner.pod
-        assert [before] == live(it) == [*ledger.state.allocations.values()]
-        assert {DeviceID("mlx5_1")} == ledger.state.ownership.co_allocated
+        assert [before] == kept == live(it)
+        assert {DeviceID("mlx5_1")} == it.ledger.state.ownership.co_allocated
 
 
 async def test_gpus_that_are_reserved_for_nobody_bring_no_nics() -> None:
-    async with node(machine=MACHINE) as it:
-        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
+    async with node(machine=MACHINE) as (it, _):
+        it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
         fits(await it.kubelet.admit(pod("b", gpus=1)))
 
         assert [()] == [each.co_allocated for each in live(it)]
@@ -139,8 +139,8 @@ async def test_gpus_that_are_reserved_for_nobody_bring_no_nics() -> None:
 
 async def test_a_container_with_nics_of_its_own_is_told_of_all_of_them() -> None:
     """The kubelet passes on one value of each variable: both answers have the same, and each its own device nodes."""
-    async with node(machine=MACHINE) as it:
-        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), nics=ids("mlx5_0")))
+    async with node(machine=MACHINE) as (it, _):
+        it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), nics=ids("mlx5_0")))
         fits(await it.kubelet.admit(pod("a", gpus=2, nics=1)))
         gpus, nics = told(it, "a"), told(it, "a", NIC)
 
@@ -154,12 +154,12 @@ async def test_a_container_with_nics_of_its_own_is_told_of_all_of_them() -> None
 
 async def test_virtual_functions_come_with_the_gpus_and_share_their_nic() -> None:
     """The kubelet must not give the NIC, another container may have its other function; one that is taken is replaced."""
-    async with node(machine=with_functions(MACHINE)) as it:
+    async with node(machine=with_functions(MACHINE)) as (it, _):
         nic = DeviceID("mlx5_0")
         first = joint("a", ids("GPU-0"), (nic,), functions={nic: FUNCTIONS[:1]}, needed=True)
-        it.reserve(first)
+        it.set_reserved(first)
         fits(await it.kubelet.admit(pod("a", gpus=1)))
-        it.reserve(first, joint("b", ids("GPU-1"), (nic,), functions={nic: FUNCTIONS[:1]}, needed=True), seq=2)
+        it.set_reserved(first, joint("b", ids("GPU-1"), (nic,), functions={nic: FUNCTIONS[:1]}, needed=True))
         fits(await it.kubelet.admit(pod("b", gpus=1)))
         await shown(it, 3)
 
@@ -170,11 +170,11 @@ async def test_virtual_functions_come_with_the_gpus_and_share_their_nic() -> Non
 @pytest.mark.parametrize("needed", [True, False])
 async def test_a_container_without_its_companions_fails_if_it_needs_them(needed: bool) -> None:
     """Where another pod has got one of the NICs, the pod is refused, or gets the others and that is told."""
-    async with node(machine=MACHINE) as it:
+    async with node(machine=MACHINE) as (it, _):
         fits(await it.kubelet.admit(pod("b", nics=1)))
         taken = live(it)[0].devices[NIC]
         other = next(nic.id for nic in MACHINE.nics if nic.id not in taken)
-        it.reserve(joint("a", ids("GPU-2", "GPU-3"), (*taken, other), needed=needed))
+        it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), (*taken, other), needed=needed))
         decision = await it.kubelet.admit(pod("a", gpus=2))
         deviations = [event for event, _ in it.ledger.pending if isinstance(event, AllocationDeviated)]
 
@@ -193,11 +193,11 @@ async def test_companions_are_chosen_anew_where_the_kubelet_takes_other_gpus(kno
     Its own GPU became ill, and the kubelet does not say for whom it comes with others. What the pod asks for is known since
     a registry asked about it; an agent that was started since then refuses it.
     """
-    async with node(machine=MACHINE) as it:
+    async with node(machine=MACHINE) as (it, _):
         asked = msgspec.structs.replace(pod("a", gpus=2), annotations={JOINT_ANNOTATION: TOGETHER})
         if known:
-            it.device_allocations.remember(asked)
-        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True))
+            it.allocations.remember(asked)
+        it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True))
         health = it.ledger.state.health
         assert health is not None
         ill = {**health.devices, DeviceID("GPU-3"): DeviceHealth(state=HealthState.UNHEALTHY, reason="Xid 79")}
@@ -217,10 +217,10 @@ async def test_companions_are_chosen_anew_where_the_kubelet_takes_other_gpus(kno
 
 async def test_a_pod_whose_gpus_another_one_took_has_nics_beside_others() -> None:
     """A pod of another scheduler asks for as many GPUs a moment before."""
-    async with node(machine=MACHINE) as it:
+    async with node(machine=MACHINE) as (it, _):
         asked = msgspec.structs.replace(pod("a", gpus=2), annotations={JOINT_ANNOTATION: TOGETHER})
-        it.device_allocations.remember(asked)
-        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True))
+        it.allocations.remember(asked)
+        it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True))
         fits(await it.kubelet.admit(pod("foreign", gpus=2)))
         fits(await it.kubelet.admit(asked))
 
@@ -238,11 +238,11 @@ async def test_what_is_planned_for_a_gang_costs_no_pod_its_nic() -> None:
         for nic in MACHINE.nics
         if gpu.numa_affinity == nic.numa_affinity
     )
-    async with node(machine=msgspec.structs.replace(MACHINE, links=links)) as it:
+    async with node(machine=msgspec.structs.replace(MACHINE, links=links)) as (it, _):
         asked = msgspec.structs.replace(pod("a", gpus=2), annotations={JOINT_ANNOTATION: SAME_PCIE})
-        it.device_allocations.remember(asked)
+        it.allocations.remember(asked)
         gang = joint("g", ids("GPU-0", "GPU-1", "GPU-2", "GPU-3"), ids("mlx5_0", "mlx5_1"), needed=True)
-        it.reserve(
+        it.set_reserved(
             joint("a", ids("GPU-4", "GPU-5"), ids("mlx5_2"), needed=True),
             msgspec.structs.replace(gang, gang="default/g", planned=True),
         )
@@ -254,18 +254,18 @@ async def test_what_is_planned_for_a_gang_costs_no_pod_its_nic() -> None:
 
 async def test_pods_that_swap_their_gpus_both_have_nics() -> None:
     """The kubelet comes for the second one first, and that one is known to have the first one's before it comes for that."""
-    async with node(machine=MACHINE) as it:
+    async with node(machine=MACHINE) as (it, _):
         first, second = (
             msgspec.structs.replace(pod(name, gpus=2), annotations={JOINT_ANNOTATION: TOGETHER}) for name in "ab"
         )
         for each in (first, second):
-            it.device_allocations.remember(each)
-        it.reserve(
+            it.allocations.remember(each)
+        it.set_reserved(
             joint("a", ids("GPU-0", "GPU-1"), ids("mlx5_0"), needed=True),
             joint("b", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True),
         )
         fits(await it.kubelet.admit(second, "uid-b"))
-        await it.device_allocations.reconcile()
+        await it.allocations.reconcile()
         fits(await it.kubelet.admit(first, "uid-a"))
 
         assert [ids("GPU-0", "GPU-1"), ids("GPU-2", "GPU-3")] == [each.devices[GPU] for each in live(it)]
@@ -274,8 +274,8 @@ async def test_pods_that_swap_their_gpus_both_have_nics() -> None:
 
 async def test_gpus_reserved_without_companions_come_alone() -> None:
     """Another container waits for as many, and for NICs."""
-    async with node(machine=MACHINE) as it:
-        it.reserve(
+    async with node(machine=MACHINE) as (it, _):
+        it.set_reserved(
             reservation("b", ReservedContainer(container=ContainerName("main"), devices={GPU: ids("GPU-0", "GPU-1")})),
             joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True),
         )
@@ -287,12 +287,12 @@ async def test_gpus_reserved_without_companions_come_alone() -> None:
 
 async def test_a_reservation_on_devices_of_an_ended_pod_still_counts() -> None:
     """The record keeps what the former pod had for some seconds; its GPUs and NICs are the next one's all the same."""
-    async with node(machine=MACHINE) as it:
-        it.reserve(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
+    async with node(machine=MACHINE) as (it, _):
+        it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
         fits(await it.kubelet.admit(pod("a", gpus=2)))
-        await it.device_allocations.reconcile()
+        await it.allocations.reconcile()
         await it.kubelet.remove(DEFAULT, PodName("a"))
-        it.reserve(joint("b", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True), seq=2)
+        it.set_reserved(joint("b", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True))
         fits(await it.kubelet.admit(pod("b", gpus=2)))
 
         assert [ids("mlx5_1")] == [each.co_allocated for each in live(it)]

@@ -15,8 +15,7 @@ from grpc_tools import protoc
 from kubelet_support import short_directory
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
-from use_node_support import ALLOCATIONS, Node
-from use_support import UIDS
+from use_support import ALLOCATIONS, UIDS, Node
 
 from topoalign.allocator import main as allocator
 from topoalign.allocator.metrics.display import LOOK_SECONDS, VERSION, Display

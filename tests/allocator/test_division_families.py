@@ -7,8 +7,7 @@ import pytest
 import slot_support
 from decision_support import node
 from unit_support import CORES, DGX, MEMORY, holds, in_units
-from use_node_support import TRAIN, Node
-from use_support import GIB, INSTANCES, MACHINE, NODE, UIDS, held
+from use_support import GIB, INSTANCES, MACHINE, NODE, TRAIN, UIDS, Node, held
 
 from topoalign.allocator.metrics.use_families import (
     Amounts,

@@ -2,74 +2,28 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
-import anyio
 import pytest
-from device_allocations_support import start_allocations
-from kubelet_support import NODE, MemoryAllocator, pod, short_directory, two_nodes
-from prediction_support import CONFIG, PATIENT_SECONDS, Listener, listening
+from kubelet_support import NODE, pod, two_nodes
+from prediction_support import CONFIG, PATIENT_SECONDS, PredictingNode
+from share_support import running
 
 from topoalign.allocator.allocate import service
-from topoalign.allocator.allocate.service import DeviceAllocations
-from topoalign.allocator.device_plugin.front import KubeletFront
-from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
-from topoalign.allocator.requests.admissions import Predictions
-from topoalign.allocator.requests.kubelet_files import POLL_SECONDS, REREAD_SECONDS, KubeletFiles, KubeletWatch
-from topoalign.core.admission.prediction import predict
+from topoalign.allocator.requests.kubelet_files import REREAD_SECONDS
 from topoalign.core.model.decisions import Admission, Decision, Refusal
-from topoalign.core.model.ids import GPU, Namespace, PodName
-from topoalign.core.model.kubelet import KubeletObserved
-from topoalign.core.model.requests import AdmissionRules, ConfirmRequest
-from topoalign.kubelet.files import kubelet_configuration
-from topoalign.runtime.directory_changes import DirectoryChanges
-from topoalign.runtime.tasks import background
-from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
-from topoalign.testing.manual_clock import ManualClock
-from topoalign.testing.memory_journal import MemoryJournal
+from topoalign.core.model.ids import Namespace, PodName
+from topoalign.core.model.requests import ConfirmRequest
 
 pytestmark = pytest.mark.anyio
 MACHINE = two_nodes(gpus=2, nics=0)
-OWN = AdmissionRules()
 DEFAULT = Namespace("default")
 TRAIN, UID = PodName("train"), "uid-train"
+NEXT = pod("next", gpus=2)
 
 
-class CountedWatch(KubeletWatch):
-    """Counts its polls."""
-
-    polls = 0
-    polled = anyio.Event()
-
-    async def poll(self) -> None:
-        await super().poll()
-        self.polls += 1
-        self.polled.set()
-        self.polled = anyio.Event()
-
-
-@dataclass
-class Node:
-    kubelet: FakeKubelet
-    ledger: Ledger
-    clock: ManualClock
-    client: PodResourcesClient
-    allocations: DeviceAllocations
-    watch: CountedWatch
-    predictions: Predictions
-    listener: Listener
-    lists: int = 0
+class Node(PredictingNode):
+    lists = 0
     """How often PodResources was asked for all pods."""
-
-    async def next_poll(self, seconds: float = POLL_SECONDS) -> None:
-        """Lets so much time pass, until the watch has polled and the listener has received everything."""
-        seen = self.watch.polls
-        await self.clock.advance(seconds)
-        with anyio.fail_after(10):
-            while self.watch.polls == seen:
-                await self.watch.polled.wait()
-        await self.listener.caught_up()
 
     async def pass_second(self) -> None:
         await self.next_poll()
@@ -82,69 +36,38 @@ class Node:
         await self.allocations.reconcile()
         await self.pass_second()
 
-    @property
-    def known(self) -> KubeletObserved:
-        """What the listener knows of the kubelet."""
-        usage = self.listener.state.usage
-        assert usage is not None and usage.kubelet is not None
-        return usage.kubelet
-
     def free_memory(self) -> bool:
         """Whether the listener knows of no memory that is given away."""
         return not any(any(use.reserved.values()) for use in self.known.memory.values())
 
-    def predicted(self) -> Decision:
-        """What the listener predicts for the next pod with both GPUs."""
-        return predict(self.listener.state, pod("next", gpus=2), self.clock.wall())
-
     async def confirmed(self, *terminated: str) -> Decision:
         """What the node answers to a registry that knows these pods as terminated."""
-        return await self.predictions.confirm(ConfirmRequest(node=NODE, pod=pod("next", gpus=2), terminated=terminated))
+        return await self.predictions.confirm(ConfirmRequest(node=NODE, pod=NEXT, terminated=terminated))
 
 
 @asynccontextmanager
 async def node(monkeypatch: pytest.MonkeyPatch, *, inotify: bool = False) -> AsyncIterator[Node]:
     """A node that has polled. `inotify`: whether its agent watches the kubelet's directories with inotify."""
     monkeypatch.setattr(service, "PREFER_SECONDS", PATIENT_SECONDS)
-    with short_directory() as directory:
-        plugins, resources, config = directory / "device-plugins", directory / "pod-resources", directory / "config"
-        for each in (plugins, resources):
-            each.mkdir()
-        config.write_text(CONFIG.format(policy="best-effort", scope="container", options=""))
-        clock, known = ManualClock(), MemoryAllocator(MACHINE).state
-        ledger = Ledger(NODE, MemoryJournal(), clock)
-        assert known.topology is not None and known.health is not None
-        ledger.take_reading(known.topology)
-        ledger.take_reading(known.health)
-        client, changes = PodResourcesClient(resources / "kubelet.sock", plugins, clock), DirectoryChanges()
-        allocations = start_allocations(ledger, client, settle_seconds=0)
-        files = KubeletFiles(config, directory, OWN, PATIENT_SECONDS)
-        watch = CountedWatch(ledger, files, clock, client.devices, allocations.ended, changes)
-        kubelet = FakeKubelet(plugins, resources, MACHINE, kubelet_configuration.load_configuration(config))
-        predictions = Predictions(ledger, OWN, watch, kubelet_owns_devices=True)
-        async with client, background() as tasks:
-            await tasks.start(kubelet.run)
-            await tasks.start(KubeletFront(allocations, plugins, clock).run)
-            await kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 2)
-            if inotify:
-                tasks.start_soon(changes.run)
-            listener = await listening(ledger, clock, tasks)
-            it = Node(kubelet, ledger, clock, client, allocations, watch, predictions, listener)
-            counted(it)
-            tasks.start_soon(watch.run)
-            await it.next_poll()
-            yield it
+    config = CONFIG.format(policy="best-effort", scope="container", options="")
+    async with running(lambda directory: Node(directory, MACHINE, config)) as (it, tasks):
+        if inotify:
+            tasks.start_soon(it.changes.run)
+        counted(it)
+        tasks.start_soon(it.watch.run)
+        await it.next_poll()
+        yield it
 
 
 def counted(node: Node) -> None:
     """The node counts its questions to PodResources."""
-    listing = node.client.listing
+    listing = node.pod_resources.listing
 
     async def counting(seconds: float | None = None) -> object:
         node.lists += 1
         return await listing(seconds)
 
-    node.client.listing = counting  # type: ignore[assignment,method-assign]  # a method is replaced by a counter
+    node.pod_resources.listing = counting  # type: ignore[assignment,method-assign]  # a method is replaced by a counter
 
 
 @pytest.mark.parametrize("inotify", [False, True], ids=["polled", "inotify"])
@@ -158,7 +81,7 @@ async def test_an_ended_pod_is_reported_free_within_a_second(
     """
     async with node(monkeypatch, inotify=inotify) as it:
         await it.runs(volumes=kind != "no-volumes")
-        (held,), before, refused = it.ledger.state.allocations, it.known, it.predicted()
+        (held,), before, refused = it.ledger.state.allocations, it.known, it.predicted(NEXT)
         await (it.kubelet.remove(DEFAULT, TRAIN) if kind == "deleted" else it.kubelet.end(DEFAULT, TRAIN))
         await it.pass_second()
 
@@ -166,7 +89,7 @@ async def test_an_ended_pod_is_reported_free_within_a_second(
         assert isinstance(refused, Refusal)
         assert ((held,), ()) == (it.known.ended, it.known.entries)
         assert it.free_memory()
-        assert isinstance(it.predicted(), Admission)
+        assert isinstance(it.predicted(NEXT), Admission)
 
 
 async def test_an_ended_pod_without_volumes_stays_free_after_its_release(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +118,7 @@ async def test_a_pod_that_a_new_kubelet_does_not_list_has_not_ended(monkeypatch:
                 await it.pass_second()
 
             assert ((), [UID]) == (it.known.ended, [each.pod_uid for each in it.known.entries])
-            assert isinstance(it.predicted(), Refusal)
+            assert isinstance(it.predicted(NEXT), Refusal)
 
 
 async def test_an_agent_asks_for_ended_pods_only_while_it_holds_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,4 +161,4 @@ async def test_a_pod_gets_the_gpus_of_an_ended_one_before_their_release(monkeypa
         recorded = [each.owner.pod for each in it.ledger.state.allocations.values() if each.owner is not None]
 
         assert [TRAIN] == recorded
-        assert isinstance(await it.kubelet.admit(pod("next", gpus=2)), Admission)
+        assert isinstance(await it.kubelet.admit(NEXT), Admission)

@@ -1,16 +1,16 @@
 """Containers of low priority wait while one of high priority computes on their GPU, and no longer than that."""
 
 import os
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
 import msgspec
 import pytest
-from hami_core_support import HamiCoreNode, hami_core_node
+from hami_core_support import LIBRARIES, NAME, HamiCoreNode, built, hami_core_node, put_region
 from hypothesis import given
 from hypothesis import strategies as st
-from region_support import LIBRARIES, NAME, put_region, shown_region
 from slot_node_support import EACH, Ask
 from structlog.testing import capture_logs
 
@@ -20,6 +20,13 @@ from topoalign.allocator.containers.lazy_limiters import keep_priorities
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.sharing.priorities import Launches, next_notes
+
+
+def shown_region(path: Path, library: str = "v2.9.0") -> list[int]:
+    """What the library of this version of HAMi would read: recent kernel, whether cores are limited, priority."""
+    shown = subprocess.run([built(library), path, "show"], check=True, capture_output=True)
+    return [*map(int, shown.stdout.split())]
+
 
 pytestmark = pytest.mark.anyio
 ON, OFF = lambda: True, lambda: False

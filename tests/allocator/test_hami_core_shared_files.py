@@ -9,10 +9,9 @@ from threading import Event
 
 import msgspec
 import pytest
-from hami_core_support import HamiCoreNode, hami_core_node
+from hami_core_support import LIBRARIES, NAME, HamiCoreNode, hami_core_node, put_region
 from hypothesis import given
 from hypothesis import strategies as st
-from region_support import LIBRARIES, NAME, put_region
 from slot_node_support import Ask
 from structlog.testing import capture_logs
 

@@ -58,7 +58,7 @@ async def test_a_container_that_displaces_another_has_an_instance_of_its_own() -
         await it.allocations.reconcile()
         ((_, former),) = it.ledger.state.allocations.items()
         (slot,), running = former.devices[GPU], it.there()
-        await it.lose_checkpoint()
+        await it.restart_kubelet(knowing=False)
 
         (other,) = await it.allocations.allocate(GPU, [[slot]])
 

@@ -12,13 +12,18 @@ import pytest
 from disk_support import syncs_and_renames
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instance_support import A100, GIB, GPU, Killed, PlayedGpus, place
+from instance_support import A100, GIB, GPU, PlayedGpus, place
 
 from topoalign.allocator.mig import instance_log as books
 from topoalign.allocator.mig.instance_log import InstanceLog, OwnInstance
 from topoalign.allocator.mig.instances import InstanceInUse, Instances, NoPlace, PlaceTaken
 from topoalign.core.model.errors import DriverFault, StateFault
 from topoalign.core.model.ids import DeviceID
+
+
+class Killed(BaseException):
+    """The process ends here; no handler of an error may go on."""
+
 
 pytestmark = pytest.mark.anyio
 

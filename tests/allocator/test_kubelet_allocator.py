@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from kubelet_files_support import basis_from
 from kubelet_support import RESTRICTED, offers, pod
-from whole_node_support import MACHINE, fits, node
+from share_support import MACHINE, fits, node
 
 from topoalign.allocator.device_plugin.registration import POLL_SECONDS
 from topoalign.allocator.reconciliation.owner_polls import FIRST_SECONDS
@@ -16,7 +16,7 @@ from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.events import AllocationBound, AllocationGranted, AllocationReleased, Owner
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.model.requests import ContainerRequest, PodRequest, Policy
 from topoalign.core.placement import sparing
 from topoalign.core.placement.preference import prefer
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
@@ -30,8 +30,8 @@ async def test_what_the_kubelet_gave_is_recorded_with_its_owner() -> None:
     What the kubelet gave is recorded, and its owner soon after, although the kubelet calls nothing any more. It never tells
     whom it gave a device to; PodResources does, once the pod is admitted.
     """
-    async with node() as it:
-        it.tasks.start_soon(it.device_allocations.owner_polls.run)
+    async with node() as (it, tasks):
+        tasks.start_soon(it.allocations.owner_polls.run)
         fits(await it.kubelet.admit(pod("train", gpus=2, nics=1, cpus=8)))
         await it.clock.advance(FIRST_SECONDS)
         with anyio.fail_after(30):
@@ -47,7 +47,7 @@ async def test_what_the_kubelet_gave_is_recorded_with_its_owner() -> None:
 
 
 async def test_a_pod_that_is_refused_by_the_kubelet_leaves_no_fact() -> None:
-    async with node() as it:
+    async with node() as (it, _):
         await it.kubelet.admit(pod("a", gpus=3))
         await it.kubelet.admit(pod("b", gpus=3))
         before = it.facts()
@@ -59,11 +59,11 @@ async def test_a_pod_that_is_refused_by_the_kubelet_leaves_no_fact() -> None:
 
 async def test_the_devices_of_a_pod_that_has_gone_can_be_given_out_at_once() -> None:
     """Nobody tells a plugin that a pod has gone: Allocate over its record finds out from PodResources."""
-    async with node() as it:
+    async with node() as (it, _):
         await it.kubelet.admit(pod("first", gpus=8))
         await it.kubelet.remove(DEFAULT, PodName("first"))
         fits(await it.kubelet.admit(pod("second", gpus=8)))
-        await it.device_allocations.reconcile()
+        await it.allocations.reconcile()
 
         (live,) = it.ledger.state.allocations.values()
         assert live.owner is not None
@@ -74,15 +74,15 @@ async def test_the_devices_of_a_pod_that_has_gone_can_be_given_out_at_once() -> 
 
 async def test_a_pod_that_has_gone_is_released_after_a_while() -> None:
     """A pod that has gone is released when it has been missing for a while."""
-    async with node() as it:
+    async with node() as (it, _):
         await it.kubelet.admit(pod("first", gpus=8))
         await it.kubelet.admit(pod("other", cpus=1))
-        await it.device_allocations.reconcile()
+        await it.allocations.reconcile()
         await it.kubelet.remove(DEFAULT, PodName("first"))
-        await it.device_allocations.reconcile()
+        await it.allocations.reconcile()
         assert 1 == len(it.ledger.state.allocations)
         await it.clock.advance(5)
-        await it.device_allocations.reconcile()
+        await it.allocations.reconcile()
 
         assert {} == it.ledger.state.allocations
         assert AllocationBound.__name__ in it.facts()
@@ -94,12 +94,12 @@ async def test_a_kubelet_restart_costs_no_device_and_no_allocation() -> None:
     After a restart of the kubelet its first list has every device, and allocations are as they were. A kubelet restarts
     with running pods: within a second it has all devices again, and nothing was given or taken.
     """
-    async with node() as it:
+    async with node() as (it, tasks):
         fits(await it.kubelet.admit(pod("train", gpus=2, nics=1, cpus=8)))
-        live, facts = dict(it.ledger.state.allocations), it.facts()
+        live, before = dict(it.ledger.state.allocations), it.facts()
         await it.kubelet.restart()
         lists: list[int] = []
-        it.tasks.start_soon(it.kubelet.until, partial(first_list, lists))
+        tasks.start_soon(it.kubelet.until, partial(first_list, lists))
         for _ in range(2):
             await it.clock.advance(0.5)
         with anyio.fail_after(30):  # no time of the node's clock passes any more
@@ -107,14 +107,14 @@ async def test_a_kubelet_restart_costs_no_device_and_no_allocation() -> None:
 
         assert 8 == next(length for length in lists if length)
         assert live == it.ledger.state.allocations
-        assert facts == it.facts()
+        assert before == it.facts()
         fits(await it.kubelet.admit(pod("more", gpus=2)))
         assert live.items() <= it.ledger.state.allocations.items()
 
 
 async def test_a_wiped_plugin_directory_costs_no_device_and_no_allocation() -> None:
     """After its directory was wiped the kubelet has all devices, and allocations are as they were."""
-    async with node() as it:
+    async with node() as (it, _):
         fits(await it.kubelet.admit(pod("train", gpus=2)))
         live = dict(it.ledger.state.allocations)
         await it.kubelet.wipe()
@@ -145,9 +145,9 @@ async def test_the_app_container_gets_the_gpus_of_its_init_container() -> None:
         init_containers=(setup, msgspec.structs.replace(proxy, sidecar=True)),
         containers=(main,),
     )
-    async with node() as it:
+    async with node() as (it, _):
         fits(await it.kubelet.admit(request))
-        await it.device_allocations.reconcile()
+        await it.allocations.reconcile()
         of: dict[str, frozenset[DeviceID]] = {
             str(held.owner.container): held.device_ids for held in it.ledger.state.allocations.values() if held.owner
         }
@@ -175,15 +175,15 @@ async def test_what_an_init_container_leaves_over_stays_held_until_its_pod_goes(
         init_containers=(ContainerRequest(name=ContainerName("setup"), limits={GPU: 3}),),
         containers=(ContainerRequest(name=ContainerName("main"), limits={GPU: 1}),),
     )
-    async with node() as it:
+    async with node() as (it, _):
         fits(await it.kubelet.admit(request))
-        await it.device_allocations.reconcile()
+        await it.allocations.reconcile()
         held = set(it.ledger.state.ownership.holders)
         await it.kubelet.remove(DEFAULT, PodName("train"))
         for _ in range(2):
-            await it.device_allocations.reconcile()
+            await it.allocations.reconcile()
             await it.clock.advance(60)
-        await it.device_allocations.reconcile()
+        await it.allocations.reconcile()
 
         assert {"GPU-0", "GPU-1", "GPU-2"} == held
         assert {} == it.ledger.state.ownership.holders
@@ -199,12 +199,12 @@ async def test_what_an_init_container_left_ends_with_its_checkpoint_entry() -> N
         init_containers=(ContainerRequest(name=ContainerName("setup"), limits={GPU: 3}),),
         containers=(ContainerRequest(name=ContainerName("main"), limits={GPU: 1}),),
     )
-    async with node() as it:
+    async with node() as (it, _):
         fits(await it.kubelet.admit(request))
-        while_it_runs = await it.device_allocations.ended()
+        while_it_runs = await it.allocations.ended()
         await it.kubelet.remove(DEFAULT, PodName("train"))
         fits(await it.kubelet.admit(pod("next", gpus=1)))
-        ended = await it.device_allocations.ended()
+        ended = await it.allocations.ended()
 
         assert [] == while_it_runs
         assert {"GPU-0", "GPU-1", "GPU-2"} > {device for each in ended for device in each.device_ids}
@@ -216,15 +216,15 @@ async def test_a_container_with_another_resource_refused_ends_in_five_seconds() 
     What a container got whose other resource was refused has ended five seconds later. The kubelet asks for the GPUs, then
     finds too few NICs and writes nothing down. Until then a prediction says so.
     """
-    async with node(AdmissionRules(policy=Policy.NONE)) as it:
+    async with node(Policy.NONE) as (it, _):
         fits(await it.kubelet.admit(pod("first", gpus=1)))
-        await it.device_allocations.reconcile()
+        await it.allocations.reconcile()
         refusal = await it.kubelet.admit(pod("greedy", gpus=2, nics=9))
-        at_once = await it.device_allocations.ended()
+        at_once = await it.allocations.ended()
         files = KubeletFiles(it.kubelet.root / "config.yaml", it.kubelet.root, RESTRICTED)
         notes = (await basis_from(files, it.ledger.state, at_once)).notes
         await it.clock.advance(5)
-        ended = await it.device_allocations.ended()
+        ended = await it.allocations.ended()
         later = (await basis_from(files, it.ledger.state, ended)).notes
 
         assert isinstance(refusal, Refusal)
@@ -250,9 +250,9 @@ async def test_what_a_pods_first_container_got_is_not_free_for_its_second_one(mo
             ContainerRequest(name=ContainerName(name), requests=one, limits=one) for name in ("a", "b", "c")
         ),
     )
-    async with node() as it:
+    async with node() as (it, _):
         fits(await it.kubelet.admit(pair))
-        await it.device_allocations.reconcile()
+        await it.allocations.reconcile()
         await it.kubelet.remove(DEFAULT, PodName("pair"))
         fits(await it.kubelet.admit(pod("next", gpus=1)))
 
@@ -261,14 +261,13 @@ async def test_what_a_pods_first_container_got_is_not_free_for_its_second_one(mo
 
 async def test_a_pod_that_went_while_no_allocator_ran_is_an_orphan() -> None:
     """A pod that went while no allocator ran is an orphan at the first poll."""
-    async with node() as it:
+    async with node() as (it, tasks):
         fits(await it.kubelet.admit(pod("ends", gpus=2)))
         fits(await it.kubelet.admit(pod("stays", gpus=2)))
-        await it.device_allocations.reconcile()
+        await it.allocations.reconcile()
         await it.kubelet.remove(DEFAULT, PodName("ends"))
-        ledger, allocator = it.restarted()
-        await allocator.reconcile()
+        await it.start_agent(tasks)
 
-        released = [event for event, _ in ledger.pending if isinstance(event, AllocationReleased)]
+        released = [event for event, _ in it.ledger.pending if isinstance(event, AllocationReleased)]
         assert ["orphan"] == [event.reason for event in released]
-        assert ["stays"] == [held.owner.pod for held in ledger.state.allocations.values() if held.owner]
+        assert ["stays"] == [held.owner.pod for held in it.ledger.state.allocations.values() if held.owner]

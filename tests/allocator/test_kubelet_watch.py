@@ -2,28 +2,23 @@
 
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 import msgspec
 import pytest
-from kubelet_support import NODE, MemoryAllocator, pod, short_directory, two_nodes
-from prediction_support import FPGA, Listener, OtherPlugin, listening
+from kubelet_support import NODE, ledger_of, pod, two_nodes
+from prediction_support import FPGA, CountedWatch, OtherPlugin, PredictingNode
+from share_support import running
 
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.reconciliation.pod_resources import Listed, PodResourcesClient
+from topoalign.allocator.reconciliation.pod_resources import Listed
 from topoalign.allocator.requests.kubelet_files import POLL_SECONDS, REREAD_SECONDS, KubeletFiles, KubeletWatch
-from topoalign.core.admission.prediction import predict
-from topoalign.core.model.decisions import Decision
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName, ResourceName
-from topoalign.core.model.kubelet import KubeletObserved, ListedDevices
+from topoalign.core.model.kubelet import ListedDevices
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
-from topoalign.kubelet.files import kubelet_configuration
 from topoalign.kubelet.grpc.kubelet_client import KubeletAway
 from topoalign.runtime.directory_changes import DirectoryChanges
-from topoalign.runtime.tasks import background
-from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 from topoalign.testing.memory_journal import MemoryJournal
 
@@ -40,47 +35,8 @@ OWN = AdmissionRules()
 TWO = {"f-0": (0,), "f-1": (1,)}
 
 
-class CountedWatch(KubeletWatch):
-    """Tells when it has polled."""
-
-    polls = 0
-    polled = anyio.Event()
-
-    async def poll(self) -> None:
-        await super().poll()
-        self.polls += 1
-        self.polled.set()
-        self.polled = anyio.Event()
-
-
-@dataclass
-class Node:
-    directory: Path
-    kubelet: FakeKubelet
+class Node(PredictingNode):
     plugin: OtherPlugin
-    journal: MemoryJournal
-    ledger: Ledger
-    clock: ManualClock
-    watch: CountedWatch
-    listener: Listener
-
-    async def next_poll(self) -> KubeletObserved:
-        """What the listener knows of the kubelet after the next poll."""
-        seen = self.watch.polls
-        await self.clock.advance(POLL_SECONDS)
-        while self.watch.polls == seen:
-            await self.watch.polled.wait()
-        await self.listener.caught_up()
-        return self.known
-
-    @property
-    def known(self) -> KubeletObserved:
-        usage = self.listener.state.usage
-        assert usage is not None and usage.kubelet is not None
-        return usage.kubelet
-
-    def predicted(self, asked: PodRequest) -> Decision:
-        return predict(self.listener.state, asked, self.clock.wall(), explain=True)
 
     async def lists(self, devices: Mapping[str, tuple[int, ...]]) -> None:
         """The plugin of somebody else lists these, and the kubelet has received it."""
@@ -91,31 +47,13 @@ class Node:
 @asynccontextmanager
 async def node() -> AsyncIterator[Node]:
     """A node that has polled once, its kubelet with a plugin of two FPGAs."""
-    with short_directory() as directory:
-        plugins, resources = directory / "device-plugins", directory / "pod-resources"
-        for each in (plugins, resources):
-            each.mkdir()
-        (directory / "config.yaml").write_text(CONFIG)
-        clock, known = ManualClock(), MemoryAllocator(MACHINE).state
-        journal = MemoryJournal()
-        ledger = Ledger(NODE, journal, clock)
-        assert known.topology is not None and known.health is not None
-        ledger.take_reading(known.topology)
-        ledger.take_reading(known.health)
-        client = PodResourcesClient(resources / "kubelet.sock", plugins, clock)
-        files = KubeletFiles(directory / "config.yaml", directory, OWN, 60.0)
-        watch = CountedWatch(ledger, files, clock, client.devices)
-        rules = kubelet_configuration.load_configuration(directory / "config.yaml")
-        kubelet, plugin = FakeKubelet(plugins, resources, MACHINE, rules), OtherPlugin(TWO)
-        async with client, background() as tasks:
-            await tasks.start(kubelet.run)
-            async with plugin.running(plugins):
-                await kubelet.until(lambda kubelet: kubelet.capacity(FPGA) == 2)
-                listener = await listening(ledger, clock, tasks)
-                it = Node(directory, kubelet, plugin, journal, ledger, clock, watch, listener)
-                tasks.start_soon(watch.run)
-                await it.next_poll()
-                yield it
+    async with running(lambda directory: Node(directory, MACHINE, CONFIG)) as (it, tasks):
+        it.plugin = OtherPlugin(TWO)
+        async with it.plugin.running(it.plugins):
+            await it.kubelet.until(lambda kubelet: kubelet.capacity(FPGA) == 2)
+            tasks.start_soon(it.watch.run)
+            await it.next_poll()
+            yield it
 
 
 def asking_for_fpgas(count: int) -> PodRequest:
@@ -129,7 +67,7 @@ def asking_for_fpgas(count: int) -> PodRequest:
 async def test_a_changed_configuration_is_heard_within_a_second() -> None:
     async with node() as it:
         before = it.known.rules
-        (it.directory / "config.yaml").write_text(CONFIG.replace("restricted", "single-numa-node"))
+        it.config.write_text(CONFIG.replace("restricted", "single-numa-node"))
         after = (await it.next_poll()).rules
 
         assert ("restricted", "single-numa-node", "") == (before.policy, after.policy, after.unknown)
@@ -139,7 +77,7 @@ async def test_a_changed_configuration_is_heard_within_a_second() -> None:
 async def test_a_configuration_that_cannot_be_read_is_said() -> None:
     """The node's own settings stand for it, and the listener's prediction says so."""
     async with node() as it:
-        (it.directory / "config.yaml").write_text("kind: [")
+        it.config.write_text("kind: [")
         rules = (await it.next_poll()).rules
         notes = it.predicted(pod("next", cpus=1)).explanation.notes
 
@@ -202,7 +140,7 @@ async def test_nothing_is_said_while_nothing_changes() -> None:
 async def test_devices_that_cannot_be_asked_for_are_not_known() -> None:
     """They are not taken to be gone: whoever asks for one is told."""
     async with node() as it:
-        (it.directory / "pod-resources" / "kubelet.sock").unlink()
+        (it.resources / "kubelet.sock").unlink()
         known = await it.next_poll()
 
         assert known.devices is None
@@ -231,11 +169,7 @@ async def test_devices_that_are_offered_here_are_not_announced_again(tmp_path: P
     async def devices(others_than: Collection[ResourceName]) -> Listed:
         return {GPU: ours, FPGA: theirs}
 
-    known = MemoryAllocator(MACHINE).state
-    ledger = Ledger(NODE, MemoryJournal(), ManualClock())
-    assert known.topology is not None and known.health is not None
-    ledger.take_reading(known.topology)
-    ledger.take_reading(known.health)
+    ledger = ledger_of(MACHINE)
     await KubeletWatch(ledger, KubeletFiles(tmp_path, tmp_path, OWN, 60.0), ledger.clock, devices).poll()
 
     assert ledger.state.usage is not None and ledger.state.usage.kubelet is not None
@@ -245,7 +179,6 @@ async def test_devices_that_are_offered_here_are_not_announced_again(tmp_path: P
 async def test_without_other_plugins_devices_are_asked_for_when_the_files_change(tmp_path: Path) -> None:
     """Nothing that goes without a trace is shown then. An answer that is not known is asked for at every poll."""
     answers: list[Listed | None] = []
-    known = MemoryAllocator(MACHINE).state
     ours: Listed = {GPU: (ListedDevices(nodes=(0,), ids=tuple(gpu.id for gpu in MACHINE.gpus)),)}
     theirs: Listed = {FPGA: (ListedDevices(nodes=(0,), ids=(DeviceID("f-0"),)),)}
     now: Listed | None = ours
@@ -257,10 +190,7 @@ async def test_without_other_plugins_devices_are_asked_for_when_the_files_change
         return now
 
     clock = ManualClock()
-    ledger = Ledger(NODE, MemoryJournal(), clock)
-    assert known.topology is not None and known.health is not None
-    ledger.take_reading(known.topology)
-    ledger.take_reading(known.health)
+    ledger = ledger_of(MACHINE, clock)
     watch = KubeletWatch(ledger, KubeletFiles(tmp_path / "none", tmp_path, OWN, 60.0), clock, devices)
 
     async def asked(polls: int) -> list[Listed | None]:
@@ -281,7 +211,8 @@ async def test_without_other_plugins_devices_are_asked_for_when_the_files_change
     away = await asked(4)
     now = ours
     back = await asked(2)
-    ledger.take_reading(msgspec.structs.replace(known.topology, revision=known.topology.revision + 1))
+    assert ledger.state.topology is not None
+    ledger.take_reading(msgspec.structs.replace(ledger.state.topology, revision=2))
     discovered = await asked(1)
 
     assert ([ours], []) == (first, idle)
@@ -294,7 +225,6 @@ async def test_where_changes_are_told_files_are_polled_after_them(tmp_path: Path
     """
     The directory of pods is not there at first: the one above it tells. A change during a poll is followed by another poll.
     """
-    known = MemoryAllocator(MACHINE).state
     ours: Listed = {GPU: (ListedDevices(nodes=(0,), ids=tuple(gpu.id for gpu in MACHINE.gpus)),)}
     readings = 0
 
@@ -306,10 +236,7 @@ async def test_where_changes_are_told_files_are_polled_after_them(tmp_path: Path
         return ours
 
     clock, changes = ManualClock(1_700_000_000.2), DirectoryChanges()
-    ledger = Ledger(NODE, MemoryJournal(), clock)
-    assert known.topology is not None and known.health is not None
-    ledger.take_reading(known.topology)
-    ledger.take_reading(known.health)
+    ledger = ledger_of(MACHINE, clock)
     (tmp_path / "device-plugins").mkdir()
     watch = CountedWatch(ledger, KubeletFiles(tmp_path / "none", tmp_path, OWN, 60.0), clock, devices, changes=changes)
 

@@ -5,9 +5,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from kubelet_support import NODE, MemoryAllocator, pod, two_nodes
+from kubelet_support import ledger_of, pod, two_nodes
 
-from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.kubelet_files import (
     LATE,
     LONGEST_PAUSE,
@@ -23,7 +22,6 @@ from topoalign.core.model.kubelet import KubeletObserved
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.state.fold import NodeState
 from topoalign.testing.manual_clock import ManualClock
-from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 CONFIG = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ntopologyManagerPolicy: restricted\n"
@@ -45,11 +43,8 @@ class Node:
     def __init__(self, root: Path) -> None:
         (root / "device-plugins").mkdir()
         (root / "config.yaml").write_text(CONFIG)
-        self.clock, known = ManualClock(), MemoryAllocator(two_nodes(gpus=2, nics=0)).state
-        self.ledger = Ledger(NODE, MemoryJournal(), self.clock)
-        assert known.topology is not None and known.health is not None
-        self.ledger.take_reading(known.topology)
-        self.ledger.take_reading(known.health)
+        self.clock = ManualClock()
+        self.ledger = ledger_of(two_nodes(gpus=2, nics=0), self.clock)
         self.ledger.observe(containers=())
         self.files = SlowFiles(root / "config.yaml", root, AdmissionRules())
         self.ended: Sequence[Allocation] = ()

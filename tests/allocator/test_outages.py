@@ -9,16 +9,38 @@ import msgspec
 import pytest
 from bus_support import KillableServer, killable, stopped, stored
 from faults_support import THOROUGH
-from outage_support import NODE, Away, Listener, come_and_go, consecutive, emptied, opened, telling
+from outage_support import NODE, Listener, come_and_go, consecutive, emptied, opened, telling
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable
-from topoalign.core.ports import Bus, Stream
+from topoalign.core.ports import Bus, Message, Stream
 from topoalign.runtime import event_stores
+from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import bus as nats_bus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.testing.manual_clock import ManualClock
+
+
+class Away(MemoryBus):
+    """A bus that can be away: nothing is stored then, and who publishes is told that it is not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = True
+        self.tries = 0
+        """To publish while it was away."""
+
+    @property
+    def connected(self) -> bool:
+        return not self.away
+
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
+        if self.away:
+            self.tries += 1
+            raise BusUnavailable("away")
+        return await super().publish(message, expected_last)
+
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600 if THOROUGH else 300)]
 

@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from device_allocations_support import GPUS, NODE, Node, bound, owner, start_allocations
+from device_allocations_support import GPUS, NODE, Node, bound, start_allocations
+from fact_support import owner
 
 from topoalign.allocator.allocate.grants import AllocateCall
 from topoalign.allocator.allocate.service import DeviceAllocations

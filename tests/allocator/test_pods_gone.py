@@ -2,7 +2,8 @@
 
 import anyio
 import pytest
-from device_allocations_support import GPUS, NODE, Node, bound, owner
+from device_allocations_support import GPUS, NODE, Node, bound
+from fact_support import owner
 from structlog.testing import capture_logs
 
 from topoalign.allocator.hardware_watch import HardwareWatch

@@ -125,7 +125,7 @@ async def test_a_preference_among_parts_is_that_of_the_rule_device_by_device(of:
     size = data.draw(st.integers(-1, len(available) + 1))
     health = data.draw(st.dictionaries(st.sampled_from(known), HEALTHS))
     state = node(of, held, health)
-    allocations, ledger, _ = recorded(state)
+    allocations, ledger = recorded(state)
     if held:
         ledger.grant([*state.allocations.values()])
 
@@ -188,7 +188,7 @@ async def calls(shares: int) -> tuple[int, int]:
     """
     gpus = tuple(two_nodes().gpu_by_id)
     offer = Offer(resource=GPU, devices=gpus, replicas=shares)
-    allocations, ledger, _ = recorded(MemoryAllocator(msgspec.structs.replace(two_nodes(), offers=(offer,))).state)
+    allocations, ledger = recorded(msgspec.structs.replace(two_nodes(), offers=(offer,)))
     listed = [*allocations.state.hardware.devices[GPU]]
     ledger.grant([Allocation(id=AllocationID("a"), devices={GPU: tuple(listed[:10])})])
     await allocations.prefer(GPU, listed, [], 1)  # what is worked out once for a topology
@@ -214,7 +214,7 @@ async def test_an_allocate_of_units_calls_few_functions_for_each() -> None:
     """Ten at most, most of them of C: a share may be hundreds of units."""
     numbers = []
     for blocks in (20, 60):
-        allocations, _, _ = recorded(MemoryAllocator(in_units(DGX)).state)
+        allocations, _ = recorded(in_units(DGX))
         units = [*allocations.state.hardware.devices[MEMORY]]
         await allocations.allocate(MEMORY, [units[-4:]])
         with Calls() as allocating:

@@ -5,7 +5,8 @@ from itertools import permutations
 import anyio
 import msgspec
 import pytest
-from device_allocations_support import GPUS, MACHINE, Node, ShiftingClock, bound, owner, polled_after, start_allocations
+from device_allocations_support import GPUS, MACHINE, Node, ShiftingClock, bound, polled_after, start_allocations
+from fact_support import owner
 from structlog.testing import capture_logs
 
 from topoalign.allocator.allocate.service import FRESH_SECONDS

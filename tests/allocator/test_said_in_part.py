@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 from decision_support import container, pod
-from device_allocations_support import NODE, Node, owner
+from device_allocations_support import NODE, Node
+from fact_support import owner
 from prediction_support import FPGA
 
 from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher

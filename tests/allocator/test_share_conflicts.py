@@ -43,7 +43,7 @@ async def test_units_of_a_lost_whole_gpu_are_not_given() -> None:
         it.forced = it.units(0, 100)
         assert isinstance(await it.admit("a", (100, 0)), Admission)
         await it.allocations.reconcile()
-        await it.lose_checkpoint()
+        await it.restart_kubelet(knowing=False)
 
         for name, first in (("b", 0), ("c", 20)):
             it.forced = units(0, range(first, first + 20), range(4))
@@ -60,7 +60,7 @@ async def test_who_has_units_of_a_lost_whole_gpu_does_not_start(monkeypatch: pyt
         it.forced = it.units(0, 100)
         assert isinstance(await it.admit("a", (100, 0)), Admission)
         await it.allocations.reconcile()
-        await it.lose_checkpoint()
+        await it.restart_kubelet(knowing=False)
         it.allocations._units.conflicts = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
 
         for name, first in (("b", 0), ("c", 20)):

@@ -14,8 +14,8 @@ from faults_support import THOROUGH
 from hami_core_support import HamiCoreNode
 from mps_limits_support import LimitedSlotNode, own
 from share_support import DEFAULT, running
-from slot_node_support import EACH, SLOTS, Ask, SlotNode, numa_slot_node, slot_node
-from slot_support import CORES, MEMORY, MIB, PERCENTAGE
+from slot_node_support import EACH, SLOTS, Ask, SlotNode, slot_node
+from slot_support import CORES, MEMORY, MIB, PERCENTAGE, WITH_NUMA_NODES
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.decisions import Admission, Refusal
@@ -46,7 +46,7 @@ def limited_node(
 
     match limiter:
         case "hami-core":
-            return running(lambda directory: HamiCoreNode(directory, policy=policy, chance=chance))
+            return running(lambda directory: HamiCoreNode(directory, policy, chance))
         case "mps":
             return running(by_mps)
     return slot_node(policy, chance)
@@ -305,7 +305,7 @@ async def test_pods_that_wait_together_hold_what_each_asked_for(seed: int) -> No
 @pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
 async def test_a_pod_that_fills_the_gpus_of_its_next_container_is_foreseen(policy: Policy) -> None:
     """The kubelet counts the free slots of NUMA node 0, of whose GPUs the first container has all, by its reservation."""
-    async with numa_slot_node(policy) as (it, _):
+    async with slot_node(policy, terms=WITH_NUMA_NODES) as (it, _):
         pod, rules = it.asking("p", Ask(2, cores=100), Ask(1, 1_000, 30)), it.rules
         it.rules = msgspec.structs.replace(rules, policy=Policy.NONE)
         assert isinstance(it.reserve_beside(pod)[0], Admission)

@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 from instance_node_support import instance_node
-from reservation_support import changed
 from share_support import DEFAULT, GPUS
 from slot_node_support import EACH, SLOTS, Ask, SlotNode, slot_node
 from slot_support import MIB
@@ -14,7 +13,6 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, PodName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.kubelet.grpc.kubelet_client import FAILURES, KubeletAway, describe_call_error
 
@@ -29,12 +27,6 @@ async def admit(it: SlotNode, pod: PodRequest) -> None:
     """The kubelet admits a pod; its containers start later, as when their images are pulled."""
     assert isinstance(await it.kubelet.admit(pod, f"uid-{pod.name}", start=False), Admission)
     await it.allocations.reconcile()
-
-
-def hear(it: SlotNode, *reservations: Reservation) -> None:
-    """The agent hears that just these pods are reserved for."""
-    live = it.ledger.state.allocations.keys()
-    it.reserved = NodeReservations().apply(changed(*reservations), 1, it.clock.monotonic(), live)
 
 
 async def failure(it: SlotNode, name: str) -> str:
@@ -366,10 +358,10 @@ async def test_a_pod_starts_whose_reservation_is_heard_after_it_was_refused() ->
         pods = [it.asking(name, LARGE) for name in "ab"]
         it.reserve_beside(*pods)
         both = it.reserved.reservations
-        hear(it, *both[1:])
+        it.set_reserved(*both[1:])
         await admit(it, pods[0])
         refused = await failure(it, "a")
-        hear(it, *both)
+        it.set_reserved(*both)
         starts = [await failure(it, "a")]
         await admit(it, pods[1])
         starts.append(await failure(it, "b"))
@@ -423,7 +415,7 @@ async def test_a_pod_made_anew_starts_beside_what_its_former_self_left(
         (left,) = it.reserved.reservations
         it.reserve_beside(pod)
         (own,) = it.reserved.reservations
-        hear(it, left, msgspec.structs.replace(own, pod_uid="uid-new"))
+        it.set_reserved(left, msgspec.structs.replace(own, pod_uid="uid-new"))
 
         await come_unread(it, monkeypatch, pod, "uid-new")
 

@@ -2,8 +2,8 @@
 
 import pytest
 from reservation_support import changed
-from slot_node_support import EACH, MACHINE, SLOTS, Ask, numa_slot_node, slot_node
-from slot_support import MIB, in_mig_mode
+from slot_node_support import EACH, MACHINE, SLOTS, Ask, slot_node
+from slot_support import MIB, WITH_NUMA_NODES, in_mig_mode
 
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.gang_plan import reserved_for
@@ -190,7 +190,7 @@ async def test_a_slot_that_is_held_is_not_preferred_for_its_reservation() -> Non
         it.forced = {}
         assert isinstance(await it.kubelet.admit(pod, "uid-reserved", start=False), Admission)
         await it.check(["other", "reserved"])
-        await it.lose_checkpoint()
+        await it.restart_kubelet(knowing=False)
 
         preferred = await it.allocations.prefer(GPU, [*it.kubelet.state().healthy(GPU)], [], 1)
 
@@ -241,7 +241,7 @@ async def test_a_pod_with_a_list_of_uuids_gets_one_of_these() -> None:
 )
 async def test_a_pod_that_limits_its_gpus_is_refused_if_aligned_elsewhere(annotations: dict[str, str]) -> None:
     """What filled the first NUMA node ends before the pod is admitted, and its kubelet aligns it to that."""
-    async with numa_slot_node(Policy.SINGLE_NUMA_NODE) as (it, _):
+    async with slot_node(Policy.SINGLE_NUMA_NODE, terms=WITH_NUMA_NODES) as (it, _):
         full = it.asking("full", Ask(2, cores=100))
         it.reserve_beside(full)
         assert isinstance(await it.admit_pod(full), Admission)
@@ -271,7 +271,7 @@ async def test_a_container_with_its_init_containers_gpu_gets_no_other_one() -> N
 @pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
 async def test_containers_that_are_aligned_elsewhere_hold_what_they_asked_for(policy: Policy) -> None:
     """What filled the first NUMA node ends between the bind and the admission, and the kubelet aligns them to that."""
-    async with numa_slot_node(policy) as (it, _):
+    async with slot_node(policy, terms=WITH_NUMA_NODES) as (it, _):
         full = it.asking("full", Ask(2, cores=100))
         it.reserve_beside(full)
         assert isinstance(await it.admit_pod(full), Admission)
@@ -290,7 +290,7 @@ async def test_containers_that_are_aligned_elsewhere_hold_what_they_asked_for(po
 
 async def test_a_container_that_is_aligned_to_gpus_without_room_is_refused() -> None:
     """Others have come to the GPUs that its kubelet aligns it to now; an equal part would be less than it asked for."""
-    async with numa_slot_node(Policy.SINGLE_NUMA_NODE) as (it, _):
+    async with slot_node(Policy.SINGLE_NUMA_NODE, terms=WITH_NUMA_NODES) as (it, _):
         full = it.asking("full", Ask(2, cores=100))
         it.reserve_beside(full)
         assert isinstance(await it.admit_pod(full), Admission)
@@ -359,7 +359,7 @@ async def test_a_displaced_container_holds_its_amounts_again() -> None:
         assert isinstance(await it.admit_pod(pod), Admission)
         await it.check(["a"])
         it.reserved, held = NodeReservations(), it.held("a")
-        await it.lose_checkpoint()
+        await it.restart_kubelet(knowing=False)
         it.forced = {GPU: [*it.records("a")[0].device_ids]}
         assert isinstance(await it.admit_pod(it.asking("b", Ask(1))), Admission)
         await it.allocations.reconcile()

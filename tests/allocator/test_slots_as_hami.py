@@ -5,21 +5,18 @@ from pathlib import Path
 
 import pytest
 from anyio.abc import TaskGroup
-from hami_slot_support import as_hami
+from hami_slot_support import POLICY, as_hami
 from share_support import running
-from slot_choice_reference import POLICY
-from slot_node_support import MACHINE, Ask, SlotNode, slot_node
+from slot_node_support import Ask, SlotNode, slot_node
 
 from topoalign.core.model.decisions import Admission
-from topoalign.core.model.ids import GPU
-from topoalign.core.model.requests import Policy
 
 pytestmark = pytest.mark.anyio
 
 
 def hami_node() -> AbstractAsyncContextManager[tuple[SlotNode, TaskGroup]]:
     def made(directory: Path) -> SlotNode:
-        it = SlotNode(directory, MACHINE, (GPU,), Policy.NONE, None)
+        it = SlotNode(directory)
         it.rules = as_hami(it.rules)
         return it
 

@@ -16,7 +16,6 @@ from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import Policy
-from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.model import Topology
 from topoalign.machines.catalogue import machine
 
@@ -29,14 +28,8 @@ ALIGNING = (Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE)
 class MachineInSlots(SlotNode):
     """All GPUs of a machine in ten slots each."""
 
-    terms: Slots = PLAIN
-
     def offered(self, machine: Topology) -> Topology:
         return in_slots(machine, 10, scaling=self.terms)
-
-
-class ListedWithNumaNodes(MachineInSlots):
-    terms = WITH_NUMA_NODES
 
 
 def alone_on(machine: Topology) -> int:
@@ -49,7 +42,7 @@ def alone_on(machine: Topology) -> int:
 async def test_a_pod_of_any_number_of_gpus_runs_on_the_empty_node(name: str, policy: Policy) -> None:
     """The prediction, what is reserved and the kubelet agree."""
     hardware = machine(name)
-    async with running(lambda directory: MachineInSlots(directory, hardware, (GPU,), policy, None)) as (it, _):
+    async with running(lambda directory: MachineInSlots(directory, policy, machine=hardware)) as (it, _):
         for gpus in range(1, len(hardware.gpus) + 1):
             pod = it.asking(f"p{gpus}", Ask(gpus, memory=1_000))
             predicted = it.reserve_beside(pod)[0]
@@ -66,7 +59,7 @@ async def test_a_pod_of_any_number_of_gpus_runs_on_the_empty_node(name: str, pol
 @pytest.mark.parametrize("name", MACHINES)
 async def test_pods_of_one_gpu_fill_all_gpus_one_after_another(name: str, policy: Policy) -> None:
     hardware = machine(name)
-    async with running(lambda directory: MachineInSlots(directory, hardware, (GPU,), policy, None)) as (it, _):
+    async with running(lambda directory: MachineInSlots(directory, policy, machine=hardware)) as (it, _):
         names = [f"p{number}" for number in range(len(hardware.gpus))]
         for each in names:
             pod = it.asking(each, Ask(memory=alone_on(hardware)))
@@ -88,7 +81,7 @@ async def test_numa_topology_keeps_a_pod_to_the_gpus_of_a_numa_node(name: str, p
     (most,) = {
         len([gpu for gpu in hardware.gpus if gpu.numa_affinity == nodes.numa_affinity]) for nodes in hardware.gpus
     }
-    async with running(lambda directory: ListedWithNumaNodes(directory, hardware, (GPU,), policy, None)) as (it, _):
+    async with running(lambda directory: MachineInSlots(directory, policy, None, hardware, WITH_NUMA_NODES)) as (it, _):
         fits = []
         for gpus in range(1, len(hardware.gpus) + 1):
             pod = it.asking(f"p{gpus}", Ask(gpus, memory=1_000))
@@ -110,7 +103,7 @@ async def test_numa_topology_keeps_a_pod_to_the_gpus_of_a_numa_node(name: str, p
 async def test_a_changed_setting_is_listed_without_a_restart() -> None:
     """A pod with slots of 5 GPUs goes on; the kubelet is given the NUMA nodes of all slots, or of none."""
     hardware = machine("hgx-h100")
-    async with running(lambda at: MachineInSlots(at, hardware, (GPU,), Policy.BEST_EFFORT, None)) as (it, _):
+    async with running(lambda at: MachineInSlots(at, Policy.BEST_EFFORT, machine=hardware)) as (it, _):
         first = it.asking("first", Ask(5, memory=1_000))
         it.reserve_beside(first)
         assert isinstance(await it.admit_pod(first), Admission)
@@ -139,7 +132,7 @@ async def test_what_the_extender_offers_the_kubelet_admits(seed: int) -> None:
     hardware = machine(MACHINES[seed % 3])
     policy = ALIGNING[seed // 3 % 3]
     whole = (hardware.gpus[0].memory or 0) // MIB
-    async with running(lambda directory: MachineInSlots(directory, hardware, (GPU,), policy, Random(seed))) as (it, _):
+    async with running(lambda directory: MachineInSlots(directory, policy, Random(seed), hardware)) as (it, _):
         running_pods: dict[str, Ask] = {}
         number = admitted = 0
         while admitted < (1_000 if THOROUGH else 30):

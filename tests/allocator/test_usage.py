@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from decision_support import container, machine, node, pod
-from device_allocations_support import GPUS, NODE, Node, owner
+from device_allocations_support import GPUS, NODE, Node
+from fact_support import owner
 from kubelet_files_support import basis_from
 
 from topoalign.allocator.ledger import ledger

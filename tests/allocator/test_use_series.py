@@ -4,8 +4,21 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
-from use_node_support import ALLOCATIONS, MEASURED, TRAIN, Node
-from use_support import GIB, NODE, SHARED, UIDS, held, in_pod, measurement, process, use
+from use_support import (
+    ALLOCATIONS,
+    GIB,
+    MEASURED,
+    NODE,
+    SHARED,
+    TRAIN,
+    UIDS,
+    Node,
+    held,
+    in_pod,
+    measurement,
+    process,
+    use,
+)
 
 from topoalign.allocator.metrics.use_families import Family, render_families
 from topoalign.allocator.metrics.use_series import UseSeries

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from slot_support import in_slots
 from structlog.testing import capture_logs
-from use_node_support import INFER, TRAIN, Node
-from use_support import GIB, MACHINE, SHARED, UIDS, held, in_pod, measurement, owner, process, use
+from use_support import GIB, INFER, MACHINE, SHARED, TRAIN, UIDS, Node, held, in_pod, measurement, owner, process, use
 
 from topoalign.allocator.metrics.use_series import UseSeries
 from topoalign.core.model.errors import DriverFault

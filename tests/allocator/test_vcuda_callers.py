@@ -4,8 +4,9 @@ import json
 import os
 import shutil
 import socket
+import struct
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
@@ -17,13 +18,18 @@ from anyio.lowlevel import checkpoint
 from faults_support import THOROUGH
 from structlog.testing import capture_logs
 from unit_support import CORES, MEMORY
-from vcuda_support import PARTS, Host, read_config, read_pids, register, registered, vcuda_node
+from vcuda_support import PARTS, Host, read_config, register, registered, vcuda_node
 
 from topoalign.allocator.containers.vcuda import limiter
 from topoalign.allocator.containers.vcuda.limiter import CGROUPS, VcudaLimiter
 from topoalign.core.model.decisions import Admission
 from topoalign.kubelet.control_groups import sees_all_processes
 from topoalign.testing.manual_clock import all_tasks_blocked
+
+
+def read_pids(file: Path) -> Sequence[int]:
+    return [pid for (pid,) in struct.iter_unpack("=i", file.read_bytes())]
+
 
 pytestmark = pytest.mark.anyio
 FLOOD = Path(__file__).with_name("vcuda_flood.py")
@@ -117,7 +123,7 @@ async def test_a_kubelet_that_lost_its_checkpoint_takes_no_directory_away() -> N
     async with vcuda_node() as (it, _):
         await it.admit("p", (20, 4))
         it.host.run(ME, "uid-p", "c0", ID)
-        await it.lose_checkpoint()
+        await it.restart_kubelet(knowing=False)
         await it.allocations.reconcile()
         await it.sweep()
 

@@ -7,9 +7,9 @@ import pytest
 from decision_support import container
 from kubelet_support import RESTRICTED, two_nodes
 from reservation_support import ids, reservation
+from share_support import Node, fits, node
 from slot_support import in_mig_mode, in_slots
 from unit_support import in_units
-from whole_node_support import Node, fits, node
 
 from topoalign.allocator.allocate.visible_gpus import NotVisible
 from topoalign.allocator.containers.hami_core.slot_directories import held_in_order, limit_variables
@@ -77,7 +77,7 @@ def demand_of(asked: ContainerRequest) -> ContainerDemand:
 def reserve(it: Node, pod: str, **devices: dict[ResourceName, tuple[DeviceID, ...]]) -> None:
     """Container -> what is reserved for it."""
     kept = [ReservedContainer(container=ContainerName(name), devices=each) for name, each in devices.items()]
-    it.reserve(reservation(pod, *kept))
+    it.set_reserved(reservation(pod, *kept))
 
 
 def told(it: Node, variable: str, pod: str = "a", container: str = "main") -> list[str]:
@@ -108,7 +108,7 @@ async def test_each_answer_names_the_gpus_of_all_resources_that_are_reserved(
     machine: Topology, devices: dict[ResourceName, tuple[DeviceID, ...]], expected: str
 ) -> None:
     """The kubelet passes on one value of the variable, whichever it is."""
-    async with node(ANYWHERE, machine) as it:
+    async with node(Policy.NONE, machine) as (it, _):
         reserve(it, "a", main=devices)
         fits(await it.kubelet.admit(asking("a", wants(*devices))))
 
@@ -116,7 +116,7 @@ async def test_each_answer_names_the_gpus_of_all_resources_that_are_reserved(
 
 
 async def test_each_answer_names_the_nics_of_all_resources_that_are_reserved() -> None:
-    async with node(ANYWHERE, TWO_NICS) as it:
+    async with node(Policy.NONE, TWO_NICS) as (it, _):
         reserve(it, "a", main={GPU: ids("GPU-0"), NIC: ids("mlx5_1"), OTHER_NIC: ids("mlx5_2")})
         fits(await it.kubelet.admit(asking("a", wants(GPU, NIC, OTHER_NIC))))
 
@@ -132,7 +132,7 @@ async def test_gpus_that_a_container_would_not_see_are_refused(
     machine: Topology, resources: tuple[ResourceName, ...]
 ) -> None:
     """Nothing is reserved. The next pod, with GPUs of one resource in each container, gets them at once."""
-    async with node(ANYWHERE, machine) as it:
+    async with node(Policy.NONE, machine) as (it, _):
         finding = why(await it.kubelet.admit(asking("a", wants(*resources))))
         assert "the container would not see" in finding
         assert "NVIDIA_VISIBLE_DEVICES" in finding
@@ -148,7 +148,7 @@ async def test_gpus_that_a_container_would_not_see_are_refused(
     ],
 )
 async def test_lists_that_add_up_need_no_reservation(strategies: tuple[DeviceList, ...]) -> None:
-    async with node(ANYWHERE, TWO_MODELS, strategies) as it:
+    async with node(Policy.NONE, TWO_MODELS, strategies) as (it, _):
         fits(await it.kubelet.admit(asking("a", wants(GPU, LARGE))))
         answers = it.kubelet.running[Namespace("default"), PodName("a")].responses.values()
         mounts = {mount.container_path.rpartition("/")[2] for each in answers for mount in each.mounts}
@@ -160,7 +160,7 @@ async def test_lists_that_add_up_need_no_reservation(strategies: tuple[DeviceLis
 
 async def test_two_nic_resources_are_given_without_a_reservation() -> None:
     """Each NIC has its device nodes and the variable of its resource."""
-    async with node(ANYWHERE, TWO_NICS) as it:
+    async with node(Policy.NONE, TWO_NICS) as (it, _):
         fits(await it.kubelet.admit(asking("a", wants(NIC, OTHER_NIC))))
 
         assert {"mlx5_0", "mlx5_2"} == {*told(it, "TOPOALIGN_NICS")}
@@ -168,16 +168,16 @@ async def test_two_nic_resources_are_given_without_a_reservation() -> None:
 
 async def test_gpus_other_than_those_that_are_reserved_are_refused() -> None:
     """The first answer names what is reserved, and the kubelet takes another GPU of the other resource."""
-    async with node(ANYWHERE, TWO_MODELS) as it:
+    async with node(Policy.NONE, TWO_MODELS) as (it, _):
         reserve(it, "a", main={GPU: ids("GPU-2"), LARGE: ids("GPU-6")})
-        await it.device_allocations.allocate(GPU, [ids("GPU-2")])
+        await it.allocations.allocate(GPU, [ids("GPU-2")])
         with pytest.raises(NotVisible, match="would not see 'GPU-5'"):
-            await it.device_allocations.allocate(LARGE, [ids("GPU-5")])
+            await it.allocations.allocate(LARGE, [ids("GPU-5")])
 
 
 async def test_an_init_container_with_the_same_gpu_is_no_hindrance() -> None:
     """It has GPU-2 alone, and the app container takes that over and has another one beside it."""
-    async with node(ANYWHERE, TWO_MODELS) as it:
+    async with node(Policy.NONE, TWO_MODELS) as (it, _):
         reserve(it, "a", warm={GPU: ids("GPU-2")}, main={GPU: ids("GPU-2"), LARGE: ids("GPU-6")})
         fits(await it.kubelet.admit(asking("a", wants(GPU, LARGE), init=(wants(GPU, name="warm"),))))
 
@@ -186,23 +186,23 @@ async def test_an_init_container_with_the_same_gpu_is_no_hindrance() -> None:
 
 async def test_the_answer_is_the_same_when_the_reservation_is_over() -> None:
     """The record has the owner by then, and the kubelet asks again."""
-    async with node(ANYWHERE, TWO_MODELS) as it:
+    async with node(Policy.NONE, TWO_MODELS) as (it, _):
         reserve(it, "a", main={GPU: ids("GPU-2"), LARGE: ids("GPU-6")})
         fits(await it.kubelet.admit(asking("a", wants(GPU, LARGE))))
-        await it.device_allocations.reconcile()
-        it.reserve(seq=2)
-        (again,) = await it.device_allocations.allocate(GPU, [ids("GPU-2")])
+        await it.allocations.reconcile()
+        it.set_reserved()
+        (again,) = await it.allocations.allocate(GPU, [ids("GPU-2")])
 
-        assert {LARGE: ids("GPU-6"), GPU: ids("GPU-2")} == it.device_allocations.named(GPU, again)
+        assert {LARGE: ids("GPU-6"), GPU: ids("GPU-2")} == it.allocations.named(GPU, again)
 
 
 async def test_a_grant_is_followed_for_a_moment_and_until_the_checkpoint_has_it() -> None:
-    async with node(ANYWHERE, TWO_MODELS) as it:
+    async with node(Policy.NONE, TWO_MODELS) as (it, _):
         fits(await it.kubelet.admit(asking("a", wants(GPU))))
         fits(await it.kubelet.admit(asking("b", wants(LARGE))))
-        await it.device_allocations.allocate(GPU, [ids("GPU-3")])
+        await it.allocations.allocate(GPU, [ids("GPU-3")])
         await it.clock.advance(6)
-        await it.device_allocations.allocate(LARGE, [ids("GPU-7")])
+        await it.allocations.allocate(LARGE, [ids("GPU-7")])
 
 
 def test_units_of_both_kinds_are_one_list_and_others_are_several() -> None:
@@ -220,7 +220,7 @@ async def test_units_of_one_gpu_follow_one_another() -> None:
     machine = in_units(with_memory(MACHINE))
     cores, memory = (next(each for each in machine.offered if each.unit == kind) for kind in ("cores", "memory"))
     asks = container("main", others={str(cores.resource): 10, str(memory.resource): 2})
-    async with node(ANYWHERE, machine) as it:
+    async with node(Policy.NONE, machine) as (it, _):
         fits(await it.kubelet.admit(asking("a", asks)))
 
         assert 1 == len({*told(it, "NVIDIA_VISIBLE_DEVICES")})
@@ -228,7 +228,7 @@ async def test_units_of_one_gpu_follow_one_another() -> None:
 
 @pytest.mark.parametrize(("alone", "notes"), [(True, 1), (False, 0)])
 async def test_what_if_names_the_resources_of_a_container_that_would_be_refused(alone: bool, notes: int) -> None:
-    async with node(ANYWHERE, TWO_MODELS) as it:
+    async with node(Policy.NONE, TWO_MODELS) as (it, _):
         predictions = Predictions(it.ledger, ANYWHERE, None, kubelet_owns_devices=True, by_variable_alone=lambda: alone)
         asked = asking("a", wants(GPU, LARGE), wants(GPU, name="other"))
         decision = await predictions.what_if(AllocateRequest(node=it.ledger.node, pod=asked, rules={}))
@@ -248,7 +248,7 @@ async def test_no_container_holds_a_gpu_that_it_does_not_see(seed: int) -> None:
     policy = chance.choice((Policy.NONE, Policy.BEST_EFFORT))
     rules = msgspec.structs.replace(ANYWHERE, policy=policy)
     seen = 0
-    async with node(rules, machine) as it:
+    async with node(policy, machine) as (it, _):
         for number in range(12):
             name = f"p{number}"
             asked = [wants(*chance.sample(resources, chance.randint(1, 2)), name=f"c{n}") for n in range(2)]
@@ -257,7 +257,7 @@ async def test_no_container_holds_a_gpu_that_it_does_not_see(seed: int) -> None:
             decision = decide_demand(it.ledger.state, read_pod(pod, rules))
             is_reserved = chance.random() < 0.6 and isinstance(decision, Admission)
             if is_reserved and isinstance(decision, Admission):
-                it.reserve(reserved_for(f"uid-{name}", pod, decision.allocations, 30.0), seq=number + 1)
+                it.set_reserved(reserved_for(f"uid-{name}", pod, decision.allocations, 30.0))
             done = await it.kubelet.admit(pod, f"uid-{name}")
             if is_reserved:
                 assert isinstance(done, Admission), done
@@ -269,12 +269,12 @@ async def test_no_container_holds_a_gpu_that_it_does_not_see(seed: int) -> None:
                     assert 1 == len(lists), (seed, number, lists)
                     assert len(answers) <= len(lists.pop().split(",")), (seed, number)
                     seen += len(answers) > 1
-            await it.device_allocations.reconcile()
+            await it.allocations.reconcile()
             if running is not None and chance.random() < 0.7:
                 await it.kubelet.remove(Namespace("default"), PodName(name))
-                await it.device_allocations.reconcile()
+                await it.allocations.reconcile()
                 await it.clock.advance(6)
-                await it.device_allocations.reconcile()
+                await it.allocations.reconcile()
     assert seen
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from decision_support import admitted, container, pod
-from kubelet_files_support import cpu_file, write_files
+from kubelet_files_support import write_files
 from slot_support import in_slots
 
 from topoalign.cli import root
@@ -19,6 +19,7 @@ from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.model import PluginDevice
 from topoalign.kubelet.files import kubelet_configuration
 from topoalign.machines import load_machine
+from topoalign.testing.fake_kubelet.files import cpu_file
 
 CONFIG = """
 apiVersion: kubelet.config.k8s.io/v1beta1

@@ -7,22 +7,7 @@ from itertools import combinations, product
 import msgspec
 import pytest
 from defusedxml import ElementTree
-from draw_support import (
-    ALLOCATIONS,
-    HEALTH,
-    HOSTILE,
-    MACHINES,
-    MESH,
-    allocation,
-    check_scene,
-    cpus,
-    devices,
-    drawn,
-    gpus,
-    inside,
-    names,
-    nodes,
-)
+from draw_support import ALLOCATIONS, HEALTH, allocation, check_scene, cpus, devices, extent, names, nodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -32,13 +17,112 @@ from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Name
 from topoalign.core.model.topology.device_links import Link
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, PciBridge, Topology
+from topoalign.machines import catalogue
 from topoalign.tools.draw import scene as palette
 from topoalign.tools.draw.device import holder_letter
-from topoalign.tools.draw.diagram import diagram_of
+from topoalign.tools.draw.diagram import Diagram, diagram_of
 from topoalign.tools.draw.layout import scene_of
 from topoalign.tools.draw.scene import Box, DrawnLine, Text, fitted, text_width, wrap_text
 from topoalign.tools.draw.svg import SCALE, png, svg
-from topoalign.tools.draw.text import MARKS, render_text
+from topoalign.tools.draw.text import MARKS, coloured, render_text
+
+
+def gpus(count: int, per_node: int = 0, switch_links: int = 0) -> tuple[Gpu, ...]:
+    return tuple(
+        Gpu(
+            id=DeviceID(f"GPU-{i}"),
+            index=i,
+            numa_affinity=(i // per_node,) if per_node else (),
+            switch_links=switch_links,
+        )
+        for i in range(count)
+    )
+
+
+def nics(count: int, per_node: int = 0) -> tuple[Nic, ...]:
+    return tuple(
+        Nic(id=DeviceID(f"mlx5_{i}"), index=i, numa_affinity=(i // per_node,) if per_node else ()) for i in range(count)
+    )
+
+
+MESH = tuple(
+    Link(a=DeviceID(f"GPU-{a}"), b=DeviceID(f"GPU-{b}"), fabric_links=1 + (a + b) % 3)
+    for a, b in combinations(range(16), 2)
+)
+ODD = {
+    "nothing": Topology(),
+    "no node is known": Topology(gpus=gpus(3), nics=nics(2)),
+    "72 GPUs on a switch": Topology(cpus=cpus(2), nodes=nodes(2), gpus=gpus(72, 36, 18), nics=nics(20, 10)),
+    "34 NUMA nodes": Topology(cpus=cpus(34), nodes=nodes(34), gpus=gpus(34, 1)),
+    "200 bare NUMA nodes": Topology(nodes=nodes(200)),
+    "a mesh that is too dense for arcs": Topology(cpus=cpus(2), nodes=nodes(2), gpus=gpus(16, 8), links=MESH),
+    "a chain of bridges that bites its tail": Topology(
+        bridges=(PciBridge(address="a", parent="b"), PciBridge(address="b", parent="a")),
+        gpus=(Gpu(id=DeviceID("GPU-0"), index=0, bridge="a"), Gpu(id=DeviceID("GPU-1"), index=1, bridge="lost")),
+    ),
+    "switches below switches without end": Topology(
+        bridges=tuple(PciBridge(address=str(i), parent=str(i - 1) if i else None) for i in range(128)),
+        gpus=tuple(Gpu(id=DeviceID(f"GPU-{i}"), index=i, bridge=str(i)) for i in range(128)),
+    ),
+}
+MACHINES = {name: catalogue.machine(name) for name in catalogue.names()} | ODD
+
+
+def drawn(name: str) -> Diagram:
+    return diagram_of(name, MACHINES[name], ALLOCATIONS, HEALTH)
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 160])
+@pytest.mark.parametrize("name", MACHINES)
+def test_text_fits_the_width_and_names_every_device_once(name: str, width: int) -> None:
+    lines = render_text(drawn(name), width).splitlines()
+
+    assert [] == [line for line in lines if len(line) > width]
+    found = re.findall(r"\[((?:GPU|NIC)[0-9]+)[ \]]", "\n".join(lines))
+    assert names(MACHINES[name]) == sorted(found)
+
+
+@pytest.mark.parametrize("name", catalogue.names())
+def test_ascii_only_is_ascii_in_the_same_places(name: str) -> None:
+    plain, lined = (render_text(drawn(name), 100, ascii_only) for ascii_only in (True, False))
+
+    assert plain.isascii()
+    assert [len(line) for line in lined.splitlines()] == [len(line) for line in plain.splitlines()]
+
+
+def test_frames_of_the_text_close() -> None:
+    lines = render_text(drawn("dgx-a100"), 100).splitlines()
+
+    drawing = [line for line in lines if line and line[0] in "┌│└╔║╚"]
+    assert {100} == {len(line) for line in drawing}
+    for upper, lower in ("┐┘", "╔╚", "╗╝"):
+        assert 0 < sum(line.count(upper) for line in drawing) == sum(line.count(lower) for line in drawing)
+
+
+def test_wide_characters_do_not_shift_the_frames_of_the_text() -> None:
+    diagram = diagram_of(
+        "x", Topology(bridges=(PciBridge(address="中文é"),), gpus=(Gpu(id=DeviceID("g"), index=0, bridge="中文é"),))
+    )
+
+    assert "host bridge ??é" in render_text(diagram, 80)
+
+
+def test_colours_on_a_terminal_change_no_character() -> None:
+    diagram = drawn("dgx-a100")
+    plain = render_text(diagram, 100)
+    painted = coloured(plain, diagram)
+
+    assert plain == re.sub(r"\x1b\[[0-9;]*m", "", painted)
+    assert 11 + 3 == painted.count("\x1b[0m"), "devices that are held, and the legend"
+
+
+HOSTILE = "</text><script>alert(1)</script>\x1b[31m\u202e\x00\ud800\ufffe\"'&]]>" + "long" * 200
+
+
+def inside(text: Text, box: Box) -> bool:
+    left, top, right, bottom = extent(text)
+    return box.x <= left and box.y <= top and right <= box.right and bottom <= box.bottom
+
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -107,11 +107,12 @@ async def test_allocators_that_may_not_be_asked_are_not_silent(monkeypatch: pyte
 async def test_what_was_granted_and_released_since_a_snapshot_counts() -> None:
     bus = MemoryBus()
     await said(bus, A)
-    (had,) = A.allocations.allocations if A.allocations is not None else ()
+    assert A.allocations is not None
+    (had,), seq = A.allocations.allocations, A.allocations.seq
     new = Allocation(id=AllocationID("new"), devices={GPU: (DeviceID("GPU-0000-2"),)})
-    await bus.publish(wire.encode_event(AllocationGranted(node=A.node, epoch=1, seq=2, allocation=new), 2.0))
+    await bus.publish(wire.encode_event(AllocationGranted(node=A.node, epoch=1, seq=seq + 1, allocation=new), 2.0))
     await bus.publish(
-        wire.encode_event(AllocationReleased(node=A.node, epoch=1, seq=3, allocation=had.id, reason="gone"), 3.0)
+        wire.encode_event(AllocationReleased(node=A.node, epoch=1, seq=seq + 2, allocation=had.id, reason="gone"), 3.0)
     )
 
     (found,) = (await read(bus)).nodes

@@ -2,15 +2,23 @@
 
 import signal
 from collections.abc import AsyncIterator
-from itertools import repeat
 from pathlib import Path
 
 import anyio
 import msgspec
 import pytest
-from bus_support import GRANTED, KillableServer, bodies, disconnected, killable, receive, said, stopped, stored
-from raw_nats import raw_nats
-from scripted_nats import ScriptedNats, listening
+from bus_support import (
+    GRANTED,
+    KillableServer,
+    bodies,
+    disconnected,
+    killable,
+    raw_nats,
+    receive,
+    said,
+    stopped,
+    stored,
+)
 from structlog.testing import capture_logs
 
 from topoalign.core import wire
@@ -294,16 +302,6 @@ async def test_headers_that_no_client_would_send_are_another_message(server: Kil
             mine = msgspec.structs.replace(said(number), headers={"Nats-Msg-Id": f"test.{number}", "ce-type": "x"})
             with pytest.raises(IdTaken, match="is another one"):
                 await bus.publish(mine)
-
-
-async def test_what_was_sent_has_reached_the_server_when_a_connection_is_closed() -> None:
-    """The server is asked for a sign of life behind it, and only then is the socket closed."""
-    async with listening(ScriptedNats(repeat(None))) as scripted:
-        opened = await open_connection([scripted.url], "test", Access())
-        await opened.send("test.x", b"x")
-        await opened.close()
-
-    assert ["PUB", "PING"] == list(scripted.verbs)[-2:]
 
 
 async def test_a_server_with_too_little_room_is_refused_with_a_remedy(tmp_path: Path) -> None:

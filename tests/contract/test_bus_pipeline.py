@@ -1,18 +1,32 @@
 """Many publications under way on one real connection: what is known of each when the server dies or is not there."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
 import pytest
-from bus_support import GRANTED, all_stored, disconnected, killable, said
+from bus_support import GRANTED, disconnected, killable, said
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable
-from topoalign.core.ports import Message, Stream
+from topoalign.core.ports import Bus, Message, Stream
 from topoalign.runtime.nats_bus import connect_bus, publication
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.nats_connection import NatsConnection
 from topoalign.runtime.nats_bus.nats_library import TolerantClient
 from topoalign.runtime.nats_bus.stored import Acknowledgement
+
+
+async def all_stored(bus: Bus, messages: Sequence[Message]) -> list[int]:
+    """Publishes as an outbox does: those that are not confirmed again, in their order, until all are."""
+    positions: list[int] = []
+    while len(positions) < len(messages):
+        for position in await bus.publish_all(messages[len(positions) :]):
+            if position is None:
+                break
+            positions.append(position)
+        await anyio.lowlevel.checkpoint()
+    return positions
+
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from api_server_support import POD, Followed, shown_pod
+from api_server_support import POD, followed, shown_pod
 
 from topoalign.core.demand.node_filters import (
     Constraints,
@@ -101,7 +101,7 @@ async def test_what_keeps_a_pod_from_being_scheduled_is_seen(api: KubernetesApi,
 
 async def test_a_watch_begins_with_all_there_is_then_tells_changes(api: KubernetesApi, cluster: FakeCluster) -> None:
     first = cluster.add_pod(POD)["metadata"]["uid"]
-    async with Followed(api.pods()) as pods:
+    async with followed(api.pods()) as pods:
         begin = await pods.next(2)
         cluster.bind("ml", "p", {"target": {"name": NODE}})
         bound = await pods.one()
@@ -115,7 +115,7 @@ async def test_a_watch_begins_with_all_there_is_then_tells_changes(api: Kubernet
 
 async def test_nodes_are_seen_with_labels_and_their_deletion(api: KubernetesApi, cluster: FakeCluster) -> None:
     uid = cluster.add_node("node-1", {"zone": "a"})["metadata"]["uid"]
-    async with Followed(api.nodes()) as nodes:
+    async with followed(api.nodes()) as nodes:
         begin = await nodes.next(2)
         cluster.nodes.merge(("", "node-1"), {"metadata": {"labels": {"zone": "b"}}})
         changed = await nodes.one()
@@ -131,7 +131,7 @@ async def test_quotas_are_seen_with_their_limits_of_devices(api: KubernetesApi, 
     """And nothing else of them: Kubernetes counts requests, CPUs and memory itself."""
     hard = {"limits.nvidia.com/gpumem": "10k", "requests.nvidia.com/gpu": "4", "limits.cpu": "8", "pods": 10}
     uid = cluster.quotas.create(("ml", "gpus"), {"spec": {"hard": hard}})["metadata"]["uid"]
-    async with Followed(api.quotas()) as quotas:
+    async with followed(api.quotas()) as quotas:
         begin = await quotas.next(2)
         cluster.quotas.merge(
             ("ml", "gpus"), {"spec": {"hard": {"limits.nvidia.com/gpumem": "0"}, "scopes": ["BestEffort"]}}
@@ -150,7 +150,7 @@ async def test_what_hami_says_of_a_node_is_seen(api: KubernetesApi, cluster: Fak
     """And nothing of a node to which HAMi has not registered cards; other annotations are passed over."""
     cluster.add_node("node-1")
     said = {"hami.io/node-nvidia-register": "[]", "hami.io/node-handshake": "Requesting_x", "other": "x"}
-    async with Followed(api.nodes()) as nodes:
+    async with followed(api.nodes()) as nodes:
         begin = await nodes.next(2)
         seen = []
         for amount in ("20", "1k", "-1", None):
@@ -177,7 +177,7 @@ async def test_what_decides_where_a_pod_may_go_is_seen(api: KubernetesApi, clust
     said = {"nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}], "affinity": {"nodeAffinity": required}}
     cluster.add_pod({**POD, "spec": {**POD["spec"], **said}})
     cluster.add_pod(shown_pod("plain"))
-    async with Followed(api.nodes()) as nodes:
+    async with followed(api.nodes()) as nodes:
         tainted, cordoned = await nodes.next(2)
     pod, plain = await api.pod("ml", "p"), await api.pod("ml", "plain")
 
@@ -193,7 +193,7 @@ async def test_after_lost_history_all_comes_again_and_what_vanished(api: Kuberne
     """Changes that the server no longer has are made up for by a list: a pod deleted meanwhile is told to be gone."""
     cluster.add_pod(shown_pod("kept"))
     lost = cluster.add_pod(shown_pod("lost"))["metadata"]["uid"]
-    async with Followed(api.pods()) as pods:
+    async with followed(api.pods()) as pods:
         await pods.next(3)
         cluster.delete_pod("ml", "lost")
         cluster.pods.compact()
@@ -316,7 +316,7 @@ async def test_the_version_is_two_numbers(api: KubernetesApi) -> None:
 
 async def test_nothing_new_means_nothing_told(api: KubernetesApi, cluster: FakeCluster) -> None:
     cluster.add_pod(POD)
-    async with Followed(api.pods()) as pods:
+    async with followed(api.pods()) as pods:
         await pods.until_synced()
         await all_tasks_blocked()
 

@@ -5,10 +5,9 @@ from fractions import Fraction
 import msgspec
 import pytest
 from decision_support import container, machine, node, pod
-from hami_slot_support import SIZES, as_hami, hardware, state_of, usage
+from hami_slot_support import SIZES, Used, as_hami, hardware, state_of, usage
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from slot_choice_reference import Used
 from slot_support import MIB, asks, holding, in_slots
 from unit_support import BEST, DGX, KUBELET, refused
 

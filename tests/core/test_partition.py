@@ -1,24 +1,210 @@
-"""The searches for the best partition against a walk through all partitions, and against sets that grow greedily."""
+"""
+The searches for the best partition, and which GPUs and NICs are preferred, against a walk through all partitions and against
+sets that grow greedily.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations
 from random import Random
 
 import pytest
+from decision_support import machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_reference import any_machine, at_random, walked
+from partition_reference import PALETTES, at_random
 
 from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.model.decisions import PreferenceQuestion
-from topoalign.core.model.ids import GPU, ContainerName, DeviceID
+from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.topology.device_links import Link
-from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.model.topology.model import Gpu, NicPort, PluginDevice, Topology
 from topoalign.core.placement.gpus.bandwidth import Scores, SetScorer, total_score
 from topoalign.core.placement.gpus.device_policy import BestEffort, GpuChoice
 from topoalign.core.placement.partition import best_split
-from topoalign.core.placement.preference import choose_gpu_set, prefer
+from topoalign.core.placement.preference import PLACEMENTS, choose_gpu_set, prefer
 from topoalign.tools.bench import benchmarks, partition
+
+Split = list[tuple[int, ...]]
+
+
+def splits(free: tuple[int, ...], size: int) -> Iterator[Split]:
+    """Every way to split these into sets of a size, and one smaller set of what is left over (the last)."""
+    left_over = len(free) % size
+    for rest in combinations(free, left_over):
+        whole = tuple(gpu for gpu in free if gpu not in rest)
+        for sets in equal_splits(whole, size):
+            yield [*sets, rest]
+
+
+def equal_splits(free: tuple[int, ...], size: int) -> Iterator[Split]:
+    if not free:
+        yield []
+        return
+    for others in combinations(free[1:], size - 1):
+        for sets in equal_splits(tuple(gpu for gpu in free[1:] if gpu not in others), size):
+            yield [(free[0], *others), *sets]
+
+
+def walked(scores: Scores, free: tuple[int, ...], required: Collection[int], size: int) -> tuple[tuple[int, ...], int]:
+    """The same with the points of the split."""
+    best: list[tuple[int, int, tuple[int, ...]]] = []
+    for split in splits(free, size):
+        points = sum(total_score(scores, members) for members in split)
+        best += [(-points, -total_score(scores, each), each) for each in split[:-1] if {*required} <= {*each}]
+    points, _, members = min(best)
+    return members, -points
+
+
+def by_walk(scores: Scores, free: tuple[int, ...], required: Collection[int], size: int) -> tuple[int, ...]:
+    """The best set of full size with the required ones, of all splits with the most points, the lowest of equals."""
+    return walked(scores, free, required, size)[0]
+
+
+@st.composite
+def scores_of(draw: st.DrawFn, most: int = 7) -> Scores:
+    n = draw(st.integers(2, most))
+    table = [[0] * n for _ in range(n)]
+    for a, b in combinations(range(n), 2):
+        table[a][b] = table[b][a] = draw(st.sampled_from([10, 20, 50, 110, 250]))
+    return table
+
+
+@settings(max_examples=200, deadline=None)
+@given(scores_of(), st.data())
+def test_best_effort_is_the_best_set_of_a_best_split(scores: Scores, data: st.DataObject) -> None:
+    free = tuple(sorted(data.draw(st.sets(st.sampled_from(range(len(scores))), min_size=2))))
+    size = data.draw(st.integers(2, len(free)))
+    required = data.draw(st.sets(st.sampled_from(free), max_size=size))
+
+    assert by_walk(scores, free, required, size) == BestEffort().choose(
+        GpuChoice(SetScorer(scores), free, sorted(required), size)
+    )
+
+
+def test_eight_gpus_are_split_as_a_walk_splits_them() -> None:
+    """All sizes of the machine that matters most, with and without a required GPU."""
+    random = Random(7)
+    table = [[0] * 8 for _ in range(8)]
+    for a, b in combinations(range(8), 2):
+        table[a][b] = table[b][a] = random.choice([10, 20, 50, 110, 250])
+
+    for size in range(2, 8):
+        for required in ([], [5]):
+            expected = by_walk(table, tuple(range(8)), {*required}, size)
+            assert expected == BestEffort().choose(GpuChoice(SetScorer(table), range(8), required, size))
+
+
+def test_the_answer_has_no_hole_where_the_small_rest_is_linked_best() -> None:
+    """go-gpuallocator 876e7b7 answers with the padded set here: two GPUs and a hole, which crashes the plugin."""
+    linked = {(0, 1), (4, 5), (6, 7)}
+    scores = [[0 if a == b else 1250 if (min(a, b), max(a, b)) in linked else 10 for b in range(8)] for a in range(8)]
+
+    assert 3 == len(BestEffort().choose(GpuChoice(SetScorer(scores), [0, 1, 4, 5, 6], [], 3)))
+
+
+@pytest.mark.parametrize("policy", sorted(PLACEMENTS))
+@pytest.mark.parametrize(
+    ("available", "required", "size"),
+    [
+        pytest.param([0, 1], [], 0, id="size 0"),
+        pytest.param([0, 1], [], -1, id="size below 0"),
+        pytest.param([0, 1], [], 3, id="more than there are"),
+        pytest.param([], [], 1, id="none available"),
+        pytest.param([0, 1], [2], 1, id="a required one is not available"),
+        pytest.param([0, 1, 2], [0, 1], 1, id="more required than asked for"),
+        pytest.param([0, 0], [], 1, id="one twice"),
+        pytest.param([0, 1], [1, 1], 2, id="a required one twice"),
+        pytest.param([0, 9], [], 1, id="one that is not there"),
+    ],
+)
+def test_misuse_gets_no_preference(policy: str, available: list[int], required: list[int], size: int) -> None:
+    scores = [[0] * 4] * 4
+
+    assert () == choose_gpu_set(PLACEMENTS[policy], GpuChoice(SetScorer(scores), available, required, size))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.permutations([f"GPU-{i}" for i in range(4)]), st.integers(1, 4), st.sampled_from(["best-effort", "simple"]))
+def test_the_order_in_which_devices_are_handed_in_has_no_say(order: list[str], size: int, placement: str) -> None:
+    topology = machine()
+    gpus = [DeviceID(gpu) for gpu in order]
+
+    expected = prefer(topology, GPU, sorted(gpus), [sorted(gpus)[1]], size, placement)
+
+    assert expected == prefer(topology, GPU, gpus, [sorted(gpus)[1]], size, placement)
+
+
+def ids(*names: str) -> list[DeviceID]:
+    return [DeviceID(name) for name in names]
+
+
+def test_gpus_on_one_switch_are_preferred_and_simple_does_not_care() -> None:
+    topology = machine(gpus=(0, 1, 0, 1))
+    every = ids("GPU-3", "GPU-2", "GPU-1", "GPU-0")
+
+    assert ("GPU-0", "GPU-2") == prefer(topology, GPU, every, [], 2, "best-effort")
+    assert ("GPU-0", "GPU-1") == prefer(topology, GPU, every, [], 2, "simple")
+    assert ("GPU-0", "GPU-3") == prefer(topology, GPU, every, ids("GPU-3"), 2, "static-dgx1-volta")
+
+
+def test_nics_are_preferred_near_the_gpus_and_with_a_link() -> None:
+    topology = machine(nics=(0, 1, 1))
+    down = (NicPort(number=1, state="DOWN"),)
+    broken = Topology(
+        cpus=topology.cpus,
+        nodes=topology.nodes,
+        gpus=topology.gpus,
+        links=topology.links,
+        nics=(topology.nics[0], type(topology.nics[1])(id=DeviceID("mlx5_1"), index=1, ports=down), topology.nics[2]),
+    )
+    nics = ids("mlx5_2", "mlx5_1", "mlx5_0")
+
+    assert ("mlx5_1",) == prefer(topology, NIC, nics, [], 1, "best-effort", near=ids("GPU-3"))
+    assert ("mlx5_2",) == prefer(broken, NIC, nics, [], 1, "best-effort", near=ids("GPU-3"))
+    assert ("mlx5_0",) == prefer(broken, NIC, nics, [], 1, "best-effort")
+
+
+def test_devices_of_others_are_preferred_as_they_are_listed() -> None:
+    fpga = ResourceName("example.com/fpga")
+    others = tuple(PluginDevice(id=DeviceID(f"f{i}"), resource=fpga, nodes=None) for i in range(3))
+
+    assert ("f0", "f2") == prefer(machine(others=others), fpga, ids("f1", "f0", "f2"), ids("f2"), 2, "best-effort")
+    assert () == prefer(machine(), fpga, ids("f1"), [], 1, "best-effort")
+
+
+def hierarchical(random: Random, devices: int) -> Scores:
+    """Blocks in blocks, equal or not, of devices side by side or strewn over the machine."""
+    scores = [[0] * devices for _ in range(devices)]
+
+    def fill(members: list[int], value: int) -> None:
+        if len(members) < 2:
+            return
+        number = random.randint(2, len(members))
+        if random.random() < 0.6:
+            parts = [members[len(members) * i // number : len(members) * (i + 1) // number] for i in range(number)]
+        else:
+            parts = [members[i::number] for i in range(number)]
+        for part, other in combinations(parts, 2):
+            for a in part:
+                for b in other:
+                    scores[a][b] = scores[b][a] = value
+        steps = (
+            [random.choice([10, 100])] * number if random.random() < 0.6 else random.choices([10, 20, 100], k=number)
+        )
+        for part, step in zip(parts, steps, strict=True):
+            fill(part, value + step)
+
+    order = list(range(devices))
+    if random.random() < 0.5:
+        random.shuffle(order)
+    fill(order, random.choice([0, 10]))
+    return scores
+
+
+def any_machine(random: Random, devices: int) -> Scores:
+    kind = random.choice([*PALETTES, "tree"])
+    return hierarchical(random, devices) if kind == "tree" else at_random(random, devices, kind)
+
 
 SEEDS = st.integers(0, 2**32 - 1)
 

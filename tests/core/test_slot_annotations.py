@@ -1,28 +1,31 @@
 """Pods with slots that say which GPUs they accept and how they are chosen: against a look at all sets, and by hand."""
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import combinations
 
 import msgspec
 import pytest
 from decision_support import machine, node, pod
-from hypothesis import assume, settings
-from hypothesis import given as drawn
-from hypothesis import strategies as st
-from slot_choice_reference import (
+from hami_slot_support import (
     BIND,
+    MIXED_NODES,
+    MIXED_SIZES,
+    NAMES,
     NO_TYPE,
     NO_UUID,
-    NODES,
     POLICY,
-    SIZES,
     SLOTS,
     USE_TYPE,
     USE_UUID,
     WEIGHTS,
-    Reference,
     Used,
     mixed,
+    usage,
 )
+from hypothesis import assume, settings
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 from slot_support import MIB, WITH_NUMA_NODES, asks, given, holding, in_mig_mode, in_slots
 from unit_support import BEST, DGX, KUBELET, admitted, refused
 
@@ -33,6 +36,58 @@ from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import CPU
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.state.fold import NodeState
+
+
+class Reference:
+    """The rules, one after the other; all sets of GPUs."""
+
+    def __init__(self, used: Used, asked: tuple[int, int, int, int], says: Mapping[str, str]) -> None:
+        """`asked`: GPUs, cores, MiB, percentage."""
+        self.used, self.says = used, says
+        self.count, self.cores, self.memory, self.percentage = asked
+        self.weights = [int(each.partition("=")[2]) for each in says.get(WEIGHTS, "slot=1,core=1,memory=1").split(",")]
+
+    def memory_of(self, gpu: int) -> int:
+        return self.memory or MIXED_SIZES[gpu] * (self.percentage or 100) // 100
+
+    def accepts(self, gpu: int) -> bool:
+        model, uuid = NAMES[gpu].casefold(), f"GPU-{gpu}"
+
+        def is_listed(key: str) -> bool:
+            parts = self.says[key].split(",")
+            return uuid in parts if key in (USE_UUID, NO_UUID) else any(part.casefold() in model for part in parts)
+
+        return all(key not in self.says or is_listed(key) for key in (USE_TYPE, USE_UUID)) and not any(
+            key in self.says and is_listed(key) for key in (NO_TYPE, NO_UUID)
+        )
+
+    def has_enough(self, gpu: int) -> bool:
+        held = self.used.get(gpu, ())
+        if held and (self.cores == 100 or self.says.get(POLICY) == "mutex"):
+            return False
+        cores, memory = sum(cores for cores, _ in held), sum(mib for _, mib in held)
+        return (
+            len(held) < SLOTS and 100 - cores >= max(1, self.cores) and MIXED_SIZES[gpu] - memory >= self.memory_of(gpu)
+        )
+
+    def sets(self) -> list[tuple[int, ...]]:
+        ones = [gpu for gpu in range(len(NAMES)) if self.accepts(gpu) and self.has_enough(gpu)]
+        return [each for each in combinations(ones, self.count) if self.count == 1 or self.may_be_together(each)]
+
+    def may_be_together(self, gpus: Sequence[int]) -> bool:
+        nodes = {MIXED_NODES[gpu] for gpu in gpus}
+        return self.says.get(BIND) != "true" or (len(nodes) == 1 and None not in nodes)
+
+    def fullness(self, gpus: Sequence[int]) -> Fraction:
+        total = Fraction(0)
+        for gpu in gpus:
+            held = self.used.get(gpu, ())
+            slot, core, memory = self.weights
+            total += slot * Fraction(len(held) + 1, SLOTS)
+            total += core * Fraction(sum(cores for cores, _ in held) + self.cores, 100)
+            total += memory * Fraction(sum(mib for _, mib in held) + self.memory_of(gpu), MIXED_SIZES[gpu])
+        return total
+
 
 BOTH = [BEST, KUBELET]
 ALIGNED = [
@@ -73,20 +128,6 @@ def annotations(draw: st.DrawFn) -> dict[str, str]:
     return says
 
 
-@st.composite
-def usage(draw: st.DrawFn) -> Used:
-    used: dict[int, list[tuple[int, int]]] = {}
-    for gpu, cores, memory in draw(
-        st.lists(
-            st.tuples(st.integers(0, 4), st.sampled_from([0, 10, 40]), st.sampled_from([1, 4_000, 15_000])), max_size=7
-        )
-    ):
-        held = [*used.get(gpu, ()), (cores, memory)]
-        if len(held) <= SLOTS and sum(c for c, _ in held) <= 100 and sum(m for _, m in held) <= SIZES[gpu]:
-            used[gpu] = held
-    return used
-
-
 wanted = st.tuples(
     st.integers(1, 3),
     st.sampled_from([0, 20, 50, 100]),
@@ -100,7 +141,7 @@ def state_of(used: Used) -> NodeState:
 
 
 @settings(max_examples=100, deadline=None)
-@drawn(usage(), wanted, annotations(), st.sampled_from(BOTH))
+@drawn(usage(MIXED_SIZES, (0, 10, 40), (1, 4_000, 15_000)), wanted, annotations(), st.sampled_from(BOTH))
 def test_gpus_are_those_that_the_annotations_choose(
     used: Used, asked: tuple[int, int, int, int], says: dict[str, str], rules: AdmissionRules
 ) -> None:
@@ -121,7 +162,7 @@ def test_gpus_are_those_that_the_annotations_choose(
 
 
 @settings(max_examples=60, deadline=None)
-@drawn(usage(), wanted, annotations(), st.sampled_from(ALIGNED))
+@drawn(usage(MIXED_SIZES, (0, 10, 40), (1, 4_000, 15_000)), wanted, annotations(), st.sampled_from(ALIGNED))
 def test_no_alignment_leads_to_other_gpus(
     used: Used, asked: tuple[int, int, int, int], says: dict[str, str], rules: AdmissionRules
 ) -> None:
@@ -297,7 +338,7 @@ def test_what_annotations_choose_is_told_to_be_by_reservation() -> None:
     asked = saying({POLICY: "spread"}, asks(memory=100))
 
     told, unreadable = (
-        admit(state, asked, KUBELET).explanation.notes for state in (node(mixed()), node(machine(gpus=NODES)))
+        admit(state, asked, KUBELET).explanation.notes for state in (node(mixed()), node(machine(gpus=MIXED_NODES)))
     )
 
     assert any("the kubelet reads no annotations" in each for each in told)

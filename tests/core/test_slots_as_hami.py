@@ -3,15 +3,35 @@
 from collections.abc import Mapping
 from random import Random
 
+import hami_reference as reference
 import msgspec
 import pytest
 from decision_support import machine, node, pod
-from hami_slot_support import Asked, annotations, as_hami, asked, expected, hardware, state_of, usage
+from hami_slot_support import (
+    BIND,
+    MIXED_SIZES,
+    NAMES,
+    NO_TYPE,
+    NO_UUID,
+    NODES,
+    NVLINKS,
+    POLICY,
+    SIZES,
+    SLOTS,
+    USE_TYPE,
+    USE_UUID,
+    WEIGHTS,
+    Used,
+    as_hami,
+    hardware,
+    mixed,
+    state_of,
+    usage,
+)
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 from instance_support import A100
-from slot_choice_reference import BIND, POLICY, SIZES, USE_UUID, WEIGHTS, Used, mixed
 from slot_support import MIB, asks, given, holding, in_slots
 from unit_support import BEST, DGX, KUBELET, admitted, refused
 
@@ -23,6 +43,73 @@ from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode
 from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import held_by_slot, offered_in_slots, sum_amounts
+
+WEIGHED = (None, "binpack", "spread", "topology-aware", "binpack,numa", "numa,spread", "mutex,topology-aware")
+POLICIES = (*WEIGHED, "mutex", "numa", "numa,mutex", "topology-aware,binpack")
+Asked = tuple[int, int, int, int]
+"""GPUs, cores, MiB, percentage."""
+
+
+def expected(used: Used, asked: list[Asked], says: Mapping[str, str]) -> list[set[int]] | None:
+    """The GPUs of each of a pod's containers by HAMi's rules; None: it has none."""
+    cards = [
+        reference.Card(
+            uuid=f"GPU-{at}",
+            index=at,
+            numa=NODES[at],
+            type=NAMES[at],
+            slots=SLOTS,
+            used_slots=len(used.get(at, ())),
+            memory=SIZES[at],
+            used_memory=sum(memory for _, memory in used.get(at, ())),
+            used_cores=sum(cores for cores, _ in used.get(at, ())),
+        )
+        for at in range(len(NODES))
+    ]
+    scores: dict[str, dict[str, int]] = {card.uuid: {} for card in cards}
+    for a in range(len(NODES)):
+        for b in range(len(NODES)):
+            worth = (50 if NODES[a] == NODES[b] else 10) + 100 * NVLINKS.get((min(a, b), max(a, b)), 0)
+            scores[f"GPU-{a}"] |= {f"GPU-{b}": worth} if a != b else {}
+    requests = [
+        [reference.Request(count=count, cores=cores, memory=memory, percent=101 if memory else percentage or 100)]
+        for count, cores, memory, percentage in asked
+    ]
+    weights = [int(each.partition("=")[2]) for each in says.get(WEIGHTS, "slot=1,core=1,memory=1").split(",")]
+    placed = reference.place(
+        reference.Node(cards, scores=scores), list(requests), 0, says, (weights[0], weights[1], weights[2])
+    )
+    return None if isinstance(placed, str) else [{int(uuid[4:]) for uuid, _, _ in given} for given in placed[0]]
+
+
+@st.composite
+def annotations(draw: st.DrawFn) -> dict[str, str]:
+    says: dict[str, str] = {}
+    policy = draw(st.sampled_from(POLICIES))
+    for key, values in (
+        (POLICY, [policy]),
+        (BIND, [None, None, "true", "false"]),
+        (USE_TYPE, [None, None, None, "a100", "H100,L4", "nvidia"]),
+        (NO_TYPE, [None, None, None, "l4", "80gb"]),
+        (USE_UUID, [None, None, None, "GPU-0,GPU-2,GPU-3", "GPU-1", "GPU-4,GPU-9"]),
+        (NO_UUID, [None, None, None, "GPU-0", "GPU-2,GPU-8"]),
+    ):
+        if (value := draw(st.sampled_from(values))) is not None:
+            says[key] = value
+    if policy in WEIGHED and draw(st.booleans()):
+        says[WEIGHTS] = draw(
+            st.sampled_from(["slot=0,core=1,memory=0", "slot=1,core=1,memory=4", "slot=2,core=0,memory=1"])
+        )
+    return says
+
+
+asked = st.tuples(
+    st.sampled_from([1, 1, 2, 3]),
+    st.sampled_from([0, 25, 50, 100]),
+    st.sampled_from([0, 0, 2_048, 16_384]),
+    st.sampled_from([0, 25, 50]),
+).filter(lambda each: any(each[1:]))
+
 
 BOTH = [as_hami(BEST), as_hami(KUBELET)]
 
@@ -154,7 +241,7 @@ def test_whole_gpus_are_unused_ones_where_hami_would_share_them(rules: Admission
 def test_gpus_of_no_known_numa_node_are_on_none(rules: AdmissionRules) -> None:
     """GPU-4 would be on node 0 for HAMi, and comes first there."""
     says = {BIND: "true", POLICY: "binpack", USE_UUID: "GPU-0,GPU-1,GPU-4"}
-    state = holding(node(mixed()), (4, 10, SIZES[4] // 2), (0, 10, 1_000))
+    state = holding(node(mixed()), (4, 10, MIXED_SIZES[4] // 2), (0, 10, 1_000))
 
     assert {0, 1} == {*given(state, admitted(state, saying(says, asks(2, memory=100)), rules)[0])}
 

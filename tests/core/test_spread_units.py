@@ -9,11 +9,12 @@ from decision_support import machine, node, pod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from seam_reference import naive_rank
-from unit_support import BEST, CORES, KUBELET, MEMORY, admitted, asks, holds, in_units, parts, refused, spread
+from unit_support import BEST, CORES, KUBELET, MEMORY, admitted, asks, holds, in_units, refused, spread
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.gang_plan import has_its_own, reserved_for
 from topoalign.core.demand.shares import Share, enough, read_gpu_count, share_of_units
+from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.holdings import Amount
@@ -26,6 +27,12 @@ from topoalign.core.sharing.choosers import units_on
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import NONE_HELD, ShareLeft
 from topoalign.machines import load_machine
+
+
+def parts(state: NodeState, allocation: Allocation) -> dict[int, tuple[int, int]]:
+    """GPU's index -> units of computing time and of memory that an allocation has of it."""
+    amounts, by_id = allocation.amounts, state.hardware.gpu_by_id
+    return {by_id[gpu].index: (each.cores, each.memory // MEMORY_BLOCK) for gpu, each in amounts.items()}
 
 
 class Reference:

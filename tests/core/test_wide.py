@@ -9,7 +9,7 @@ import pytest
 from decision_support import GIB, admitted, container, machine, node, pod
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from merge_reference import all_hints, cross_product, knapsack, narrowest_room
+from merge_reference import cross_product, knapsack, narrowest_room
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.alignment import align
@@ -20,7 +20,7 @@ from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.hints import HintAnswer, HintRule, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, Policy
-from topoalign.core.model.topology.bitmask import Mask, node_mask, nodes_of
+from topoalign.core.model.topology.bitmask import Mask, masks_by_size, node_mask, nodes_of
 from topoalign.core.numa_sets.search import MOST_STEPS, Choosing, NumaSearchBudget
 from topoalign.core.policy.merge.closest_numa import Distances
 from topoalign.core.policy.merge.hint_combinations import Offer
@@ -28,6 +28,18 @@ from topoalign.core.policy.merge.kubelet_merge import ANY, NO_AFFINITY, merge
 from topoalign.core.policy.merge.many_nodes import merge_many_nodes
 from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
 from topoalign.core.policy.single_numa_node import single
+
+
+def all_hints(rule: HintRule, machine: Mask) -> list[TopologyHint]:
+    """What a rule stands for: every set of nodes is looked at."""
+    found = []
+    for mask in masks_by_size(nodes_of(machine)):
+        has = [sum(amount for near, amount in need.supply.items() if near & mask) for need in rule.needs]
+        enough = not mask & ~rule.nodes and all(n >= need.amount for n, need in zip(has, rule.needs, strict=True))
+        if enough or mask in rule.besides:
+            found.append(TopologyHint(mask, mask.bit_count() == rule.least))
+    return found
+
 
 WIDE = node_mask(range(64))
 LAST_NODE = HintRule(nodes=0b111, needs=(ResourceNeed(1, {0b100: 1}),), least=1)

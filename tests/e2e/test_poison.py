@@ -9,11 +9,10 @@ import anyio
 import httpx
 import msgspec
 import pytest
-from bus_support import killable
+from bus_support import RawNats, killable, raw_nats
 from e2e_support import allocate, answering, in_one_process, pod
 from fact_support import Writer
 from faults_support import sample
-from raw_nats import RawNats, raw_nats
 
 from topoalign.client import Client
 from topoalign.core import wire

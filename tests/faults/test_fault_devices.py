@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pynvml
 import pytest
 from faults_support import THOROUGH
@@ -15,8 +16,9 @@ from nvml_support import host_tree, script, standing_in, switch_links, turns
 
 from topoalign.core import wire
 from topoalign.core.model.decisions import Admission
-from topoalign.core.model.events import Allocation, DeviceHealthChanged, HealthState
+from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState
 from topoalign.core.model.ids import GPU, DeviceID
+from topoalign.core.model.maintenance import DevicesRequest, Override
 from topoalign.core.ports import Stream
 from topoalign.plugin_config.configuration import Health
 
@@ -49,6 +51,18 @@ class Lab:
                 self.host, standin, self.state, driver_seconds=driver_seconds, config=config, offered=offered
             ) as node:
                 yield node
+
+
+async def override(node: WholeNode, how: Override, *devices: str, reason: str = "") -> dict[DeviceID, DeviceHealth]:
+    request = msgspec.json.encode(DevicesRequest(node=NODE, devices=devices, reason=reason))
+    answer = await node.bus.ask(wire.devices_subject(NODE, how), request, 10.0)
+    return wire.decode_answer(answer, dict[DeviceID, DeviceHealth])
+
+
+def not_ready(node: WholeNode) -> dict[str, str]:
+    """Check -> why it is not content."""
+    results = {name: check() for name, check in node.context.checks.items()}
+    return {name: reason for name, reason in results.items() if reason is not None}
 
 
 @pytest.fixture
@@ -163,7 +177,7 @@ async def test_c19_a_gpu_that_flaps_ten_times_a_second_for_a_minute(lab: Lab) ->
         await node.clock.advance(1.0)
         await node.until(lambda: len(node.healthy()) == 7)
         await node.clock.advance(1.0)
-        answer = await node.word("heal", "3")
+        answer = await override(node, "heal", "3")
         assert HealthState.HEALTHY == answer[DeviceID("GPU-3")].state
         await node.clock.advance(1.0)
         await node.until(lambda: len(node.healthy()) == 8)
@@ -212,11 +226,11 @@ async def test_c21_a_driver_that_hangs_or_dies(lab: Lab, fault: str, reason: str
     async with lab.node(driver_seconds="60") as node:
         held = await used_by(node)
         await node.play(*switch_links(8, 18), fault)
-        while node.healthy() or "discovery" not in node.not_ready():
+        while node.healthy() or "discovery" not in not_ready(node):
             await node.clock.advance(1.0)
 
         assert 8 == node.kubelet.capacity(GPU), "listed"
-        assert reason in node.not_ready()["discovery"]
+        assert reason in not_ready(node)["discovery"]
         assert {HealthState.UNKNOWN} == {
             health.state for device, health in (announced(node))[-1].devices.items() if device in GPUS
         }
@@ -237,7 +251,7 @@ async def test_c21_a_driver_whose_calls_are_slow_costs_nothing(lab: Lab) -> None
     async with lab.node("delay 100", driver_seconds="1") as node:
         await node.reading()
         await node.until(lambda: node.healthy() == GPUS)  # the list comes over a socket, in its own time
-        assert {} == node.not_ready()
+        assert {} == not_ready(node)
         assert 0 == node.counted("topoalign_discovery_read_failures_total")
 
 
@@ -255,7 +269,7 @@ async def test_c21_a_missing_driver_or_module_lists_nothing_and_ends_nothing(
         assert 0 == node.kubelet.capacity(GPU)
         assert 5 <= node.counted("topoalign_discovery_reads_total") <= 15
         wanted = "nvmlInit" if missing == "the driver" else "pynvml is not installed"
-        assert wanted in node.not_ready()["discovery"]
+        assert wanted in not_ready(node)["discovery"]
 
         monkeypatch.undo()
         pynvml.nvmlLib, pynvml._nvmlGetFunctionPointer_cache = node.standin.loaded, {}
@@ -270,14 +284,14 @@ async def test_c21_events_that_hang_make_gpus_unknown_and_readings_go_on(lab: La
         while node.healthy():
             await node.clock.advance(1.0)
         assert 8 == node.kubelet.capacity(GPU)
-        assert "nvmlEventSetWait_v2 within 61 s" in node.not_ready()["hardware events"]
-        assert "discovery" not in node.not_ready()
+        assert "nvmlEventSetWait_v2 within 61 s" in not_ready(node)["hardware events"]
+        assert "discovery" not in not_ready(node)
 
         await node.play(*switch_links(8, 18))
         node.standin.release()
         while len(node.healthy()) < 8:
             await node.clock.advance(1.0)
-        assert "hardware events" not in node.not_ready()
+        assert "hardware events" not in not_ready(node)
 
 
 async def test_c21_a_lost_gpu_affects_neither_health_nor_choice_of_others(lab: Lab) -> None:
@@ -323,7 +337,7 @@ async def test_cordons_outlive_restarts_and_what_holds_the_device_keeps_it(lab: 
         held = await used_by(node)
         first = held.devices[GPU][0]
         await node.clock.advance(1.0)
-        answer = await node.word("cordon", str(index(first)), reason="fan")
+        answer = await override(node, "cordon", str(index(first)), reason="fan")
         assert (HealthState.HEALTHY, True, "cordoned: fan") == (
             answer[first].state,
             answer[first].cordoned,
@@ -336,7 +350,7 @@ async def test_cordons_outlive_restarts_and_what_holds_the_device_keeps_it(lab: 
     async with lab.node(offered=7) as node:
         assert GPUS - {first} == node.healthy()
         await node.clock.advance(1.0)
-        await node.word("uncordon", first)
+        await override(node, "uncordon", first)
         await node.until(lambda: len(node.healthy()) == 8)
 
 

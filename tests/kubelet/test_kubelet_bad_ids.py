@@ -14,13 +14,12 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core.model.events import AllocationGranted, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.testing.memory_journal import MemoryJournal
 
 pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def allocator() -> AsyncIterator[tuple[v1beta1.DevicePluginStub, Ledger, MemoryJournal]]:
+async def allocator() -> AsyncIterator[tuple[v1beta1.DevicePluginStub, Ledger]]:
     """The plugin of eight GPUs, of which GPU-6 is ill and GPU-7 cordoned."""
     allocator = MemoryAllocator(two_nodes())
     allocator.judge(
@@ -29,9 +28,9 @@ async def allocator() -> AsyncIterator[tuple[v1beta1.DevicePluginStub, Ledger, M
             DeviceID("GPU-7"): DeviceHealth(state=HealthState.HEALTHY, cordoned=True),
         }
     )
-    device_allocations, ledger, journal = recorded(allocator.state)
+    device_allocations, ledger = recorded(allocator.state)
     async with served(DevicePlugin(GPU, device_allocations)) as client:
-        yield client, ledger, journal
+        yield client, ledger
 
 
 def request(*containers: list[str]) -> v1beta1.AllocateRequest:
@@ -59,8 +58,8 @@ CASES: dict[str, tuple[list[str], str]] = {
 async def test_bad_ids_beside_good_ones_are_refused_and_nothing_is_recorded(name: str) -> None:
     """Bad ids beside good ones are refused by name, and nothing is recorded."""
     ids, shown = CASES[name]
-    async with allocator() as (plugin, ledger, journal):
-        before = len(journal.load())
+    async with allocator() as (plugin, ledger):
+        before = len(ledger.pending)
         with pytest.raises(GRPCError) as caught:
             await plugin.allocate(request(["GPU-1"], ids))
 
@@ -70,7 +69,7 @@ async def test_bad_ids_beside_good_ones_are_refused_and_nothing_is_recorded(name
         assert message.isprintable()
         assert len(message) <= 1_000
         assert {} == ledger.state.allocations
-        assert before == len(journal.load())
+        assert before == len(ledger.pending)
 
 
 async def test_an_id_that_is_not_utf_8_is_refused_and_nothing_is_recorded() -> None:
@@ -84,7 +83,7 @@ async def test_an_id_that_is_not_utf_8_is_refused_and_nothing_is_recorded() -> N
 
     bad = b"GPU-\xff\xfe"
     container = struct.pack("BB", 0x0A, len(bad)) + bad
-    async with allocator() as (plugin, ledger, _):
+    async with allocator() as (plugin, ledger):
         with pytest.raises(GRPCError) as caught:
             await plugin.allocate(Bytes(struct.pack("BB", 0x0A, len(container)) + container))
 
@@ -94,7 +93,7 @@ async def test_an_id_that_is_not_utf_8_is_refused_and_nothing_is_recorded() -> N
 
 
 async def test_good_ids_are_given_after_bad_ones() -> None:
-    async with allocator() as (plugin, ledger, _):
+    async with allocator() as (plugin, ledger):
         for ids, _ in CASES.values():
             with pytest.raises(GRPCError):
                 await plugin.allocate(request(["GPU-1"], ids))

@@ -10,7 +10,7 @@ import pytest
 from decision_support import GIB, admitted, container, machine, node, pod
 from hypothesis import given
 from hypothesis import strategies as st
-from kubelet_files_support import VOLUME, cpu_file, machine_state, memory_file, write_files
+from kubelet_files_support import VOLUME, write_files
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.errors import StateFault
@@ -22,6 +22,7 @@ from topoalign.kubelet.files import checkpoint, cpu_checkpoint, device_checkpoin
 from topoalign.kubelet.files.device_checkpoint import CheckpointData
 from topoalign.kubelet.files.node_state import KubeletNode, node_state
 from topoalign.kubelet.files.pod_directories import ListedPods
+from topoalign.testing.fake_kubelet.files import cpu_file, machine_state, memory_file
 
 RULES = AdmissionRules(
     mode=Mode.KUBELET, policy=Policy.SINGLE_NUMA_NODE, reserved_cpus="0", reserved_memory={0: {MEMORY: GIB}}

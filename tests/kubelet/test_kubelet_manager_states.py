@@ -7,13 +7,13 @@ import pytest
 from decision_support import GIB, machine
 from hypothesis import given
 from hypothesis import strategies as st
-from kubelet_files_support import cpu_file, memory_file
 
 from topoalign.core.model.errors import StateFault
 from topoalign.core.model.events import MemoryUse
 from topoalign.core.model.ids import MEMORY
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
 from topoalign.kubelet.files import cpu_checkpoint, memory_checkpoint
+from topoalign.testing.fake_kubelet.files import cpu_file, memory_file
 
 CPU_FILES = {
     "v1.34, two containers": '{"policyName":"static","defaultCpuSet":"0-1,6-11","entries":{'

@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
-from kubelet_support import NAMES, MemoryAllocator, node, offers, pod, two_nodes
+from kubelet_support import MemoryAllocator, node, offers, pod, two_nodes
 
 from topoalign.allocator.device_plugin import plugin_server
 from topoalign.allocator.ports import AskedDevices
@@ -283,7 +283,7 @@ async def test_a_plugin_that_asks_for_it_is_called_before_containers_start(monke
 
 
 async def test_a_pod_that_cannot_be_meant_is_refused_by_its_field() -> None:
-    bad = PodRequest(name=PodName("bad"), containers=(ContainerRequest(name=MAIN, limits={NAMES["gpus"]: -1}),))
+    bad = PodRequest(name=PodName("bad"), containers=(ContainerRequest(name=MAIN, limits={GPU: -1}),))
     async with node(MACHINE) as it:
         with pytest.raises(InvalidField, match=r"pod\.containers\[0\]"):
             await it.kubelet.admit(bad)

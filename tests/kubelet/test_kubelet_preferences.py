@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 from faults_support import sample
-from kubelet_support import MemoryAllocator, pod, recorded, two_nodes
+from kubelet_support import pod, recorded, two_nodes
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
@@ -29,7 +29,7 @@ MOST_CALLS = 600_000
 
 
 def plugin(machine: Topology, placement: str = "topology") -> DevicePlugin:
-    device_allocations, _, _ = recorded(MemoryAllocator(machine).state, placement)
+    device_allocations, _ = recorded(machine, placement)
     return DevicePlugin(GPU, device_allocations)
 
 
@@ -134,7 +134,7 @@ async def test_a_prediction_takes_the_devices_that_the_plugin_prefers(
     at a time, and says neither for whom nor what the container has besides.
     """
     machine = catalogue.machine(name)
-    device_allocations, ledger, _ = recorded(MemoryAllocator(machine).state, placement)
+    device_allocations, ledger = recorded(machine, placement)
     ledger.grant([Allocation(id=AllocationID("a"), devices={GPU: tuple(machine.gpu_by_id)[:2]})])
     rules = AdmissionRules(mode=Mode.KUBELET, policy=policy, placement=placement)
     for gpus in (1, 2):

@@ -9,13 +9,16 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from process_support import CONTAINER_ID, POD_UID, STATIC_POD_UID, mounts, pod_cgroup, put_namespace, put_process
+from process_support import CONTAINER_ID, POD_UID, mounts, pod_cgroup, put_namespace, put_process
 
 from topoalign.core.model.ids import ContainerName
 from topoalign.core.model.processes import ProcessIdentity
 from topoalign.core.usage.cgroups import CgroupPlacement, container_name_of, placement_of
 from topoalign.kubelet import control_groups
 from topoalign.kubelet.control_groups import identity_of, sees_all_processes
+
+STATIC_POD_UID = "0b43e8f8fbb0a0d9d7c2b43ed4dd4c5d"
+
 
 SYSTEMD_UID = POD_UID.replace("-", "_")
 SYSTEMD = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SYSTEMD_UID}.slice"

@@ -1,20 +1,18 @@
 """What a container is told of its devices, under every way of telling."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
 import pytest
 from containers_support import (
-    CAPABILITIES,
     FUNCTIONS,
-    INDEXES,
     INSTANCES,
+    KIND,
     MIG,
-    MINORS,
-    QUALIFIED,
+    NAME,
     SHARED,
-    STRATEGIES,
     WHOLE,
     Host,
     machine,
@@ -39,6 +37,13 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.kubelet.grpc.api import v1beta1
+
+STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
+INDEXES = {"GPU-a": "0", "GPU-b": "2", "GPU-c": "3", "MIG-x": "4:0", "MIG-y": "4:2", "MIG-z": "5:0"}
+MINORS = {"GPU-a": 7, "GPU-b": 0, "GPU-c": 2, "MIG-x": 4, "MIG-y": 4, "MIG-z": 3}
+CAPABILITIES = {"MIG-x": (21, 22), "MIG-y": (30, 31), "MIG-z": (40, 41)}
+QUALIFIED = re.compile(f"({KIND.pattern})=({NAME.pattern})")
+
 
 pytestmark = pytest.mark.anyio
 

@@ -3,12 +3,13 @@
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import anyio
 import pytest
-from mps_support import MpsNode, modes, mps_node, statement
+from mps_support import MpsNode, mps_node
 from nvml_support import script, standing_in
 from structlog.testing import capture_logs
 
@@ -17,6 +18,17 @@ from topoalign.mps.compute_mode import CALL_SECONDS
 from topoalign.mps.daemon import END_SECONDS, HEALTH_SECONDS, START_SECONDS, STEADY_SECONDS
 from topoalign.plugin_config.file_watch import POLL_SECONDS
 from topoalign.plugin_config.mps_files import Serves, lock_resource_directory, read_served
+
+
+def statement(gpu: int, **values: str | int) -> str:
+    """A GPU of 80 GiB."""
+    told = {"uuid": f"GPU-{gpu}", "pci": f"00000000:{gpu:02X}:00.0", "minor": gpu, "memory": 80 << 30, **values}
+    return "gpu " + " ".join(f"{key}={value}" for key, value in told.items())
+
+
+def modes(events: Sequence[str]) -> list[str]:
+    return [event for event in events if event.startswith("GPU-")]
+
 
 pytestmark = pytest.mark.anyio
 

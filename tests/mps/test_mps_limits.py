@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 from hypothesis import given
 from hypothesis import strategies as st
 from kubelet_support import NODE
-from mps_limits_support import MEMORY_LIMIT, THREADS, Announced, by_mps, limited_slot_node, own
+from mps_limits_support import MEMORY_LIMIT, THREADS, Announced, LimitedSlotNode, by_mps, own
 from mps_support import MpsNode
 from share_support import DEFAULT, NAMES, OTHER_ORDER, SMALL, ShareNode, running
 from slot_node_support import EACH, MACHINE, SLOTS, Ask
@@ -34,6 +34,12 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.mps.daemon import HEALTH_SECONDS
 from topoalign.plugin_config.file_watch import POLL_SECONDS
 from topoalign.plugin_config.mps_files import Serves
+
+
+def limited_slot_node() -> AbstractAsyncContextManager[tuple[LimitedSlotNode, TaskGroup]]:
+    """Its daemon is not ready yet."""
+    return running(LimitedSlotNode)
+
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,6 @@ from bad_share_support import (
     WEIGHTS,
     cluster,
     filtered,
-    first_in_order,
     pod,
     requested,
     review,
@@ -33,6 +32,14 @@ from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.topology.device_offers import Limiter
 from topoalign.core.model.topology.model import Topology
 from topoalign.registry.scheduling.webhook.reviews import Webhook
+
+
+def first_in_order(given: dict[str, Any], policy: str | None) -> dict[str, Any]:
+    """The pod whose second container is its only init container instead; with policy `Always` it is a sidecar."""
+    main, asking = given["spec"]["containers"]
+    init = {**asking, **({"restartPolicy": policy} if policy is not None else {})}
+    return {**given, "spec": {"initContainers": [init], "containers": [main]}}
+
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,7 @@ from random import Random
 import msgspec
 import pytest
 from decision_support import pod
-from hami_slot_support import as_hami, hardware, state_of
-from slot_choice_reference import BIND, POLICY
+from hami_slot_support import BIND, POLICY, as_hami, hardware, state_of
 from slot_support import asks
 from view_support import NODE, RULES, SETTLED, OneNode, Says, asked, tell_all
 

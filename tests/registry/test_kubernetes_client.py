@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from api_server_support import POD, Followed, shown_pod
+from api_server_support import POD, followed, shown_pod
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import NodeName
@@ -45,7 +45,7 @@ def with_user(server: FakeApiServer, folder: Path, user: dict[str, object]) -> s
 
 async def test_a_broken_watch_goes_on_where_it_was(server: FakeApiServer, api: HttpKubernetes) -> None:
     """Nothing is listed again: a restart of the API server costs one request of each follower."""
-    async with Followed(api.pods()) as pods:
+    async with followed(api.pods()) as pods:
         await pods.until_synced()
         server.cluster.add_pod(shown_pod("before"))
         await pods.one()
@@ -62,7 +62,7 @@ async def test_a_line_of_a_watch_may_come_in_two_chunks(
 ) -> None:
     monkeypatch.setattr(watching, "APART", 1)
 
-    async with Followed(api.pods()) as pods:
+    async with followed(api.pods()) as pods:
         await pods.until_synced()
         for number in range(5):
             server.cluster.add_pod(shown_pod(f"p-{number}"))
@@ -77,7 +77,7 @@ async def test_a_long_list_comes_in_pages(server: FakeApiServer, api: HttpKubern
         server.cluster.add_pod(shown_pod(f"p-{number}"))
     server.faults.add("LIST pods", Harm.REFUSE, status=429)
 
-    async with Followed(api.pods()) as pods:
+    async with followed(api.pods()) as pods:
         told = await pods.until_synced()
 
     assert 2 * PAGE + 1 == len({each.name for each in told if isinstance(each, SeenPod)})
@@ -90,7 +90,7 @@ async def test_a_page_of_a_list_may_take_longer_than_a_call(server: FakeApiServe
     where = str(server.kubeconfig(tmp_path / "kubeconfig"))
 
     connected = connect_kubernetes(where, SystemClock(), "replica-1", call_seconds=0.05)
-    async with connected as api, Followed(api.pods()) as pods:
+    async with connected as api, followed(api.pods()) as pods:
         await pods.until_synced()
 
     assert 1 == server.requests["LIST pods"]
@@ -100,7 +100,7 @@ async def test_a_list_that_expires_between_pages_begins_again(server: FakeApiSer
     for number in range(PAGE + 2):
         server.cluster.add_pod(shown_pod(f"p-{number}"))
 
-    async with Followed(api.pods()) as pods:
+    async with followed(api.pods()) as pods:
         await pods.one()
         server.cluster.delete_pod("ml", "p-0")
         server.cluster.pods.compact()
@@ -115,7 +115,7 @@ async def test_a_watch_that_fails_is_tried_again(server: FakeApiServer, api: Htt
     """Whether it never answers, is cut off, or is refused: what happened meanwhile is told, and then all is well."""
     server.faults.add("WATCH pods", harm, 2)
 
-    async with Followed(api.pods()) as pods:
+    async with followed(api.pods()) as pods:
         await pods.until_synced()
         server.cluster.add_pod(POD)
         told = await pods.one()
@@ -128,7 +128,7 @@ async def test_a_watch_that_fails_is_tried_again(server: FakeApiServer, api: Htt
 async def test_a_watch_refused_with_410_lists_again(server: FakeApiServer, api: HttpKubernetes) -> None:
     server.faults.add("WATCH pods", Harm.REFUSE, status=410)
 
-    async with Followed(api.pods()) as pods:
+    async with followed(api.pods()) as pods:
         await pods.until_synced()
         await pods.until_synced()
 
@@ -138,7 +138,7 @@ async def test_a_watch_refused_with_410_lists_again(server: FakeApiServer, api: 
 async def test_bookmarks_carry_a_quiet_watch_over_lost_history(server: FakeApiServer, api: HttpKubernetes) -> None:
     """Other objects change while no pod does: the watch still resumes after the newest version, without a list."""
     cluster = server.cluster
-    async with Followed(api.pods()) as pods:
+    async with followed(api.pods()) as pods:
         await pods.until_synced()
         cluster.add_node("node-1")
         await server.asked("BOOKMARK pods", server.requests["BOOKMARK pods"] + 2)
@@ -154,7 +154,7 @@ async def test_bookmarks_carry_a_quiet_watch_over_lost_history(server: FakeApiSe
 async def test_why_nothing_is_followed_is_told(server: FakeApiServer, api: HttpKubernetes) -> None:
     server.faults.add("LIST pods", Harm.REFUSE, status=403)
 
-    async with Followed(api.pods()) as pods:
+    async with followed(api.pods()) as pods:
         await server.asked("LIST pods", 2)
         told = api.trouble
         await pods.until_synced()
@@ -167,7 +167,7 @@ async def test_an_object_of_another_form_is_skipped(server: FakeApiServer, api: 
     server.cluster.pods.create(("ml", "odd"), {"metadata": {}, "spec": {"containers": "none"}})
     server.cluster.add_pod(POD)
 
-    async with Followed(api.pods()) as pods:
+    async with followed(api.pods()) as pods:
         told = await pods.until_synced()
         server.cluster.pods.merge(("ml", "odd"), {"spec": {"containers": 1}})
         server.cluster.bind("ml", "p", {"target": {"name": NODE}})

@@ -5,6 +5,7 @@ from random import Random
 import msgspec
 import pytest
 from decision_support import container, machine, pod
+from fact_support import owner
 from faults_support import THOROUGH
 from reservation_support import container as reserved
 from reservation_support import reservation
@@ -391,7 +392,7 @@ async def test_a_refusal_waits_until_the_node_reports_whose_containers_run() -> 
     given = Allocation(id=AllocationID("1"), devices={GPU: (DeviceID("GPU-0"), DeviceID("GPU-1"))})
     world.tell([world.says.grant(given)])
     unknown = await world.scheduler.fits_in_every_order(NODE, asked(gpus(2), "a"))
-    world.tell([world.says.bind(given.id, "b", "b")])
+    world.tell([world.says.bind(given.id, owner("b", "c0"), "b")])
     known = await world.scheduler.fits_in_every_order(NODE, asked(gpus(2), "a"))
     too_many = await world.scheduler.fits_in_every_order(NODE, asked(gpus(3), "a"))
 

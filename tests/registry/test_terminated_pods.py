@@ -8,6 +8,7 @@ from random import Random
 import msgspec
 import pytest
 from decision_support import container, machine, pod
+from fact_support import owner
 from view_support import NODE, RULES, OneNode, asked, some_request
 
 from topoalign.core.model.events import Allocation
@@ -98,7 +99,7 @@ async def test_a_pod_that_has_the_name_of_a_terminated_one_keeps_its_devices() -
 def tell_without_uid(it: OneNode, name: str) -> None:
     """The record shows all four GPUs with a pod of which it has the name alone."""
     given = Allocation(id=AllocationID("by name"), devices={GPU: tuple(DeviceID(f"GPU-{n}") for n in range(4))})
-    it.tell([it.says.grant(given), it.says.bind(given.id, name, "")])
+    it.tell([it.says.grant(given), it.says.bind(given.id, owner(name, "c0"))])
 
 
 async def test_a_terminated_pod_is_known_by_its_name_where_the_record_has_no_uid() -> None:

@@ -1,10 +1,16 @@
-"""How services are started, watched and ended in one process."""
+"""
+How services are started, watched and ended in one process: they are drained after SIGTERM, and what stops by itself ends the
+process with an error.
+"""
 
+import asyncio
 import importlib
 import os
 import signal
 import socket
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +20,6 @@ import httpx
 import pytest
 from anyio.abc import TaskStatus
 from bus_support import GRANTED, killable, said
-from runner_support import ENVIRONMENT, Recorder
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from structlog.testing import capture_logs
@@ -25,10 +30,193 @@ from topoalign.runtime.context import Context, Serve
 from topoalign.runtime.http_server import AddressInUse
 from topoalign.runtime.installed import ENTRY_POINTS, ServiceFailed, find_unknown_variables, load_services
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.runner import run_services, serve_all
-from topoalign.testing.manual_clock import all_tasks_blocked
+from topoalign.runtime.runner import RunningServices, run_services, serve_all
+from topoalign.runtime.tasks import StoppedUnasked
+from topoalign.runtime.watchdog import Watchdog
+from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
+ENVIRONMENT = {"TOPOALIGN_NODE": "gpu-1", "TOPOALIGN_HTTP_PORT": "0"}
+
+
+class Recorder:
+    """Services that write down what happens to them."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.ready = anyio.Event()
+        self.running: RunningServices | None = None
+
+    def service(self, name: str) -> Serve:
+        async def serve(context: Context, *, task_status: TaskStatus[None]) -> None:
+            self.events.append(f"{name} starts on {context.environment['TOPOALIGN_NODE']}")
+            task_status.started()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self.events.append(f"{name} ends")
+
+        return serve
+
+    def note(self, running: RunningServices) -> None:
+        self.running = running
+        self.ready.set()
+
+
+async def returns(context: Context) -> None:
+    """A service that has nothing more to do."""
+
+
+async def waits_for_what_is_cancelled(context: Context) -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+async def has_a_task_that_waits_for_what_is_cancelled(context: Context) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(waits_for_what_is_cancelled, context)
+        await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize("end", [returns, waits_for_what_is_cancelled, has_a_task_that_waits_for_what_is_cancelled])
+async def test_a_service_that_stops_although_nobody_asked_it_to_has_failed(
+    end: Callable[[Context], Awaitable[None]],
+) -> None:
+    """Without an error of its own the process would end with exit code 0, and say nothing."""
+    recorder = Recorder()
+
+    async def serve(context: Context, *, task_status: TaskStatus[None]) -> None:
+        task_status.started()
+        await recorder.ready.wait()
+        await end(context)
+
+    with anyio.fail_after(30), pytest.raises(StoppedUnasked, match="hinting stopped although nothing asked it to"):
+        await serve_all(
+            {"discovery": recorder.service("discovery"), "hinting": serve},
+            ENVIRONMENT,
+            bus=MemoryBus(),
+            ready=recorder.note,
+        )
+
+    assert "discovery ends" == recorder.events[-1]
+
+
+async def test_a_service_that_stops_before_it_serves_has_failed() -> None:
+    async def serve(context: Context, *, task_status: TaskStatus[None]) -> None:
+        return
+
+    with anyio.fail_after(30), pytest.raises(StoppedUnasked, match="hinting stopped although nothing asked it to"):
+        await serve_all({"hinting": serve}, ENVIRONMENT, bus=MemoryBus())
+
+
+async def test_what_runs_beside_the_services_does_not_end_them_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+
+    async def run(self: Watchdog) -> None:
+        await recorder.ready.wait()
+        await waits_for_what_is_cancelled(Context(bus=MemoryBus(), clock=ManualClock(), environment={}))
+
+    monkeypatch.setattr(Watchdog, "run", run)
+    with anyio.fail_after(30), pytest.raises(StoppedUnasked, match="discovery stopped although nothing asked it to"):
+        await serve_all({"discovery": recorder.service("discovery")}, ENVIRONMENT, bus=MemoryBus(), ready=recorder.note)
+
+
+@pytest.mark.parametrize("patient", [True, False])
+async def test_a_service_that_ends_when_asked_to_has_not_failed(patient: bool) -> None:
+    """However a service ends after it was asked to stop, it has not failed."""
+    recorder = Recorder()
+
+    async def serve(context: Context, *, task_status: TaskStatus[None]) -> None:
+        task_status.started()
+        try:
+            await anyio.sleep_forever()
+        except asyncio.CancelledError:  # bad manners, and no failure
+            if patient:
+                raise
+
+    async def stop() -> None:
+        await recorder.ready.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stop)
+        with anyio.fail_after(30):
+            await serve_all({"hinting": serve}, ENVIRONMENT, bus=MemoryBus(), ready=recorder.note)
+
+
+PLANTED = """
+import asyncio
+from topoalign.cli import main
+from topoalign.runtime.nats_bus.nats_connection import NatsConnection
+
+async def until_lost(self):
+    raise asyncio.CancelledError
+
+NatsConnection.until_lost = until_lost
+main()
+"""
+
+
+async def test_an_agent_whose_bus_ends_by_itself_exits_with_a_reason(tmp_path: Path) -> None:
+    """In a process of its own: the exit code is what a supervisor restarts it by."""
+    async with killable(tmp_path / "nats") as server:
+        environment = {**os.environ, **ENVIRONMENT, "TOPOALIGN_NATS_URL": server.url}
+        done = await anyio.run_process(
+            [sys.executable, "-c", PLANTED, "hinting"], env=environment, check=False, stderr=subprocess.PIPE
+        )
+
+    assert 69 == done.returncode
+    assert "the connection to NATS stopped although nothing asked it to" in done.stderr.decode()
+
+
+DRAIN_SECONDS = 5.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_services_go_on_while_they_drain_and_no_page_is_ready(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM is what a kubelet sends; Ctrl-C in a terminal ends the services at once."""
+    clock = ManualClock()
+    monkeypatch.setattr(runner, "SystemClock", lambda: clock)
+    recorder = Recorder()
+    draining = anyio.Event()
+    ended = anyio.Event()
+
+    async def serve(context: Context, *, task_status: TaskStatus[None]) -> None:
+        context.drain.seconds = DRAIN_SECONDS
+        context.readiness["scheduler"] = {}
+        task_status.started()
+        try:
+            await context.drain.begun.wait()
+            draining.set()
+            await anyio.sleep_forever()
+        finally:
+            ended.set()
+
+    async def run() -> None:
+        await serve_all({"registry": serve}, ENVIRONMENT, bus=MemoryBus(), ready=recorder.note)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await recorder.ready.wait()
+        assert recorder.running is not None and recorder.running.http is not None
+        async with httpx.AsyncClient(base_url=recorder.running.http) as http:
+            before = [(await http.get(page)).status_code for page in ("/readyz", "/readyz/scheduler")]
+            os.kill(os.getpid(), number)
+            if number == signal.SIGTERM:
+                await draining.wait()
+                after = [(await http.get(page)).status_code for page in ("/livez", "/readyz", "/readyz/scheduler")]
+                assert [200, 503, 503] == after
+                await clock.advance(DRAIN_SECONDS - 0.1)
+                await all_tasks_blocked()
+                assert not ended.is_set()
+                await clock.advance(0.1)
+        with anyio.fail_after(30):
+            await ended.wait()
+
+    assert [200, 200] == before
 
 
 async def test_services_start_in_order_and_a_signal_ends_all_of_them() -> None:

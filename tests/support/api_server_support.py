@@ -1,21 +1,21 @@
 """Pods as clients create them, and a reader of what an API server's adapter tells."""
 
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Any, Self
+from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import msgspec
-from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream
 
 from topoalign.registry.kubernetes.objects import ShownPod
 from topoalign.registry.ports import SeenPod, Synced
 
 
-def shown_pod(name: str, *, node: str = "", gpus: int = 1, owner: str = "", namespace: str = "ml") -> dict[str, Any]:
+def shown_pod(name: str, *, node: str = "", gpus: int = 1, owner: str = "") -> dict[str, Any]:
     """A v1 Pod with one container that asks for GPUs."""
     resources = {"limits": {"nvidia.com/gpu": str(gpus)}, "requests": {"nvidia.com/gpu": str(gpus)}}
-    metadata: dict[str, Any] = {"name": name, "namespace": namespace, "annotations": {"note": "x"}}
+    metadata: dict[str, Any] = {"name": name, "namespace": "ml", "annotations": {"note": "x"}}
     if owner:
         reference = {"apiVersion": "batch/v1", "kind": owner, "name": "j", "uid": "1", "controller": True}
         metadata["ownerReferences"] = [reference]
@@ -31,32 +31,26 @@ def pod_of(shown: dict[str, Any]) -> SeenPod:
     return msgspec.convert(shown, ShownPod).to_seen()
 
 
-class Followed:
+@asynccontextmanager
+async def followed(told: AsyncIterator[Any]) -> AsyncIterator["Followed"]:
     """Follows a watch in a task of its own while the context is open."""
+    send, receive = anyio.create_memory_object_stream[Any](1000)
 
-    def __init__(self, told: AsyncIterator[Any]) -> None:
-        self._told = told
-        self._send, self._receive = anyio.create_memory_object_stream[Any](1000)
-        self._tasks: TaskGroup | None = None
+    async def read() -> None:
+        async for each in told:
+            await send.send(each)
 
-    async def __aenter__(self) -> Self:
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(self._read)
-        return self
+    async with send, receive, anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        yield Followed(receive)
+        tasks.cancel_scope.cancel()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._tasks is not None
-        self._tasks.cancel_scope.cancel()
-        await self._tasks.__aexit__(kind, error, trace)
-        self._send.close()
-        self._receive.close()
 
-    async def _read(self) -> None:
-        async for each in self._told:
-            await self._send.send(each)
+class Followed:
+    """What was told by a watch."""
+
+    def __init__(self, received: MemoryObjectReceiveStream[Any]) -> None:
+        self._receive = received
 
     async def one(self) -> Any:
         """The next that is told."""

@@ -48,13 +48,6 @@ def pod(
     }
 
 
-def first_in_order(given: dict[str, Any], policy: str | None) -> dict[str, Any]:
-    """The pod whose second container is its only init container instead; with policy `Always` it is a sidecar."""
-    main, asking = given["spec"]["containers"]
-    init = {**asking, **({"restartPolicy": policy} if policy is not None else {})}
-    return {**given, "spec": {"initContainers": [init], "containers": [main]}}
-
-
 def cluster(hardware: Topology | None = None) -> OneNode:
     """A node with GPUs in units, or this one, and one with whole GPUs alone."""
     found = OneNode(RULES, hardware or in_units(DGX))

@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import anyio
-import msgspec
 from api_server_support import shown_pod
 from decision_support import machine, node
 
@@ -95,11 +94,10 @@ class Site:
 
 
 def ledger(name: NodeName, clock: Clock, hardware: Topology) -> Ledger:
-    made = Ledger(name, MemoryJournal(), clock)
-    state = node(hardware)
+    made, state = Ledger(name, MemoryJournal(), clock), node(hardware, name=name)
     assert state.topology is not None and state.health is not None
-    made.take_reading(msgspec.structs.replace(state.topology, node=name))
-    made.take_reading(msgspec.structs.replace(state.health, node=name))
+    made.take_reading(state.topology)
+    made.take_reading(state.health)
     return made
 
 

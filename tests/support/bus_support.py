@@ -1,12 +1,13 @@
 """Messages for tests of the bus, and a nats-server that can be killed."""
 
 import subprocess
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import anyio
+from anyio.abc import SocketStream
 
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable
@@ -14,6 +15,36 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Message, Received
 from topoalign.runtime import nats_server
 from topoalign.runtime.nats_bus import apply_stores
+
+
+class RawNats:
+    """Speaks the protocol of NATS itself over one connection."""
+
+    def __init__(self, stream: SocketStream) -> None:
+        self._stream = stream
+
+    async def publish(self, subject: str, body: bytes, headers: bytes = b"") -> None:
+        """`headers` are lines as they go over the wire, without the line ends of the last."""
+        head = b"NATS/1.0\r\n" + headers + b"\r\n\r\n"
+        sizes = f"HPUB {subject} {len(head)} {len(head) + len(body)}\r\n".encode()
+        await self._stream.send(sizes + head + body + b"\r\n")
+
+    async def done(self) -> None:
+        """Until the server has taken in everything. Raises RuntimeError if it complained."""
+        await self._stream.send(b"PING\r\n")
+        answer = b""
+        while b"PONG" not in answer:
+            answer += await self._stream.receive()
+        if b"-ERR" in answer:
+            raise RuntimeError(answer)
+
+
+@asynccontextmanager
+async def raw_nats(port: int) -> AsyncIterator[RawNats]:
+    async with await anyio.connect_tcp("127.0.0.1", port) as stream:
+        await stream.send(b'CONNECT {"headers":true,"verbose":false}\r\n')
+        yield RawNats(stream)
+
 
 GRANTED = "topoalign.v1.allocation.node-1.granted"
 
@@ -42,18 +73,6 @@ async def stored(bus: Bus, message: Message) -> int:
             return await bus.publish(message)
         except BusUnavailable:
             await anyio.lowlevel.checkpoint()
-
-
-async def all_stored(bus: Bus, messages: Sequence[Message]) -> list[int]:
-    """Publishes as an outbox does: those that are not confirmed again, in their order, until all are."""
-    positions: list[int] = []
-    while len(positions) < len(messages):
-        for position in await bus.publish_all(messages[len(positions) :]):
-            if position is None:
-                break
-            positions.append(position)
-        await anyio.lowlevel.checkpoint()
-    return positions
 
 
 async def disconnected(bus: Bus) -> None:

@@ -2,7 +2,7 @@
 
 import shutil
 import subprocess
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -44,12 +44,12 @@ class Authority:
         """Runs it in the folder."""
         subprocess.run(["openssl", *arguments], cwd=self.folder, check=True, capture_output=True)
 
-    def issue(self, to: Path, name: str, until: datetime, since: datetime = datetime(2020, 1, 1, tzinfo=UTC)) -> None:
+    def issue(self, to: Path, name: str, until: datetime) -> None:
         """Writes `tls.crt` and `tls.key` there, each replaced at once."""
         to.mkdir(exist_ok=True)
         key, asked, made = (self.folder / f"{name}{ending}" for ending in (".key", ".csr", ".crt"))
         self.openssl("req", *new_key(key), "-subj", f"/CN={name}", "-out", str(asked))
-        dates = ["-startdate", stamp(since), "-enddate", stamp(until)]
+        dates = ["-startdate", "20200101000000Z", "-enddate", stamp(until)]
         signing = ["-cert", str(self.certificate), "-keyfile", "ca.key", "-config", "openssl.cnf", "-batch", "-notext"]
         self.openssl("ca", *signing, *dates, "-in", str(asked), "-out", str(made))
         key.replace(to / "tls.key")

@@ -1,10 +1,10 @@
 """Nodes and allocations for tests of the registry, told to a cluster as facts."""
 
+from fact_support import Writer
+
 from topoalign.client import Delivery
 from topoalign.core.model.events import (
     Allocation,
-    AllocationGranted,
-    AllocationsSnapshot,
     DeviceHealth,
     DeviceHealthChanged,
     Event,
@@ -69,6 +69,7 @@ def announce(cluster: Cluster, name: str, *allocations: Allocation) -> None:
         ),
     )
     tell(cluster, DeviceHealthChanged(node=node, epoch=1, revision=1, devices=health))
-    tell(cluster, AllocationsSnapshot(node=node, epoch=5, seq=1, allocations=(), digest=""))
-    for seq, granted in enumerate(allocations, 2):
-        tell(cluster, AllocationGranted(node=node, epoch=5, seq=seq, allocation=granted))
+    writer = Writer(name, epoch=5)
+    tell(cluster, writer.snapshot())
+    for granted in allocations:
+        tell(cluster, writer.grant(granted))

@@ -24,14 +24,10 @@ LIBRARIES = "usr/lib/x86_64-linux-gnu"
 MIG = ResourceName("nvidia.com/mig-1g.10gb")
 FUNCTIONS = ResourceName("topoalign.io/vf-100g")
 CDI_FILE = "k8s.device-plugin.nvidia.com-gpu.json"
-STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 
 WHOLE = ("GPU-a", "GPU-b")
 SHARED = ("GPU-c",)
 INSTANCES = ("MIG-x", "MIG-y", "MIG-z")
-INDEXES = {"GPU-a": "0", "GPU-b": "2", "GPU-c": "3", "MIG-x": "4:0", "MIG-y": "4:2", "MIG-z": "5:0"}
-MINORS = {"GPU-a": 7, "GPU-b": 0, "GPU-c": 2, "MIG-x": 4, "MIG-y": 4, "MIG-z": 3}
-CAPABILITIES = {"MIG-x": (21, 22), "MIG-y": (30, 31), "MIG-z": (40, 41)}
 MIG_MINORS = """\
 config 1
 monitor 2
@@ -171,7 +167,6 @@ def nodes_of(specification: dict[str, Any]) -> dict[str, list[str]]:
 
 KIND = re.compile(r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?")
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._:-]*[A-Za-z0-9])?")
-QUALIFIED = re.compile(f"({KIND.pattern})=({NAME.pattern})")
 FIELDS = {
     "specification": {"cdiVersion", "kind", "devices", "containerEdits"},
     "device": {"name", "containerEdits"},

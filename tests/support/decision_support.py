@@ -73,7 +73,7 @@ def machine(
     )
 
 
-def node(topology: Topology, unhealthy: Iterable[str] = ()) -> NodeState:
+def node(topology: Topology, unhealthy: Iterable[str] = (), name: NodeName = NODE) -> NodeState:
     """A node with this hardware, and all devices healthy but these."""
     bad = set(unhealthy)
     health = {
@@ -83,8 +83,8 @@ def node(topology: Topology, unhealthy: Iterable[str] = ()) -> NodeState:
         for devices in topology.devices.values()
         for device in devices
     }
-    found = TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="described: test", topology=topology)
-    return NodeState(node=NODE).apply(found).apply(DeviceHealthChanged(node=NODE, epoch=1, revision=1, devices=health))
+    found = TopologyDiscovered(node=name, epoch=1, revision=1, boot_id="b", source="described: test", topology=topology)
+    return NodeState(node=name).apply(found).apply(DeviceHealthChanged(node=name, epoch=1, revision=1, devices=health))
 
 
 def container(

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
+from fact_support import owner
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
@@ -17,10 +18,9 @@ from topoalign.core.model.events import (
     DeviceHealthChanged,
     HealthState,
     LedgerEvent,
-    Owner,
     TopologyDiscovered,
 )
-from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.model.ids import GPU, DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Gpu, NumaNode, Topology
 from topoalign.core.ports import Journal
@@ -161,10 +161,6 @@ async def polled_after(node: Node, seconds: float, more: float) -> tuple[dict[st
         await node.device_allocations.reconcile()
         found.append(node.live())
     return tuple(found)
-
-
-def owner(pod: str) -> Owner:
-    return Owner(namespace=Namespace("default"), pod=PodName(pod), container=ContainerName("main"))
 
 
 class PassingClock(ManualClock):

@@ -5,15 +5,11 @@ from itertools import combinations
 
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState, Owner
 from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, Namespace, PodName
-from topoalign.core.model.topology.device_links import Link
-from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, PciBridge, Topology
-from topoalign.machines import catalogue
-from topoalign.tools.draw.diagram import Diagram, diagram_of
+from topoalign.core.model.topology.model import Cpu, NumaNode, Topology
 from topoalign.tools.draw.scene import Box, DrawnLine, Scene, Text, text_width
 
 EDGE = 0.02
 """Rounding."""
-HOSTILE = "</text><script>alert(1)</script>\x1b[31m\u202e\x00\ud800\ufffe\"'&]]>" + "long" * 200
 
 
 def allocation(pod: str, gpus: Sequence[str] = (), nics: Sequence[str] = (), namespace: str = "ml") -> Allocation:
@@ -40,57 +36,12 @@ HEALTH = {
 }
 
 
-def gpus(count: int, per_node: int = 0, switch_links: int = 0) -> tuple[Gpu, ...]:
-    return tuple(
-        Gpu(
-            id=DeviceID(f"GPU-{i}"),
-            index=i,
-            numa_affinity=(i // per_node,) if per_node else (),
-            switch_links=switch_links,
-        )
-        for i in range(count)
-    )
-
-
-def nics(count: int, per_node: int = 0) -> tuple[Nic, ...]:
-    return tuple(
-        Nic(id=DeviceID(f"mlx5_{i}"), index=i, numa_affinity=(i // per_node,) if per_node else ()) for i in range(count)
-    )
-
-
 def cpus(nodes: int, each: int = 4) -> tuple[Cpu, ...]:
     return tuple(Cpu(id=i, core=i, socket=i // each, node=i // each, uncore=i // each) for i in range(nodes * each))
 
 
 def nodes(count: int) -> tuple[NumaNode, ...]:
     return tuple(NumaNode(id=i, memory=2**37) for i in range(count))
-
-
-MESH = tuple(
-    Link(a=DeviceID(f"GPU-{a}"), b=DeviceID(f"GPU-{b}"), fabric_links=1 + (a + b) % 3)
-    for a, b in combinations(range(16), 2)
-)
-ODD = {
-    "nothing": Topology(),
-    "no node is known": Topology(gpus=gpus(3), nics=nics(2)),
-    "72 GPUs on a switch": Topology(cpus=cpus(2), nodes=nodes(2), gpus=gpus(72, 36, 18), nics=nics(20, 10)),
-    "34 NUMA nodes": Topology(cpus=cpus(34), nodes=nodes(34), gpus=gpus(34, 1)),
-    "200 bare NUMA nodes": Topology(nodes=nodes(200)),
-    "a mesh that is too dense for arcs": Topology(cpus=cpus(2), nodes=nodes(2), gpus=gpus(16, 8), links=MESH),
-    "a chain of bridges that bites its tail": Topology(
-        bridges=(PciBridge(address="a", parent="b"), PciBridge(address="b", parent="a")),
-        gpus=(Gpu(id=DeviceID("GPU-0"), index=0, bridge="a"), Gpu(id=DeviceID("GPU-1"), index=1, bridge="lost")),
-    ),
-    "switches below switches without end": Topology(
-        bridges=tuple(PciBridge(address=str(i), parent=str(i - 1) if i else None) for i in range(128)),
-        gpus=tuple(Gpu(id=DeviceID(f"GPU-{i}"), index=i, bridge=str(i)) for i in range(128)),
-    ),
-}
-MACHINES = {name: catalogue.machine(name) for name in catalogue.names()} | ODD
-
-
-def drawn(name: str) -> Diagram:
-    return diagram_of(name, MACHINES[name], ALLOCATIONS, HEALTH)
 
 
 def names(topology: Topology) -> list[str]:
@@ -104,11 +55,6 @@ def devices(scene: Scene) -> list[Box]:
 def extent(text: Text) -> tuple[float, float, float, float]:
     """Left, top, right and bottom of the letters."""
     return text.left, text.y - 0.75 * text.size, text.left + text_width(text.text, text.size, text.bold), text.y
-
-
-def inside(text: Text, box: Box) -> bool:
-    left, top, right, bottom = extent(text)
-    return box.x <= left and box.y <= top and right <= box.right and bottom <= box.bottom
 
 
 def overlap(a: tuple[float, float, float, float], b: tuple[float, float, float, float]) -> bool:

@@ -10,27 +10,25 @@ from pathlib import Path
 import anyio
 import msgspec
 from anyio.abc import Process
+from decision_support import container
+from decision_support import pod as pod_of
 
 from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
-from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, Namespace, NodeName, PodName, ResourceName
-from topoalign.core.model.requests import AllocateRequest, ContainerRequest, PodRequest, ReleaseRequest
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.requests import AllocateRequest, PodRequest, ReleaseRequest
 from topoalign.core.ports import Bus
 from topoalign.runtime.runner import run_services
 
-GIB = 1024**3
 SERVICES = ("discovery", "hinting", "allocator", "registry")
 
 
 def pod(name: str, *, gpus: int = 0, cpus: int = 0, nics: int = 0, memory: int = 0) -> PodRequest:
     """A pod of one container; `memory` in GiB."""
-    amounts: dict[ResourceName, int] = {GPU: gpus, CPU: cpus * 1000, NIC: nics, MEMORY: memory * GIB}
-    limits = {resource: amount for resource, amount in amounts.items() if amount}
-    container = ContainerRequest(name=ContainerName("main"), requests=limits, limits=limits)
-    return PodRequest(namespace=Namespace("default"), name=PodName(name), containers=(container,))
+    return pod_of(container(gpus=gpus, cpus=cpus, gib=memory, nics=nics), name=name)
 
 
 def environment(node: NodeName, nats: str, folder: Path) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Facts of a node's allocator for tests, made in the order in which it would say them."""
 
+from typing import Any
+
 from topoalign.core.model.events import (
     Allocation,
     AllocationBound,
@@ -13,8 +15,8 @@ from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID,
 from topoalign.core.state.fold import NodeState
 
 
-def owner(pod: str) -> Owner:
-    return Owner(namespace=Namespace("default"), pod=PodName(pod), container=ContainerName("main"))
+def owner(pod: str, container: str = "main") -> Owner:
+    return Owner(namespace=Namespace("default"), pod=PodName(pod), container=ContainerName(container))
 
 
 class Writer:
@@ -34,32 +36,22 @@ class Writer:
         self.said.append(fact)
         return fact
 
+    def record(self, kind: type[LedgerEvent], **fields: Any) -> LedgerEvent:
+        return self.say(kind(node=self.node, epoch=self.epoch, seq=self.seq, **fields))
+
     def snapshot(self) -> LedgerEvent:
-        return self.say(
-            AllocationsSnapshot(
-                node=self.node,
-                epoch=self.epoch,
-                seq=self.seq,
-                allocations=tuple(self.state.allocations.values()),
-                memory=dict(self.state.memory),
-                digest=self.state.digest,
-            )
-        )
+        live, memory = tuple(self.state.allocations.values()), dict(self.state.memory)
+        return self.record(AllocationsSnapshot, allocations=live, memory=memory, digest=self.state.digest)
 
-    def grant(self, name: str, *devices: str) -> LedgerEvent:
-        allocation = Allocation(id=AllocationID(name), devices={GPU: tuple(DeviceID(device) for device in devices)})
-        return self.say(AllocationGranted(node=self.node, epoch=self.epoch, seq=self.seq, allocation=allocation))
+    def grant(self, given: Allocation | str, *devices: str) -> LedgerEvent:
+        """This allocation, or one of this name with these GPUs."""
+        if isinstance(given, str):
+            given = Allocation(id=AllocationID(given), devices={GPU: tuple(map(DeviceID, devices))})
+        return self.record(AllocationGranted, allocation=given)
 
-    def bind(self, name: str, pod: str) -> LedgerEvent:
-        return self.say(
-            AllocationBound(
-                node=self.node, epoch=self.epoch, seq=self.seq, allocation=AllocationID(name), owner=owner(pod)
-            )
-        )
+    def bind(self, name: str, pod: Owner | str, uid: str = "") -> LedgerEvent:
+        to = owner(pod) if isinstance(pod, str) else pod
+        return self.record(AllocationBound, allocation=AllocationID(name), owner=to, pod_uid=uid)
 
     def release(self, name: str) -> LedgerEvent:
-        return self.say(
-            AllocationReleased(
-                node=self.node, epoch=self.epoch, seq=self.seq, allocation=AllocationID(name), reason="released"
-            )
-        )
+        return self.record(AllocationReleased, allocation=AllocationID(name), reason="released")

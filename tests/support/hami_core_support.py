@@ -1,24 +1,55 @@
 """A node whose slots are limited by HAMi-core, and the directories of its containers."""
 
+import shutil
+import subprocess
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import cache
 from pathlib import Path
-from random import Random
+from tempfile import mkdtemp
+from typing import Any
 
 import msgspec
+import pytest
 from anyio.abc import TaskGroup
 from share_support import DEFAULT, running
-from slot_node_support import MACHINE, Ask, SlotNode
+from slot_node_support import Ask, SlotNode
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.containers.hami_core.slot_directories import DirectoryCleanup, slots_directory_name
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, ContainerName, PodName
-from topoalign.core.model.requests import Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, SharingSection
 from topoalign.plugin_config.hook_files import install_library
+
+SOURCE = Path(__file__).parents[1] / "allocator" / "hami_core_region.c"
+NAME = f"{'f' * 32}.cache"
+LIBRARIES = {"v2.9.0": ("-DMINOR=2",), "v2.8.0": ("-DMINOR=1",), "v2.8.1": ("-DMINOR=1", "-DV2_8_1")}
+"""Version of HAMi -> what its shared region is compiled with. That of v2.8.0 is the one of v2.4.1 to v2.8.0."""
+
+
+@cache
+def built(library: str) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc) to write a shared region with")
+    program = Path(mkdtemp(prefix="region-")) / "region"
+    subprocess.run([compiler, "-O1", "-Wall", "-Werror", *LIBRARIES[library], "-o", program, SOURCE], check=True)
+    return program
+
+
+def put_region(
+    path: Path, uuids: str, *processes: str, priority: int = 1, last_kernel: int = 0, library: str = "v2.9.0"
+) -> Path:
+    """
+    The file of a container with these GPUs, separated by commas, and these processes, each
+    `<status>:<contexts>:<programs>:<buffers>:<all>:<percent>` on its own GPU, as this version of HAMi writes it.
+    """
+    subprocess.run([built(library), path, uuids, str(priority), str(last_kernel), *processes], check=True)
+    return path
+
 
 LIBRARY = b"\x7fELF, as far as a test cares"
 
@@ -26,14 +57,8 @@ LIBRARY = b"\x7fELF, as far as a test cares"
 class HamiCoreNode(SlotNode):
     """As `SlotNode`, with the limiter; the library is in place."""
 
-    def __init__(
-        self,
-        directory: Path,
-        machine: Topology = MACHINE,
-        policy: Policy = Policy.NONE,
-        chance: Random | None = None,
-    ) -> None:
-        super().__init__(directory, machine, (GPU,), policy, chance)
+    def __init__(self, directory: Path, *options: Any, **more: Any) -> None:
+        super().__init__(directory, *options, **more)
         self.root = directory / "hami"
         install_library(LIBRARY, self.root)
         self.configuration = Configuration(
@@ -88,6 +113,5 @@ class HamiCoreNode(SlotNode):
         await super().start_agent(tasks, machine)
 
 
-def hami_core_node(machine: Topology = MACHINE) -> AbstractAsyncContextManager[tuple[HamiCoreNode, TaskGroup]]:
-    """The node, with its kubelet and agent running."""
-    return running(lambda directory: HamiCoreNode(directory, machine))
+def hami_core_node() -> AbstractAsyncContextManager[tuple[HamiCoreNode, TaskGroup]]:
+    return running(HamiCoreNode)

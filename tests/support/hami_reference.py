@@ -55,14 +55,6 @@ class Request:
 
 
 @dataclass
-class Namespace:
-    """Limits by resource."""
-
-    memory: int | None = None
-    cores: int | None = None
-
-
-@dataclass
 class Node:
     cards: list[Card]
     cordoned: set[str] = field(default_factory=set)
@@ -160,31 +152,6 @@ def place_instance(
             if profile.memory >= memory and not taken & set(range(start, start + size)):
                 return profile, start, size
     return None
-
-
-def effective(containers: list[Given], init: int) -> dict[str, tuple[int, int]]:
-    """Memory and cores by uuid."""
-    found = {}
-    for uuid in {uuid for given in containers for uuid, _, _ in given}:
-        mine = [[(m, c) for u, m, c in given if u == uuid] for given in containers]
-        first = [entry for entries in mine[:init] for entry in entries]
-        others = [entry for entries in mine[init:] for entry in entries]
-        found[uuid] = (
-            max([m for m, _ in first] + [sum(m for m, _ in others)]),
-            max([c for _, c in first] + [sum(c for _, c in others)]),
-        )
-    return found
-
-
-def allowed(namespace: Namespace | None, containers: list[Given], init: int) -> bool:
-    if namespace is None:
-        return True
-    use = effective(containers, init).values()
-    memory, cores = sum(m for m, _ in use), sum(c for _, c in use)
-    return not (
-        (namespace.memory is not None and memory > namespace.memory)
-        or (namespace.cores is not None and cores > namespace.cores)
-    )
 
 
 def fit(

@@ -1,6 +1,5 @@
 """A node whose slots become MIG instances, over real sockets: the kubelet, an agent, and a discovery that sees all."""
 
-from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from topoalign.allocator.mig.instance_log import InstanceLog
 from topoalign.allocator.mig.instances import Instances, live_of, unknown_of
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU, DeviceID, PodName
-from topoalign.core.model.requests import Policy
 from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
@@ -32,7 +30,7 @@ class InstanceNode(SlotNode):
     def __init__(self, directory: Path, containers: Containers | None = None) -> None:
         self.directory, self.played, self.boot = directory, PlayedGpus(), "b"
         self.played.changed = self.see
-        super().__init__(directory, PLAIN, (GPU,), Policy.NONE, None)
+        super().__init__(directory, machine=PLAIN)
         self.containers = containers
 
     def offered(self, machine: Topology) -> Topology:
@@ -104,14 +102,6 @@ class InstanceNode(SlotNode):
     def there(self) -> set[DeviceID]:
         """The MIG devices of all GPUs."""
         return {uuid for each in self.played.instances.values() for uuid in each.uuids}
-
-    def check_instances(self, names: Collection[str]) -> None:
-        """Each pod was told of the instances that its record has; no other instance is there, and none is anothers'."""
-        recorded = [uuid for name in names for each in self.records(name) for uuid in each.instances.values()]
-        told = [uuid for name in names for one in self.told(name) for uuid in one.split(",")]
-        assert sorted(recorded) == sorted(told)
-        assert len({*recorded}) == len(recorded)
-        assert {*recorded} == self.there()
 
 
 def instance_node(

@@ -48,10 +48,6 @@ def instance_line(uuid: str) -> str:
     return f"mig 0 gi=1 ci=0 uuid={uuid} name=MIG_1g.5gb memory=5120 slices=1 compute=1 place=6:1 profile=20"
 
 
-class Killed(BaseException):
-    """The process ends here; no handler of an error may go on."""
-
-
 class PlayedGpus:
     """Instances that outlive the processes that make them."""
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from topoalign.core.deviceshare.candidates import Caps, JointRequest
+from topoalign.core.deviceshare.candidates import JointRequest
 from topoalign.core.deviceshare.demand import JointDemand, read_demand
 from topoalign.core.deviceshare.inventory import (
     DeviceLocation,
@@ -97,11 +97,10 @@ def chosen(
     *,
     nodes: Sequence[int] | None = None,
     compat: bool = False,
-    caps: Caps | None = None,
 ) -> dict[str, list[int]] | str:
     """Type -> minors, or the reason of the refusal."""
     pod = demand(requests, joint, hints, partition, compat=compat)
-    asked = JointRequest(demand=pod, inventory=node, nodes=None if nodes is None else frozenset(nodes), caps=caps or {})
+    asked = JointRequest(demand=pod, inventory=node, nodes=None if nodes is None else frozenset(nodes))
     try:
         return {kind.value: [each.device.minor for each in given] for kind, given in allocate_all_types(asked).items()}
     except DevicesDoNotFit as misfit:

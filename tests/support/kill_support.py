@@ -12,7 +12,6 @@ from pathlib import Path
 
 import anyio
 from e2e_support import environment, pod
-from strace_support import injected
 
 from topoalign.allocator.ledger import journal_format
 from topoalign.client import Client
@@ -113,20 +112,6 @@ class Life:
         await self.kubelet.until(lambda k: k.plugins.streams == 0)
         assert [] == [each for each in self.offered if self.kubelet.allocatable(each)]
 
-    async def killed_while_allocating(self, step: int, compact_after: int) -> bool:
-        """Returns whether the first agent survived the allocation."""
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(self.kubelet.run)
-            first = self.start(step, compact_after)
-            await self.listed()
-            await self.allocate(first)
-            survived = not self.arm.with_name("arm.died").exists()
-            kill(first)
-            await self.unlisted()
-            await self.give_the_rest(compact_after)
-            tasks.cancel_scope.cancel()
-        return survived
-
     async def allocate(self, agent: int) -> bool:
         """Arms the agent and has devices allocated. Returns whether all are."""
         self.arm.touch()
@@ -141,24 +126,6 @@ class Life:
         decision = await self.kubelet.admit(pod("second", gpus=8 - held[GPU], nics=10 - held[NIC]))
         assert isinstance(decision, Admission), decision
         await self.end_in_agreement(agent)
-
-    async def killed_by_kernel(self, calls: str, nth: int) -> bool:
-        """As `killed_while_allocating`, at the nth of these calls. Returns whether the first agent survived it."""
-        self.environment["TOPOALIGN_RECONCILE_SECONDS"] = "3600"  # so that all calls are those of the allocation
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(self.kubelet.run)
-            first = self.start(compact_after=1)  # so that each entry costs a rename, too
-            await self.listed()
-            async with injected(first, calls, f"signal=SIGKILL:when={nth}", self.folder / "strace"):
-                await self.until_said(first, await self.allocate(first))
-                survived = alive(first)
-            kill(first)
-            await self.unlisted()
-
-            self.environment["TOPOALIGN_RECONCILE_SECONDS"] = "0.05"
-            await self.give_the_rest()
-            tasks.cancel_scope.cancel()
-        return survived
 
     async def until_said(self, agent: int, allocated: bool) -> None:
         """Waits until the bus has all, or the agent has died; it is about to if not all is `allocated`."""
@@ -176,29 +143,6 @@ class Life:
         """(epoch, seq) of the newest fact that is marked as published."""
         epoch, seq = (self.folder / "state" / "published").read_text().split()
         return int(epoch), int(seq)
-
-    async def killed_while_starting(self, step: int) -> None:
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(self.kubelet.run)
-            first = self.start()
-            await self.listed()
-            decision = await self.kubelet.admit(pod("first", gpus=3, nics=1))
-            assert isinstance(decision, Admission), decision
-            kill(first)
-            await self.unlisted()
-
-            self.arm.touch()
-            second = self.start(step)
-            while alive(second) and self.kubelet.allocatable(GPU) == 0:
-                await anyio.lowlevel.checkpoint()
-            kill(second)
-            self.arm.unlink()
-            await self.unlisted()
-
-            third = self.start()
-            await self.listed()
-            await self.end_in_agreement(third)
-            tasks.cancel_scope.cancel()
 
     async def give(self, pod: PodRequest) -> None:
         """

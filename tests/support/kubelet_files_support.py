@@ -21,8 +21,6 @@ from topoalign.kubelet.files import cpu_checkpoint, device_checkpoint, memory_ch
 from topoalign.kubelet.files.device_checkpoint import CheckpointData, PodDevicesEntry
 from topoalign.testing.fake_kubelet.files import cpu_file, machine_state, memory_file
 
-__all__ = ["VOLUME", "basis_from", "cpu_file", "machine_state", "memory_file", "write_files"]
-
 VOLUME = "volumes/kubernetes.io~projected/kube-api-access"
 """What a pod that runs has in its directory."""
 

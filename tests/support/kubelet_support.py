@@ -10,6 +10,8 @@ from random import Random
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
+from decision_support import container
+from decision_support import pod as pod_of
 from device_allocations_support import start_allocations
 from grpclib.client import Channel
 
@@ -22,17 +24,13 @@ from topoalign.allocator.ports import AskedDevices, KubeletListing
 from topoalign.core.model.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
 from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import (
-    CPU,
     GPU,
-    MEMORY,
     AllocationID,
-    ContainerName,
     DeviceID,
     NodeName,
-    PodName,
     ResourceName,
 )
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.model.requests import AdmissionRules, PodRequest, Policy
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 from topoalign.core.ports import Clock
@@ -170,18 +168,20 @@ class SilentPodResources:
         return ()
 
 
-def recorded(state: NodeState, placement: str = "best-effort") -> tuple[DeviceAllocations, Ledger, MemoryJournal]:
-    """The real allocator, its record in memory, with the hardware and health of this state."""
-    journal, clock = MemoryJournal(), ManualClock()
-    ledger = Ledger(NODE, journal, clock)
+def ledger_of(known: Topology | NodeState, clock: Clock | None = None, journal: MemoryJournal | None = None) -> Ledger:
+    """A ledger with the hardware and health of this state, or of a machine whose devices are healthy."""
+    ledger = Ledger(NODE, journal or MemoryJournal(), clock or ManualClock())
+    state = known if isinstance(known, NodeState) else MemoryAllocator(known).state
     assert state.topology is not None and state.health is not None
     ledger.take_reading(state.topology)
     ledger.take_reading(state.health)
-    return (
-        start_allocations(ledger, SilentPodResources(), placement=placement),
-        ledger,
-        journal,
-    )
+    return ledger
+
+
+def recorded(known: Topology | NodeState, placement: str = "best-effort") -> tuple[DeviceAllocations, Ledger]:
+    """The real allocator, its record in memory."""
+    ledger = ledger_of(known)
+    return start_allocations(ledger, SilentPodResources(), placement=placement), ledger
 
 
 @contextmanager
@@ -260,7 +260,6 @@ async def node(
     allocator: MemoryAllocator | None = None,
     rules: AdmissionRules = RESTRICTED,
     clock: Clock | None = None,
-    drain_seconds: float = 5.0,
     until: Callable[[FakeKubelet], bool] | None = None,
     chance: Random | None = None,
     changes: DirectoryChanges | None = None,
@@ -268,7 +267,7 @@ async def node(
 ) -> AsyncIterator[Node]:
     """
     Runs a fake kubelet and the front; yields when all resources are allocatable, or when `until` says. With `changes` the
-    kernel tells of the plugin directory. `containers`: None tells them by the defaults of the configuration.
+    kernel tells of the plugin directory.
     """
     machine = machine or two_nodes()
     with short_directory() as directory:
@@ -284,7 +283,7 @@ async def node(
             plugins,
             clock,
             pod_resources=channel,
-            drain_seconds=drain_seconds,
+            drain_seconds=5.0,
             jitter=lambda: 1.0,
             changes=changes,
             containers=containers,
@@ -304,18 +303,9 @@ async def node(
         channel.close()
 
 
-def pod(name: str, *, cpus: int = 0, **devices: int) -> PodRequest:
-    """A pod of one container, `pod("train", gpus=4, nics=1)`; with `cpus` it is Guaranteed and has 1 GiB of memory."""
-    resources = {NAMES[key]: amount for key, amount in devices.items()}
-    if cpus:
-        resources.update({CPU: cpus * 1000, MEMORY: GIB})
-    return PodRequest(
-        name=PodName(name),
-        containers=(ContainerRequest(name=ContainerName("main"), requests=resources, limits=resources),),
-    )
-
-
-NAMES = {"gpus": ResourceName("nvidia.com/gpu"), "nics": ResourceName("topoalign.io/nic")}
+def pod(name: str, *, gpus: int = 0, nics: int = 0, cpus: int = 0) -> PodRequest:
+    """A pod of one container; with `cpus` it is Guaranteed and has 1 GiB of memory."""
+    return pod_of(container(gpus=gpus, nics=nics, cpus=cpus, gib=int(cpus > 0)), name=name)
 
 
 async def learn_owners(kubelet: FakeKubelet) -> None:

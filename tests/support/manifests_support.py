@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,20 +51,6 @@ def one(manifests: tuple[Manifest, ...], kind: str, name: str) -> Manifest:
     """The object of this kind and name."""
     (found,) = [each for each in manifests if (each["kind"], each["metadata"]["name"]) == (kind, name)]
     return found
-
-
-def pods(manifests: tuple[Manifest, ...]) -> Iterator[tuple[str, Manifest]]:
-    """Name of the workload and `spec` of its pods."""
-    for each in manifests:
-        if each["kind"] in ("DaemonSet", "Deployment", "StatefulSet", "Job"):
-            yield each["metadata"]["name"], each["spec"]["template"]["spec"]
-
-
-def containers(manifests: tuple[Manifest, ...]) -> Iterator[tuple[str, Manifest]]:
-    """Name of the workload and each of its containers."""
-    for name, spec in pods(manifests):
-        for container in (*spec.get("initContainers", ()), *spec["containers"]):
-            yield name, container
 
 
 def values(container: Manifest) -> dict[str, str]:

@@ -61,17 +61,6 @@ def width(hints: Sequence[TopologyHint]) -> int:
     return min((hint.affinity.bit_count() for hint in hints if hint.affinity is not None), default=0)
 
 
-def all_hints(rule: HintRule, machine: Mask) -> list[TopologyHint]:
-    """What a rule stands for: every set of nodes is looked at."""
-    found = []
-    for mask in masks_by_size(nodes_of(machine)):
-        has = [sum(amount for near, amount in need.supply.items() if near & mask) for need in rule.needs]
-        enough = not mask & ~rule.nodes and all(n >= need.amount for n, need in zip(has, rule.needs, strict=True))
-        if enough or mask in rule.besides:
-            found.append(TopologyHint(mask, mask.bit_count() == rule.least))
-    return found
-
-
 def uneven(seed: int) -> list[int]:
     """Of each of 64 nodes a little more or less."""
     chance = random.Random(seed)

@@ -1,17 +1,14 @@
 """Nodes whose units or slots are limited by MPS: what is announced of its daemon, and what each container is told alone."""
 
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from random import Random
+from typing import Any
 
 import msgspec
-from anyio.abc import TaskGroup
-from share_support import DEFAULT, running
+from share_support import DEFAULT
 from slot_node_support import MACHINE, SlotNode
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.core.model.ids import GPU, PodName, ResourceName
-from topoalign.core.model.requests import Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration, Flags
@@ -50,8 +47,8 @@ class Announced:
 class LimitedSlotNode(SlotNode):
     """As `SlotNode`, limited by MPS."""
 
-    def __init__(self, directory: Path, policy: Policy = Policy.NONE, chance: Random | None = None) -> None:
-        super().__init__(directory, MACHINE, (GPU,), policy, chance)
+    def __init__(self, directory: Path, *options: Any) -> None:
+        super().__init__(directory, *options)
         self.mps = Announced(directory / "mps", GPU, MACHINE)
         self.containers = self.mps.containers
 
@@ -70,8 +67,3 @@ def own(answer: v1beta1.ContainerAllocateResponse, mps: Announced) -> dict[str, 
     assert variables.items() <= answer.envs.items()
     assert [*answer.envs] == sorted(answer.envs)
     return {name: value for name, value in answer.envs.items() if name not in (PIPES, "NVIDIA_VISIBLE_DEVICES")}
-
-
-def limited_slot_node() -> AbstractAsyncContextManager[tuple[LimitedSlotNode, TaskGroup]]:
-    """Its daemon is not ready yet."""
-    return running(LimitedSlotNode)

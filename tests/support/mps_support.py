@@ -6,7 +6,7 @@ and fails where it is gone. What is done to GPUs and daemons is written to one f
 """
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -148,13 +148,3 @@ def mps_node(library: Path, folder: Path, *gpus: str) -> Iterator[MpsNode]:
     with standing_in(library, folder, "\n".join(gpus) or script(gpus=range(2))), pytest.MonkeyPatch.context() as patch:
         patch.setenv("NVML_STANDIN_EVENTS", str(folder / "events"))
         yield MpsNode(folder)
-
-
-def statement(gpu: int, **values: str | int) -> str:
-    """A GPU of 80 GiB."""
-    told = {"uuid": f"GPU-{gpu}", "pci": f"00000000:{gpu:02X}:00.0", "minor": gpu, "memory": 80 << 30, **values}
-    return "gpu " + " ".join(f"{key}={value}" for key, value in told.items())
-
-
-def modes(events: Sequence[str]) -> list[str]:
-    return [event for event in events if event.startswith("GPU-")]

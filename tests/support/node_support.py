@@ -21,9 +21,7 @@ from starlette.applications import Starlette
 from topoalign.allocator import main as allocator
 from topoalign.core import wire
 from topoalign.core.model.decisions import Explained
-from topoalign.core.model.events import DeviceHealth
-from topoalign.core.model.ids import GPU, DeviceID, NodeName
-from topoalign.core.model.maintenance import DevicesRequest, Override
+from topoalign.core.model.ids import GPU, NodeName
 from topoalign.core.model.requests import ExplainRequest
 from topoalign.discovery import main as discovery
 from topoalign.hinting import main as hinting
@@ -72,13 +70,8 @@ class WholeNode:
         while self.counted("topoalign_discovery_read_seconds_count") < done + 2:  # the first may have begun before
             await self.clock.advance(READ_SECONDS / 4)
 
-    async def word(self, word: Override, *devices: str, reason: str = "") -> dict[DeviceID, DeviceHealth]:
-        request = wire_json(DevicesRequest(node=NODE, devices=devices, reason=reason))
-        answer = await self.bus.ask(wire.devices_subject(NODE, word), request, 10.0)
-        return wire.decode_answer(answer, dict[DeviceID, DeviceHealth])
-
     async def explain(self, target: str) -> Explained:
-        request = wire_json(ExplainRequest(node=NODE, target=target))
+        request = msgspec.json.encode(ExplainRequest(node=NODE, target=target))
         return wire.decode_answer(await self.bus.ask(wire.admission_subject(NODE, "explain"), request, 10.0), Explained)
 
     def healthy(self) -> frozenset[str]:
@@ -90,15 +83,6 @@ class WholeNode:
         transport = httpx.ASGITransport(app=Starlette(routes=self.context.routes))
         async with httpx.AsyncClient(transport=transport, base_url="http://node") as http:
             return (await http.get(path)).json()
-
-    def not_ready(self) -> dict[str, str]:
-        """Check -> why it is not content."""
-        results = {name: check() for name, check in self.context.checks.items()}
-        return {name: reason for name, reason in results.items() if reason is not None}
-
-
-def wire_json(request: object) -> bytes:
-    return msgspec.json.encode(request)
 
 
 @asynccontextmanager

@@ -246,8 +246,8 @@ class QuickClock(ManualClock):
         ]
 
 
-async def turns(count: int = TURNS) -> None:
-    for _ in range(count):
+async def turns() -> None:
+    for _ in range(TURNS):
         await anyio.lowlevel.checkpoint()
 
 

@@ -12,14 +12,12 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.client import Client, Delivery
 from topoalign.core import wire
-from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.events import Allocation, LedgerFact
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.requests import SnapshotRequest
-from topoalign.core.ports import Bus, Clock, Endpoint, Message
+from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.clock import SystemClock
-from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.replies import answer_with
 
 NODE = NodeName("gpu-7.example.com")
@@ -67,25 +65,27 @@ async def emptied(ledger: Ledger) -> None:
 class Listener:
     """A subscriber that notes what it was told, and folds it as any other would."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, node: NodeName = NODE) -> None:
         self.client = Client(bus, name="listener")
         self.told: list[Delivery] = []
-        self.state = NodeState(node=NODE)
+        self.state = NodeState(node=node)
 
     async def listen(self) -> None:
         """From the beginning of the stream, until cancelled."""
-        async with aclosing(self.client.allocations(since=0, node=NODE)) as events:
+        async with aclosing(self.client.allocations(since=0, node=self.state.node)) as events:
             async for delivery in events:
                 self.told.append(delivery)
                 self.state = self.state.apply(delivery.event)
 
+    async def listen_to_readings(self) -> None:
+        """Of hardware, health and usage, until cancelled."""
+        async with aclosing(self.client.nodes(node=self.state.node)) as events:
+            async for delivery in events:
+                self.state = self.state.apply(delivery.event)
+
     async def agrees_with(self, ledger: Ledger) -> None:
         """Until it has been told what the ledger holds."""
-        while (self.state.epoch, self.state.seq, self.state.digest) != (
-            ledger.state.epoch,
-            ledger.state.seq,
-            ledger.state.digest,
-        ):
+        while place(self.state) != place(ledger.state):
             await anyio.lowlevel.checkpoint()
 
     @property
@@ -94,29 +94,20 @@ class Listener:
         return [(one.event.epoch, one.event.seq) for one in self.told if isinstance(one.event, LedgerFact)]
 
 
+def place(state: NodeState) -> tuple[int | str, ...]:
+    """How far the facts of a node are known."""
+    readings = [each for each in (state.topology, state.health, state.usage) if each is not None]
+    return (
+        state.epoch,
+        state.seq,
+        state.digest,
+        *(number for each in readings for number in (each.epoch, each.revision)),
+    )
+
+
 def consecutive(numbers: list[tuple[int, int]]) -> bool:
     """Whether each fact is the next of its epoch, or the first of a later one: none twice, none left out, none too soon."""
     return all(
         (epoch == before[0] and seq == before[1] + 1) or (epoch > before[0] and seq == 1)
         for before, (epoch, seq) in pairwise(numbers)
     )
-
-
-class Away(MemoryBus):
-    """A bus that can be away: nothing is stored then, and who publishes is told that it is not known."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.away = True
-        self.tries = 0
-        """To publish while it was away."""
-
-    @property
-    def connected(self) -> bool:
-        return not self.away
-
-    async def publish(self, message: Message, expected_last: int | None = None) -> int:
-        if self.away:
-            self.tries += 1
-            raise BusUnavailable("away")
-        return await super().publish(message, expected_last)

@@ -6,7 +6,6 @@ from topoalign.kubelet.control_groups import FIRST_NAMESPACE
 
 CONTAINER_ID = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 POD_UID = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
-STATIC_POD_UID = "0b43e8f8fbb0a0d9d7c2b43ed4dd4c5d"
 
 
 def pod_cgroup(uid: str = POD_UID, container_id: str = CONTAINER_ID) -> str:

@@ -1,6 +1,9 @@
 """Reservations for tests: of GPUs, CPUs and memory of `node-1`."""
 
-from topoalign.core.model.allocations import Allocation, MemoryBlock, Owner
+import msgspec
+from fact_support import owner
+
+from topoalign.core.model.allocations import Allocation, MemoryBlock
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
@@ -56,7 +59,5 @@ def changed(
 
 def allocated(*gpus: str, pod: str = "", name: str = "main", number: int = 1) -> Allocation:
     """What the device plugin gave; its owner is known if `pod` is given."""
-    owner = Owner(namespace=Namespace("default"), pod=PodName(pod), container=ContainerName(name)) if pod else None
-    return Allocation(
-        id=AllocationID(f"a-{number}"), owner=owner, devices={GPU: ids(*gpus)}, pod_uid=f"uid-{pod}" if pod else ""
-    )
+    held = Allocation(id=AllocationID(f"a-{number}"), devices={GPU: ids(*gpus)})
+    return msgspec.structs.replace(held, owner=owner(pod, name), pod_uid=f"uid-{pod}") if pod else held

@@ -1,4 +1,4 @@
-"""A node with four GPUs in units, over real sockets: the fake kubelet, and an agent that can be started anew."""
+"""Nodes over real sockets: the fake kubelet, and an agent that can be started anew; GPUs in units, or as they are."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -10,9 +10,11 @@ from typing import Any, Literal, TypeVar
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
+from decision_support import container as container_of
+from decision_support import pod as pod_of
 from device_allocations_support import Observed, nothing_to_prepare, start_allocations
-from kubelet_support import NODE, MemoryAllocator, short_directory, two_nodes
-from reservation_support import changed
+from kubelet_support import ledger_of, short_directory, two_nodes
+from reservation_support import changed, reservation
 from unit_support import CORES, MEMORY, in_units
 
 from topoalign.allocator.allocate.service import DeviceAllocations
@@ -27,14 +29,16 @@ from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.events import AllocationRefused
 from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.requests import GPU_COUNT, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.requests import GPU_COUNT, AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.node_reservations import NodeReservations, reservation_of
+from topoalign.plugin_config.configuration import Configuration, DeviceList, Flags, PluginFlags
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.manual_clock import ManualClock
 from topoalign.testing.memory_journal import MemoryJournal
 
+MACHINE = two_nodes()
 BLOCKS = 16
 GPUS = 4
 PLAIN = two_nodes(gpus=GPUS)
@@ -55,10 +59,10 @@ class ShareNode:
     def __init__(
         self,
         directory: Path,
-        machine: Topology,
-        names: tuple[ResourceName, ...],
-        policy: Policy,
-        chance: Random | None,
+        machine: Topology = SMALL,
+        names: tuple[ResourceName, ...] = NAMES,
+        policy: Policy = Policy.NONE,
+        chance: Random | None = None,
         compat: Literal["", "gaia"] = "",
     ) -> None:
         self.plugins, self.resources = directory / "device-plugins", directory / "pod-resources"
@@ -77,6 +81,7 @@ class ShareNode:
         self.limited_by: VcudaLimiter | None = None
         self.instances: Instances | None = None
         self.containers: Containers | None = None
+        self.by_variable_alone = False
         self.forced: Mapping[ResourceName, Sequence[DeviceID]] = {}
         """What the kubelet takes of a resource whatever is preferred."""
 
@@ -88,20 +93,18 @@ class ShareNode:
         """The agent starts, also anew: with what is in the journal alone."""
         self._agent.cancel()
         self.machine = machine or self.machine
-        known = MemoryAllocator(self.machine).state
-        assert known.topology is not None and known.health is not None
-        self.ledger = Ledger(NODE, self.journal, self.clock)
-        self.ledger.take_reading(known.topology)
-        self.ledger.take_reading(known.health)
+        self.ledger = ledger_of(self.machine, self.clock, self.journal)
         self.pod_resources = PodResourcesClient(self.resources / "kubelet.sock", self.plugins, self.clock)
         self.allocations = start_allocations(
             self.ledger,
             self.pod_resources,
             compat=self.rules.compat,
+            placement=self.rules.placement,
             settle_seconds=0,
             reservations=Observed(self.observed),
             starting=self.limited_by.starting if self.limited_by is not None else nothing_to_prepare,
             instances=self.instances,
+            by_variable_alone=lambda: self.by_variable_alone,
         )
         self.force()
         started = anyio.Event()
@@ -139,15 +142,9 @@ class ShareNode:
         return await self.kubelet.admit(self.pod(name, *shares, init=init), f"uid-{name}")
 
     def pod(self, name: str, *shares: tuple[int, int], init: tuple[tuple[int, int], ...] = ()) -> PodRequest:
-        containers = []
-        for number, amounts in enumerate((*init, *shares)):
-            asked = {resource: amount for resource, amount in zip(self.names, amounts, strict=True) if amount}
-            containers.append(ContainerRequest(name=ContainerName(f"c{number}"), requests=asked, limits=asked))
-        return PodRequest(
-            name=PodName(name),
-            init_containers=tuple(containers[: len(init)]),
-            containers=tuple(containers[len(init) :]),
-        )
+        asked = [dict(zip(map(str, self.names), amounts, strict=True)) for amounts in (*init, *shares)]
+        containers = [container_of(f"c{number}", others=each) for number, each in enumerate(asked)]
+        return pod_of(*containers[len(init) :], init=containers[: len(init)], name=name)
 
     def reserve(self, *pods: PodRequest) -> list[Decision]:
         """What a registry reserves for these pods, each as if it were alone, as far as the node would admit it."""
@@ -157,28 +154,19 @@ class ShareNode:
             for pod, decision in zip(pods, decisions, strict=True)
             if isinstance(decision, Admission)
         ]
-        live = self.ledger.state.allocations.keys()
-        self.reserved = NodeReservations().apply(changed(*kept), 1, self.clock.monotonic(), live)
+        self.set_reserved(*kept)
         return decisions
 
     def keep(self, **pods: dict[ResourceName, list[DeviceID]]) -> None:
         """These units are reserved for these pods, of one container each."""
-        kept = [
-            Reservation(
-                pod_uid=f"uid-{name}",
-                namespace=DEFAULT,
-                pod=PodName(name),
-                containers=(
-                    ReservedContainer(
-                        container=ContainerName("c0"), devices={each: tuple(ids) for each, ids in units.items()}
-                    ),
-                ),
-                seconds_left=60.0,
-            )
-            for name, units in pods.items()
-        ]
-        live = self.ledger.state.allocations.keys()
-        self.reserved = NodeReservations().apply(changed(*kept), 1, self.clock.monotonic(), live)
+        devices = {name: {each: tuple(ids) for each, ids in units.items()} for name, units in pods.items()}
+        kept = {name: ReservedContainer(container=ContainerName("c0"), devices=each) for name, each in devices.items()}
+        self.set_reserved(*(reservation(name, each, seconds=60.0) for name, each in kept.items()))
+
+    def set_reserved(self, *reserved: Reservation) -> None:
+        """The node receives that this is reserved on it, and nothing else."""
+        seq, live = self.reserved.position + 1, self.ledger.state.allocations.keys()
+        self.reserved = self.reserved.apply(changed(*reserved, seq=seq), seq, self.clock.monotonic(), live)
 
     async def remove(self, name: str) -> None:
         await self.kubelet.remove(DEFAULT, PodName(name))
@@ -195,16 +183,9 @@ class ShareNode:
         await self.allocations.reconcile()
         await self.listed()
 
-    async def restart_kubelet(self) -> None:
-        """The kubelet starts anew, and hears of all units again."""
-        await self.kubelet.restart()
-        for _ in range(2):
-            await self.clock.advance(1)
-        await self.listed()
-
-    async def lose_checkpoint(self) -> None:
-        """The kubelet starts anew without knowing who has what."""
-        await self.kubelet.wipe()
+    async def restart_kubelet(self, *, knowing: bool = True) -> None:
+        """The kubelet starts anew, and hears of all units again. `knowing`: it has kept its checkpoint of who has what."""
+        await (self.kubelet.restart() if knowing else self.kubelet.wipe())
         for _ in range(2):
             await self.clock.advance(1)
         await self.listed()
@@ -274,6 +255,10 @@ class ShareNode:
             assert sum(each["cores"] for each in shares) <= 100, (gpu, shares)
             assert sum(each["memory"] for each in shares) <= BLOCKS, (gpu, shares)
             assert len(shares) == 1 or not any(each["cores"] == 100 for each in shares), (gpu, shares)
+        await self.check_records(names, shown)
+
+    async def check_records(self, names: Collection[str], shown: Mapping[tuple[str, str], set[str]]) -> None:
+        """The kubelet lists and the ledger records for the app containers of these pods what is `shown` of them."""
         await self.allocations.reconcile()
         listing = await self.pod_resources.listing()
         listed: dict[tuple[str, str], set[str]] = {}
@@ -290,14 +275,9 @@ class ShareNode:
 N = TypeVar("N", bound=ShareNode)
 
 
-def share_node(
-    machine: Topology = SMALL,
-    names: tuple[ResourceName, ResourceName] = NAMES,
-    policy: Policy = Policy.NONE,
-    chance: Random | None = None,
-    compat: Literal["", "gaia"] = "",
-) -> AbstractAsyncContextManager[tuple[ShareNode, TaskGroup]]:
-    return running(lambda directory: ShareNode(directory, machine, names, policy, chance, compat))
+def share_node(*options: Any, **more: Any) -> AbstractAsyncContextManager[tuple[ShareNode, TaskGroup]]:
+    """By the options of `ShareNode`."""
+    return running(lambda directory: ShareNode(directory, *options, **more))
 
 
 @asynccontextmanager
@@ -310,3 +290,36 @@ async def running(make: Callable[[Path], N]) -> AsyncIterator[tuple[N, TaskGroup
             await node.start_agent(tasks)
             yield node, tasks
             tasks.cancel_scope.cancel()
+
+
+class Node(ShareNode):
+    """All devices are offered as the machine has them. `strategies`: how containers receive the list of their devices."""
+
+    def __init__(
+        self,
+        directory: Path,
+        policy: Policy = Policy.RESTRICTED,
+        machine: Topology = MACHINE,
+        strategies: tuple[DeviceList, ...] = ("envvar",),
+    ) -> None:
+        super().__init__(directory, machine, tuple(machine.devices), policy)
+        flags = Flags(plugin=PluginFlags(device_list_strategy=strategies))
+        self.containers = Containers(lambda: Configuration(flags=flags))
+        self.by_variable_alone = flags.plugin.by_variable_alone
+
+    def offered(self, machine: Topology) -> Topology:
+        return machine
+
+    def facts(self) -> list[str]:
+        """Names of the recorded facts, without the snapshot of the start."""
+        return [type(event).__name__ for event, _ in self.ledger.pending][1:]
+
+
+def node(*options: Any, **more: Any) -> AbstractAsyncContextManager[tuple[Node, TaskGroup]]:
+    """By the options of `Node`."""
+    return running(lambda directory: Node(directory, *options, **more))
+
+
+def fits(decision: Decision) -> Admission:
+    assert isinstance(decision, Admission), decision
+    return decision

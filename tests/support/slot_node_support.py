@@ -2,14 +2,15 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from anyio.abc import TaskGroup
-from reservation_support import changed
 from share_support import DEFAULT, GPUS, PLAIN, ShareNode, running
-from slot_support import MIB, WITH_NUMA_NODES, asks, in_slots
+from slot_support import MIB, asks, in_slots
+from slot_support import PLAIN as IN_SLOTS
 
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.gang_plan import reserved_for
@@ -17,10 +18,10 @@ from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.holdings import Amount, base_of
-from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
+from topoalign.core.model.ids import GPU, DeviceID, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest, Policy
+from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.core.state.share_amounts import equal_part, held_by_slot, offered_in_slots, sum_amounts
 
 EACH = 16_384
@@ -54,9 +55,20 @@ class Ask(NamedTuple):
 class SlotNode(ShareNode):
     """The kubelet of a node whose GPUs are in slots, and the parts of its agent."""
 
+    def __init__(
+        self,
+        directory: Path,
+        policy: Policy = Policy.NONE,
+        chance: Random | None = None,
+        machine: Topology = MACHINE,
+        terms: Slots = IN_SLOTS,
+    ) -> None:
+        """`terms`: on which the GPUs are offered, in `SLOTS` slots each."""
+        self.terms = terms
+        super().__init__(directory, machine, (GPU,), policy, chance)
+
     def offered(self, machine: Topology) -> Topology:
-        """In `SLOTS` slots each."""
-        return in_slots(machine, SLOTS, GPUS)
+        return in_slots(machine, SLOTS, GPUS, self.terms)
 
     def asking(
         self, name: str, *asked: Ask, init: Sequence[Ask] = (), annotations: Mapping[str, str] = {}
@@ -84,8 +96,7 @@ class SlotNode(ShareNode):
                 kept.append(reserved_for(f"uid-{pod.name}", pod, decision.allocations, 60.0))
                 for each in decision.allocations:
                     state = state.holding(each)
-        live = self.ledger.state.allocations.keys()
-        self.reserved = NodeReservations().apply(changed(*kept), 1, self.clock.monotonic(), live)
+        self.set_reserved(*kept)
         return decisions
 
     def records(self, name: str, container: str = "c0") -> list[Allocation]:
@@ -121,41 +132,18 @@ class SlotNode(ShareNode):
         """Nobody has another's GPU, no GPU is above what it has, and all who tell of it tell the same."""
         await self.allocations.reconcile()
         self.check_amounts()
-        listing = await self.pod_resources.listing()
-        listed = {(str(each.owner.pod), str(each.owner.container)): {*each.devices} for each in listing.holdings}
-        recorded = {
-            (str(each.owner.pod), str(each.owner.container)): {*each.device_ids}
-            for each in self.ledger.state.allocations.values()
-            if each.owner is not None and each.owner.pod in names
-        }
-        shown = {}
+        shown: dict[tuple[str, str], set[str]] = {}
         for name in names:
             running_pod = self.kubelet.running[DEFAULT, PodName(name)]
-            inits = {each.name for each in running_pod.pod.init_containers}
             for container, slots in self.slots_of(name).items():
                 gpus = [base_of(slot) for slot in slots]
                 assert len({*gpus}) == len(gpus), (name, container, slots)
                 answers = [answer for (of, _), answer in running_pod.responses.items() if str(of) == container]
                 assert [",".join(sorted(gpus))] == [each.envs["NVIDIA_VISIBLE_DEVICES"] for each in answers]
-                if ContainerName(container) not in inits:
-                    shown[name, container] = {*slots}
-        assert listed == shown == recorded
+                shown[name, container] = {*slots}
+        await self.check_records(names, shown)
 
 
-class NumaSlotNode(SlotNode):
-    """The same, with slots that are listed with NUMA nodes."""
-
-    def offered(self, machine: Topology) -> Topology:
-        return in_slots(machine, SLOTS, GPUS, WITH_NUMA_NODES)
-
-
-def numa_slot_node(policy: Policy) -> AbstractAsyncContextManager[tuple[SlotNode, TaskGroup]]:
-    """The node whose kubelet may align slots, with its kubelet and agent running."""
-    return running(lambda directory: NumaSlotNode(directory, MACHINE, (GPU,), policy, None))
-
-
-def slot_node(
-    policy: Policy = Policy.NONE, chance: Random | None = None, machine: Topology = MACHINE
-) -> AbstractAsyncContextManager[tuple[SlotNode, TaskGroup]]:
-    """The node, with its kubelet and agent running."""
-    return running(lambda directory: SlotNode(directory, machine, (GPU,), policy, chance))
+def slot_node(*options: Any, **more: Any) -> AbstractAsyncContextManager[tuple[SlotNode, TaskGroup]]:
+    """By the options of `SlotNode`."""
+    return running(lambda directory: SlotNode(directory, *options, **more))

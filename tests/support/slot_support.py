@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 import msgspec
-from decision_support import NODE, container
+from decision_support import container
+from fact_support import owner
 
-from topoalign.core.model.allocations import Allocation, Owner
-from topoalign.core.model.events import AllocationGranted
+from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.holdings import Amount
-from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.requests import ContainerRequest
 from topoalign.core.model.topology.device_offers import Limiter, Offer, Slots
 from topoalign.core.model.topology.mig import MigDevice
@@ -81,15 +81,16 @@ def holding(state: NodeState, *held: tuple[int, int, int] | int) -> NodeState:
         device = slot(gpu, taken.setdefault(gpu, 0), state)
         taken[gpu] += 1
         amounts = {} if isinstance(each, int) else {device: Amount(cores=each[1], memory=each[2] * MIB)}
-        owner = Owner(namespace=Namespace("default"), pod=PodName(f"held-{number}"), container=ContainerName("main"))
-        allocation = Allocation(
-            id=AllocationID(f"held-{number}"),
-            owner=owner,
-            devices={GPU: (device,)},
-            slots=amounts,
-            pod_uid=f"u{number}",
+        name = f"held-{number}"
+        state = state.holding(
+            Allocation(
+                id=AllocationID(name),
+                owner=owner(name),
+                devices={GPU: (device,)},
+                slots=amounts,
+                pod_uid=f"u{number}",
+            )
         )
-        state = state.apply(AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=allocation))
     return state
 
 

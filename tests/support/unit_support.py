@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 import msgspec
-from decision_support import NODE, container, machine
+from decision_support import container, machine
+from decision_support import refused as refusal
+from fact_support import owner
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.model.allocations import Allocation, Owner
+from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Refusal
-from topoalign.core.model.events import AllocationGranted
-from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.requests import GPU_COUNT, AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK, Offer
 from topoalign.core.model.topology.model import Topology
@@ -63,12 +64,6 @@ def spread(pod: PodRequest, cards: object) -> PodRequest:
     return msgspec.structs.replace(pod, annotations={GPU_COUNT: str(cards)})
 
 
-def parts(state: NodeState, allocation: Allocation) -> dict[int, tuple[int, int]]:
-    """GPU's index -> units of computing time and of memory that an allocation has of it."""
-    amounts, by_id = allocation.amounts, state.hardware.gpu_by_id
-    return {by_id[gpu].index: (each.cores, each.memory // MEMORY_BLOCK) for gpu, each in amounts.items()}
-
-
 def gpus_of(state: NodeState, devices: Sequence[DeviceID]) -> list[int]:
     """Indexes of the GPUs of these units, each once."""
     by_id = state.hardware.gpu_by_id
@@ -77,9 +72,8 @@ def gpus_of(state: NodeState, devices: Sequence[DeviceID]) -> list[int]:
 
 def holds(state: NodeState, name: str, devices: dict[ResourceName, tuple[DeviceID, ...]]) -> NodeState:
     """The node after a container of a pod of this name was given these devices."""
-    owner = Owner(namespace=Namespace("default"), pod=PodName(name), container=ContainerName("main"))
-    allocation = Allocation(id=AllocationID(name), owner=owner, devices=devices, pod_uid=f"uid-{name}")
-    return state.apply(AllocationGranted(node=NODE, epoch=state.epoch, seq=state.seq + 1, allocation=allocation))
+    given = Allocation(id=AllocationID(name), owner=owner(name), devices=devices, pod_uid=f"uid-{name}")
+    return state.holding(given)
 
 
 def admitted(state: NodeState, asked: PodRequest, rules: AdmissionRules) -> tuple[Allocation, ...]:
@@ -89,6 +83,4 @@ def admitted(state: NodeState, asked: PodRequest, rules: AdmissionRules) -> tupl
 
 
 def refused(state: NodeState, asked: PodRequest, rules: AdmissionRules) -> Refusal:
-    decision = admit(state, asked, rules)
-    assert isinstance(decision, Refusal), decision
-    return decision
+    return refusal(admit(state, asked, rules))

@@ -1,24 +1,19 @@
 """A node whose units are limited by vcuda: processes and control groups as files, and a client of another make."""
 
 import struct
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-import anyio
 import grpc
 import msgspec
 from anyio.abc import TaskGroup
-from kubelet_support import short_directory
-from share_support import DEFAULT, SMALL, ShareNode
-from unit_support import CORES, MEMORY
+from share_support import DEFAULT, SMALL, ShareNode, running
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
 from topoalign.core.model.ids import PodName, ResourceName
-from topoalign.core.model.requests import Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.control_groups import FIRST_NAMESPACE
 from topoalign.plugin_config.configuration import Configuration, Flags, SharingSection, Units
@@ -76,15 +71,15 @@ class Host:
 class VcudaNode(ShareNode):
     """As `ShareNode`, with the limiter."""
 
-    def __init__(self, directory: Path, host: Host, chance: Random | None) -> None:
-        super().__init__(directory, TWO, (CORES, MEMORY), Policy.NONE, chance)
-        self.host, self.root = host, directory / "vcuda"
+    def __init__(self, directory: Path, chance: Random | None) -> None:
+        super().__init__(directory, TWO, chance=chance)
+        self.host, self.root = Host(directory / "host"), directory / "vcuda"
         offers = tuple(msgspec.structs.replace(each, limiter="vcuda") for each in self.machine.offered)
         self.machine = with_addresses(msgspec.structs.replace(self.machine, offers=offers))
         self.configuration = Configuration(
             flags=Flags(vcuda_root=str(self.root)), sharing=SharingSection(units=Units(), limiter="vcuda")
         )
-        self.containers = Containers(lambda: self.configuration, proc=host.proc, cgroups=host.cgroups)
+        self.containers = Containers(lambda: self.configuration, proc=self.host.proc, cgroups=self.host.cgroups)
         self.new_limiter()
 
     @property
@@ -137,15 +132,8 @@ def with_addresses(machine: Topology) -> Topology:
     return msgspec.structs.replace(machine, gpus=gpus)
 
 
-@asynccontextmanager
-async def vcuda_node(chance: Random | None = None) -> AsyncIterator[tuple[VcudaNode, TaskGroup]]:
-    with short_directory() as directory:
-        node = VcudaNode(directory, Host(directory / "host"), chance)
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(node.kubelet.run)
-            await node.start_agent(tasks)
-            yield node, tasks
-            tasks.cancel_scope.cancel()
+def vcuda_node(chance: Random | None = None) -> AbstractAsyncContextManager[tuple[VcudaNode, TaskGroup]]:
+    return running(lambda directory: VcudaNode(directory, chance))
 
 
 def request(*fields: str) -> bytes:
@@ -194,7 +182,3 @@ def read_config(file: Path) -> Read:
         for form, at in (("=Q", 8208), ("=i", 8216), ("=i", 8220), ("=i", 8232))
     )
     return Read(text(0), text(4096), text(8192), memory, utilization, hard, enable)
-
-
-def read_pids(file: Path) -> Sequence[int]:
-    return [pid for (pid,) in struct.iter_unpack("=i", file.read_bytes())]

@@ -7,6 +7,7 @@ from random import Random
 import msgspec
 from cluster_support import TIME, heard_of, state_of
 from decision_support import container, machine, pod
+from fact_support import Writer
 from feasibility_support import some_machine, some_pod, some_rules
 
 from topoalign.client.verifying import Unsettled
@@ -18,19 +19,14 @@ from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import (
     Allocation,
-    AllocationBound,
-    AllocationGranted,
-    AllocationReleased,
-    AllocationsSnapshot,
     DeviceHealth,
     DeviceHealthChanged,
     Event,
     HealthState,
-    Owner,
     TopologyDiscovered,
     UsageObserved,
 )
-from topoalign.core.model.ids import CPU, MEMORY, AllocationID, ContainerName, Namespace, NodeName, PodName
+from topoalign.core.model.ids import CPU, MEMORY, AllocationID, NodeName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.requests import AdmissionRules, Mode, PodLevelResources, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation
@@ -48,27 +44,27 @@ NODE = NodeName("node-1")
 RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, cpu_manager="none", memory_manager="None")
 
 
-class Says:
+class Says(Writer):
     """A node that says what its services would say."""
 
     def __init__(
         self, name: str, hardware: Topology, rules: AdmissionRules, shapes: Shapes | None = None, epoch: int = 5
     ) -> None:
         """`epoch`: of its journal."""
-        self.node, self.rules = NodeName(name), rules
+        super().__init__(name, epoch)
+        self.rules = rules
         self.hardware = (shapes or Shapes()).interned(hardware)
-        self.revision, self.epoch = 0, epoch
-        self.state = NodeState(node=self.node)
+        self.revision = 0
         self.ill: frozenset[str] = frozenset()
         self.entries: tuple[CheckpointEntry, ...] = ()
 
-    def said(self, event: Event) -> Event:
-        self.state = self.state.apply(event)
-        return event
+    def read(self, reading: Event) -> Event:
+        self.state = self.state.apply(reading)
+        return reading
 
     def topology(self) -> Event:
         self.revision += 1
-        return self.said(
+        return self.read(
             TopologyDiscovered(
                 node=self.node,
                 epoch=1,
@@ -86,7 +82,7 @@ class Says:
             each: DeviceHealth(state=HealthState.UNHEALTHY if each in self.ill else HealthState.HEALTHY)
             for each in cards
         }
-        return self.said(DeviceHealthChanged(node=self.node, epoch=1, revision=self.revision, devices=judged))
+        return self.read(DeviceHealthChanged(node=self.node, epoch=1, revision=self.revision, devices=judged))
 
     def usage(self, **kubelet: object) -> Event:
         self.revision += 1
@@ -100,38 +96,10 @@ class Says:
         usage = UsageObserved(
             node=self.node, epoch=1, revision=self.revision, containers=(), containers_known=True, kubelet=observed
         )
-        return self.said(usage)
-
-    def snapshot(self) -> Event:
-        return self.said(
-            AllocationsSnapshot(
-                node=self.node,
-                epoch=self.epoch,
-                seq=self.state.seq + 1,
-                allocations=tuple(self.state.allocations.values()),
-                memory=dict(self.state.memory),
-                digest=self.state.digest,
-            )
-        )
+        return self.read(usage)
 
     def all(self) -> Iterator[Event]:
         yield from (self.topology(), self.health(), self.snapshot(), self.usage())
-
-    def grant(self, allocation: Allocation) -> Event:
-        seq = self.state.seq + 1
-        return self.said(AllocationGranted(node=self.node, epoch=self.state.epoch, seq=seq, allocation=allocation))
-
-    def release(self, name: AllocationID) -> Event:
-        seq = self.state.seq + 1
-        fact = AllocationReleased(node=self.node, epoch=self.state.epoch, seq=seq, allocation=name, reason="gone")
-        return self.said(fact)
-
-    def bind(self, name: AllocationID, pod: str, uid: str) -> Event:
-        owner = Owner(namespace=Namespace("default"), pod=PodName(pod), container=ContainerName("c0"))
-        seq = self.state.seq + 1
-        return self.said(
-            AllocationBound(node=self.node, epoch=self.state.epoch, seq=seq, allocation=name, owner=owner, pod_uid=uid)
-        )
 
     def admit(self, pod: PodRequest, uid: str, *, bound: bool = True) -> Iterator[Event]:
         """What is said while a kubelet admits a pod: a fact for each resource, then what its checkpoints list."""
@@ -147,16 +115,7 @@ class Says:
                     name = AllocationID(f"{self.state.seq}")
                     yield self.grant(Allocation(id=name, devices={resource: ids}))
                     if bound:
-                        seq = self.state.seq + 1
-                        fact = AllocationBound(
-                            node=self.node,
-                            epoch=self.state.epoch,
-                            seq=seq,
-                            allocation=name,
-                            owner=given.owner,
-                            pod_uid=uid,
-                        )
-                        yield self.said(fact)
+                        yield self.bind(name, given.owner, uid)
             entry = CheckpointEntry(
                 pod_uid=uid,
                 container=given.owner.container,

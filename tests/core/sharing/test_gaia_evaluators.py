@@ -1,10 +1,9 @@
 """The evaluators of the GPU tree against references that know only sets of GPUs, and accept every tied answer."""
 
 import pytest
-from gaia_machines import BLOCK, LEVELS, Levels, card_lists, hierarchies
 from hypothesis import given
 from hypothesis import strategies as st
-from shared_gpu_support import shared_gpu
+from shared_gpu_support import BLOCK, LEVELS, Levels, hierarchies, shared_gpu
 
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.holdings import Amount
@@ -12,6 +11,29 @@ from topoalign.core.sharing.gaia import evaluators
 from topoalign.core.sharing.gaia.pcie_tree import GpuTree, build_free_tree, build_pcie_tree
 from topoalign.core.sharing.share_refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
 from topoalign.core.sharing.shared_gpus import SharedGpu
+
+
+@st.composite
+def card_lists(draw: st.DrawFn, count: int) -> list[SharedGpu]:
+    """Cards of which something may be held, with shuffled minors."""
+    minors = draw(st.permutations(range(count)))
+    return [draw(cards(index, minor)) for index, minor in enumerate(minors)]
+
+
+@st.composite
+def cards(draw: st.DrawFn, index: int, minor: int) -> SharedGpu:
+    """A card with few different amounts, so that many cards are equal."""
+    cores, memory = draw(st.sampled_from([(0, 0), (0, 0), (0, 0), (0, 1), (30, 1), (30, 2), (80, 3), (100, 4)]))
+    return shared_gpu(
+        index,
+        4 * BLOCK + draw(st.sampled_from([0, 1])),
+        cores,
+        memory * BLOCK,
+        minor=minor,
+        usable=draw(st.integers(0, 9)) > 0 and (cores < 100 or draw(st.booleans())),
+        processes=draw(st.integers(0, 1)),
+    )
+
 
 Cards = tuple[SharedGpu, ...]
 Answer = tuple[int, ...]

@@ -3,10 +3,9 @@
 from collections import Counter
 from itertools import combinations
 
-from gaia_machines import BLOCK, LEVELS, Levels, hierarchies, odd_levels
 from hypothesis import given
 from hypothesis import strategies as st
-from shared_gpu_support import shared_gpu
+from shared_gpu_support import BLOCK, LEVELS, Levels, hierarchies, shared_gpu
 
 from topoalign.core.sharing.gaia.pcie_tree import (
     GaiaTreeNode,
@@ -16,6 +15,17 @@ from topoalign.core.sharing.gaia.pcie_tree import (
 )
 from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.tools.conformance.gaia import occupy, release_amounts
+
+
+@st.composite
+def odd_levels(draw: st.DrawFn, most: int = 7) -> Levels:
+    """Levels that make no tree, some of them unknown to NVML."""
+    count = draw(st.integers(0, most))
+    levels = [[0] * count for _ in range(count)]
+    for a, b in combinations(range(count), 2):
+        levels[a][b] = levels[b][a] = draw(st.sampled_from([0, 15, 60, -1, *LEVELS]))
+    return levels
+
 
 Cluster = tuple[int, frozenset[int]]
 
