@@ -81,9 +81,8 @@ class Daemons:
         former = [each for each in self.daemons.values() if each.wanted != (wanted.get(each.resource), root)]
         async with anyio.create_task_group() as ends:
             for daemon in former:
+                del self.daemons[daemon.resource]
                 ends.start_soon(daemon.end)
-        for daemon in former:
-            del self.daemons[daemon.resource]
         for resource in wanted.keys() - self.daemons.keys():
             daemon = self.daemons[resource] = Daemon(
                 (wanted[resource], root), self.shares, self._program, self._environment, self._nvml, self._clock
