@@ -1,11 +1,12 @@
 """
 The offers of a node to the kubelet: its devices, grouped into resources by a configuration.
 
-First every device gets its resource as an unshared device (`topoalign.plugin_config.bases`); then devices that are shared
-in time or by MPS are offered several times, GPUs in units as two resources, and GPUs and MIG instances in slots once a
-slot. Each device is offered once, as a whole or in parts. If a configuration names something that this node does not have,
-a finding reports it and it is skipped: one file can serve a whole fleet. MPS cannot share a GPU in MIG mode: what it is
-asked to share of one is not offered, because a whole one was not asked for.
+First every device gets its resource as an unshared device (`topoalign.plugin_config.bases`). Then devices shared in time or
+by MPS are offered several times; GPUs in units are offered as two resources; GPUs and MIG instances in slots are offered
+once for each slot. Each device is offered once, as a whole or in parts. If a configuration names something that this node
+does not have, a finding reports it and it is skipped: one file can serve a whole fleet. MPS cannot share a GPU in MIG mode.
+If the configuration asks for that, neither shares nor the whole device are offered, because the configuration did not ask
+for a whole device.
 """
 
 from collections import Counter
@@ -48,7 +49,7 @@ class ResourceOffers(msgspec.Struct, frozen=True, kw_only=True):
 def list_findings(
     topology: Topology, offering: ResourceOffers, configuration: Configuration
 ) -> tuple[ConfigurationFinding, ...]:
-    """The finding of `config check` about containers with GPUs of several resources that one variable lists."""
+    """The finding of `config check` if one environment variable has to list a container's GPUs of several resources."""
     names = gpu_lists(replace(topology, offers=offering.offers))
     if len(names) < 2 or not configuration.flags.plugin.by_variable_alone:
         return ()
@@ -56,7 +57,7 @@ def list_findings(
         field="flags.plugin.deviceListStrategy",
         finding=f"under envvar a container that asks for two of {', '.join(names)} is refused (NotVisible) unless "
         "topoalign's scheduler binds its pod",
-        remedy="use volume-mounts, cdi-annotations or cdi-cri if such containers come past that scheduler",
+        remedy="use volume-mounts, cdi-annotations or cdi-cri if another scheduler may bind such pods",
     )
     return (finding,)
 
@@ -116,8 +117,8 @@ def offer_resources(topology: Topology, configuration: Configuration, before: Se
 
 def find_enforcement(sharing: SharingSection, mine: Limiter) -> tuple[Way, Limiter | None]:
     """
-    The strategy and the library that limit containers to their units, or slots. Of the libraries only `mine` can: the other
-    one is for GPUs that are shared in the other way. MPS limits both.
+    The sharing strategy and the library that limit containers to their units or slots. `mine`: the only library that fits
+    this way of sharing (vcuda for units, hami-core for slots). MPS limits both.
     """
     if sharing.limiter == "mps":
         return "mps", None
@@ -167,7 +168,10 @@ def offer_units(topology: Topology, gpus: Sequence[Base], sharing: SharingSectio
 
 
 def offer_slots(topology: Topology, gpus: Sequence[Base], configuration: Configuration, findings: Findings) -> Terms:
-    """Device of the resource that is in slots -> how it is offered; not at all where it has no slots (`why_no_slots`)."""
+    """
+    Each device of the resource `sharing.slots.name` -> its offer in slots, or () if it cannot be offered in slots
+    (`why_no_slots`, `why_no_instances`).
+    """
     sharing = configuration.sharing
     strategy = configuration.flags.mig_strategy
     slots = sharing.slots
@@ -215,8 +219,9 @@ def offer_slots(topology: Topology, gpus: Sequence[Base], configuration: Configu
 
 def report_beyond_a_numa_node(topology: Topology, in_slots: Sequence[DeviceID], findings: Findings) -> None:
     """
-    Adds a finding of what does not fit if slots of these devices are listed with NUMA nodes. A kubelet that aligns counts
-    slots, several of each GPU, and so takes fewer NUMA nodes than have as many GPUs. Nothing where one NUMA node has all.
+    Adds a finding of what does not fit if slots of these devices are listed with NUMA nodes. An aligning kubelet counts
+    slots, and each GPU has several. So it may choose too few NUMA nodes: enough slots, but fewer GPUs than requested. No
+    finding if all GPUs are on one NUMA node.
     """
     nodes = [topology.listed_nodes(topology.gpu_by_id[topology.parent_of(each)].numa_affinity) for each in in_slots]
     on_nodes = Counter(filter(None, nodes))
@@ -224,9 +229,9 @@ def report_beyond_a_numa_node(topology: Topology, in_slots: Sequence[DeviceID], 
         return
     findings.add(
         NUMA_TOPOLOGY,
-        f"a NUMA node has {max(on_nodes.values())} of {len(in_slots)} GPUs: unless the kubelet's policy is none, slots of "
-        "more GPUs do not fit on the empty node (by best-effort they do if CPUs or memory need several NUMA nodes), and "
-        "the lowest NUMA node with free slots is taken, whatever its GPUs have left",
+        f"a NUMA node has at most {max(on_nodes.values())} of {len(in_slots)} GPUs. Unless the kubelet's policy is none: "
+        "(1) slots of more GPUs never fit (best-effort: only if CPUs or memory need several NUMA nodes); (2) the kubelet "
+        "takes the lowest NUMA node with free slots, even if its GPUs have too little left",
         "leave numaTopology out, which the choice of GPUs does not need, or use the kubelet's policy none",
     )
 

@@ -22,10 +22,10 @@ from topoalign.runtime.clock import backoff_seconds
 # The health of each device, from all readings and errors so far.
 #
 # There are two sources: readings, each of which covers all devices, and signs, such as an XID, between readings. A bad
-# sign takes a device out of use at once. The device comes back when it has shown no sign for the quiet time and a
-# reading that began after that is good. The quiet time doubles for each recovery within the past hour. After some signs
-# only a reset helps; they last until readings have seen the device go and come back, until the node was booted, or
-# until an operator heals it.
+# sign takes a device out of use at once. The device is used again after two things: a quiet time without signs, and then
+# a good reading that began after the end of that time. The quiet time doubles for each recovery within the past hour.
+# After some signs only a reset helps; they last until readings have seen the device go and come back, until the node was
+# booted, or until an operator heals it.
 #
 # Every device is judged by itself: an error of one changes the health of no other. A MIG instance is listed if it alone
 # is unhealthy; else it has the health of its GPU.
@@ -264,8 +264,8 @@ class HealthKeeper:
             for each in gpu.mig or ()
             if each.gpu_instance == event.gpu_instance and event.compute_instance in (None, each.compute_instance)
         ]
-        # The event concerns the whole GPU if it is offered as a whole, because its container has the instances, too, or if
-        # the instances are not known, because they may have been created since the last reading.
+        # The event counts for the whole GPU in two cases: the GPU is offered as a whole (its container then has all
+        # instances), or the instance is unknown (it may be newer than the last reading).
         devices = instances if instances and gpu.id not in topology.offers_by_base else [gpu.id]
         if severity in (Severity.IGNORED, Severity.READ):
             log.debug("a GPU reports", devices=devices, what=reason, meaning=severity.value)

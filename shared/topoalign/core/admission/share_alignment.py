@@ -1,20 +1,22 @@
 """
-Checks that a kubelet aligns a pod with shares of GPUs only to NUMA nodes where a GPU has enough for it, whatever pods
-end before it is admitted.
+Checks a pod that requests shares of GPUs: wherever the kubelet may align it, a GPU there must have enough left, no matter
+which pods end before the pod is admitted.
 
 A kubelet counts units, slots that have NUMA nodes, CPUs and memory by NUMA node, and not what is left of each GPU. So a
 pod that finds its GPU on node 1 may be aligned to node 0 once another pod has given back CPUs there, and is refused
 (`ShareSplit`):
 
-    asked: 60 cores and 4 CPUs; node 0 has free slots, GPUs with 40 cores left, and 2 CPUs; node 1 has enough of all
-    now the pod is aligned to node 1; when a pod with 8 CPUs of node 0 ends, to node 0, where no GPU has 60 cores
+    requested: 60 hundredths of a GPU and 4 CPUs
+    NUMA node 0: free slots, 40 hundredths left on its GPUs, 2 CPUs; NUMA node 1: enough of everything
+    now the pod is aligned to node 1; when a pod with 8 CPUs of node 0 ends, to node 0, where no GPU has 60 hundredths left
 
-An earlier preferred set is a danger if no GPU of it has enough, and if the kubelet could align to it without the end
-of a pod that would free enough. What a pod holds of GPUs, CPUs and memory becomes free together.
+A set of NUMA nodes that the kubelet prefers to the predicted one is a danger if (1) none of its GPUs has enough left and
+(2) enough of what the kubelet counts can become free there without any of its GPUs getting enough. What a pod holds of
+GPUs, CPUs and memory becomes free together.
 
-    the 8 CPUs are held by the pod that has 60 cores of a GPU of node 0: when it ends, the cores are free, too: no danger
+    the 8 CPUs are held by the pod that has 60 hundredths of a GPU of node 0: when it ends, both are free: no danger
 
-Pods that are admitted before are competitors: each may take its share of any GPUs. A pod that limits its GPUs,
+Pods that may be admitted first are competitors: each may take its share on any of the GPUs. A pod that limits its GPUs,
 spreads its units over several, or asks for whole GPUs and memory, must have those that are reserved for it. For such
 a pod every other set is a danger. Devices that become healthy are not taken into account.
 """
@@ -59,11 +61,11 @@ class AlignedContainer(NamedTuple):
     container: ContainerDemand
     share: Share
     gpus: Gpus
-    """Those that it may be given parts of, as far as the kubelet knows."""
+    """The GPUs of which the kubelet, which sees only NUMA nodes, may give it a part."""
     aligned: NodeSets
     otherwise: tuple[NodeSets, ...]
     """
-    What else may happen where no preferred set has room: each resource takes what there is of it on some NUMA node. Empty:
+    The alignments if no preferred set has room: then the kubelet chooses the NUMA node of each resource separately. Empty:
     the pod is refused.
     """
 
@@ -112,8 +114,9 @@ def _near_gpus(topology: Topology, resource: ResourceName) -> Gpus:
 
 def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = ()) -> bool:
     """
-    Whether a kubelet that aligns the pod leaves its containers GPUs with enough, whatever ends before, and in whatever order
-    the `others` come. On the node as it is the pod fits alone. Raises as `containers_aligned_to_gpus` does.
+    Whether each container finds GPUs with enough left where the kubelet aligns it, no matter which pods end before and in
+    which order the `others` are admitted. Precondition: the pod alone fits on the node in this state. Raises as
+    `containers_aligned_to_gpus` does.
     """
     parts = containers_aligned_to_gpus(state.hardware, pod)
     if not parts:
@@ -200,7 +203,7 @@ class AlignmentSearch:
         return len(fit) - lost >= share.gpus
 
     def can_be_reached(self, sets: NodeSets, number: int) -> bool:
-        """Whether the kubelet may align to this set after the end of pods none of which makes room on its GPUs."""
+        """Whether the kubelet may align to this set after pods have ended, none of which frees enough on its GPUs."""
         parent_of = self._state.hardware.parent_of
         gpus = {parent_of(gpu) for gpu in self._gpus(number)}
         near = list[list[Allocation]]()
@@ -220,7 +223,7 @@ class AlignmentSearch:
         hardware = self._state.hardware
         handed_out = self._state.ownership.handed_out
         usable = all(handed_out.health_of(gpu).usable for gpu in self._gpus(number))
-        if not usable:  # somebody may hold it in another way
+        if not usable:  # an allocation under a former offer may block a GPU (`Ownership.blocked`)
             return self._left(without_all(self._state, ended))
         live = chain.from_iterable(held for held in near if held is not ended)
         return slots_left(hardware, live, handed_out) if self._in_slots else units_left(hardware, live, handed_out)
@@ -248,20 +251,20 @@ def _fits_with_competitors(
 
 
 def by_pod(allocations: Iterable[Allocation]) -> Iterable[list[Allocation]]:
-    """The allocations by their pods: what a pod has becomes free together. Those of no known pod are each alone."""
+    """The allocations by pods: what a pod has becomes free together. One whose pod is unknown is a group of its own."""
     found = defaultdict[object, list[Allocation]](list)
     for each in allocations:
         owner = each.owner
         if each.pod_uid or owner is None:
             found[each.pod_uid or each.id].append(each)
-        else:  # what a prediction adds to the record is by UIDs
+        else:  # allocations that a prediction added have no namespace; their `pod` is the UID
             found[(owner.namespace, owner.pod) if owner.namespace else str(owner.pod)].append(each)
     return found.values()
 
 
 def without_all(state: NodeState, gone: Iterable[Allocation]) -> NodeState:
     """The node if these allocations were gone."""
-    state = msgspec.structs.replace(state)  # who holds what is found once, and not after each of them
+    state = msgspec.structs.replace(state)  # without cached ownership: it is computed once, not after each removal
     for each in gone:
         state = state.without(each.id)
     return state

@@ -1,27 +1,28 @@
 """
 Chooses the reserved units or slots that answer a kubelet's request. The kubelet does not name the container.
 
-It requests the two halves of a share in units one after the other. Both halves of a reservation are on the same GPU or
-GPUs. So the second half of a reservation answers a request only if the container's first half is on the same GPUs.
-Example:
+A share in units has two halves, computing time and memory. The kubelet requests them one after the other. Both halves of
+a reservation are on the same GPU or GPUs. So the second half of a reservation answers a request only if the container's
+first half is on the same GPUs. Example:
 
     reserved: for pod a 20 units of computing time and 16 blocks of GPU-0, for pod b 20 units and 8 blocks of GPU-1
-    the kubelet requests 20 units and gets those of GPU-0; then it requests 8 blocks, so the container is that of pod b; no
-    reserved blocks answer: its units are on GPU-0, and the reserved 8 blocks are on GPU-1
+    the kubelet requests 20 units and gets a's, of GPU-0; then it requests 8 blocks, so this was the container of b
+    b's reserved 8 blocks are on GPU-1, but the container's units are on GPU-0: no reserved blocks are returned
 
 A share that is spread over several GPUs is given exactly as reserved or not at all: on one GPU the container would have
 the wrong share.
 
 No two reservations have the same slot. So the slots in an Allocate identify the container, and with it the amounts on
 each GPU. A part of a reservation is open while the kubelet lists its slots as available. So a kubelet that restarted
-while it admitted a container, and requests slots for it again, gets the same slots. A part is also open if no container
-holds its slots and the kubelet does not list them: it may align the container to other NUMA nodes than predicted. If
-the annotations of the pod restrict its GPUs, the container then gets exactly its reserved slots or none (`may_move` is
-False). Example:
+while it admitted a container, and requests slots for it again, gets the same slots. A part is also open if its slots are
+free but the kubelet does not list them, because it aligned the container to other NUMA nodes than predicted. In that
+case the container may get other slots, unless the annotations of its pod restrict its GPUs (`may_move` is False).
+Example:
 
     reserved: for a's first container GPU-0::3 with 20 cores, for its second one GPU-1::0 with 60
-    request for one of all slots: GPU-0::3; while this is held, for one of all others: GPU-1::0
-    request for one of GPU-1's slots while GPU-0::3 is free: no answer, because the request is for the first container
+    one slot requested, all slots listed as available: GPU-0::3
+    one slot requested, all but GPU-0::3 listed, because it is held: GPU-1::0
+    one slot requested, only GPU-1's slots listed, GPU-0::3 free: no answer, because the request is for the first container
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -65,7 +66,10 @@ class ReservedUnits(NamedTuple):
     units: tuple[DeviceID, ...]
     """In the hardware's order."""
     is_swapped: bool
-    """Whether the newest grant may be their other half although it is on another GPU: it has the size of that half."""
+    """
+    Whether the newest grant has the size of the other half but is on another GPU, so that the container may have got it
+    instead of its own.
+    """
 
 
 def reserved_units(
@@ -107,7 +111,7 @@ def reserved_units(
             given is not None
             and newest is not None
             and given.id == newest.id,  # the container of which `half` is a part,
-            lost_half,  # then a container whose reserved half went to another pod, so that it got `half`,
+            lost_half,  # then a container that got `half`, because its own reserved half went to another pod,
             is_on_gpus_of_half and is_spread(units),  # then equal parts of the GPUs of `half`,
             is_swapped,  # then one that may have got `half` instead,
             given is not None,  # then one of which the other half is given; then what was reserved first
@@ -121,7 +125,10 @@ def reserved_units(
 
 
 def given_half(state: NodeState, uid: str, container: ReservedContainer, resource: ResourceName) -> Allocation | None:
-    """The grant of the container's other half, or of the container that took it; None: it is not granted yet."""
+    """
+    The grant that has the container's other half: its reserved units, while their holder is unknown or this pod, or what
+    this container got instead. None: not granted yet.
+    """
     for name, units in container.devices.items():
         if name == resource or not amounts_of(units):
             continue
@@ -259,7 +266,10 @@ def iterate_open_parts(
 def _has_got(
     state: NodeState, reservation: Reservation, container: ReservedContainer, slots: Collection[DeviceID]
 ) -> bool:
-    """Whether the ledger has this container with one of the slots: the kubelet may have lost its checkpoint."""
+    """
+    Whether, by the ledger, the container already has one of these slots. The kubelet may still list the slot as
+    available, if it lost its checkpoint.
+    """
     names = (reservation.namespace, reservation.pod, container.container)
     return any(
         each.owner is not None
@@ -279,15 +289,15 @@ def unmatched_part(
     instead: Mapping[PartName, frozenset[DeviceID]] = {},
 ) -> OpenPart | None:
     """
-    The open part that an Allocate of these slots is for, if GetPreferredAllocation did not return them; None: not
-    known.
+    The open part that an Allocate is most likely for if it names slots of no open part, which GetPreferredAllocation did
+    not return. None: these slots are those of an open part, or no part of this size is open.
     """
     parts = [*iterate_open_parts(state, reserved, now, ShareQuestion(resource, slots, (), len(slots)), instead)]
     return None if not parts or any(each.slots == frozenset(slots) for each in parts) else parts[0]
 
 
 def most_of(container: ReservedContainer, slots: Collection[DeviceID]) -> Amount | None:
-    """The largest amount that a container will hold by one of these slots; None: not known for all slots."""
+    """The largest amount that a container will hold with any one of these slots; None: not known for all slots."""
     if not container.slots.keys() >= {*slots}:
         return None
     return reduce(larger_amount, (container.slots[slot] for slot in slots), NONE_HELD)
@@ -322,8 +332,8 @@ def pods_reserved_for(
     reserved: NodeReservations, now: float, resource: ResourceName, amounts: Mapping[DeviceID, Amount]
 ) -> tuple[str, ...]:
     """
-    UIDs of all pods with a container whose amounts reserved at monotonic second `now` match those of these slots: the
-    kubelet does not name the pod. `amounts`: slot -> amount held by it.
+    UIDs of all pods for which the kubelet may have allocated these slots, because the amounts reserved for one of their
+    containers at monotonic second `now` match. The kubelet does not name the pod. `amounts`: slot -> amount held by it.
     """
     found: dict[str, None] = {}
     for each, container in iterate_reserved(reserved, now):
@@ -340,8 +350,8 @@ def displaced_pod(
     state: NodeState, reserved: NodeReservations, now: float, resource: ResourceName, slots: Collection[DeviceID]
 ) -> str:
     """
-    UID of the first pod that waits for as many slots, and whose own another pod holds; empty: none, or these are
-    reserved.
+    UID of the first pod that waits for this number of slots and of whose reserved slots another pod has taken one. Empty:
+    there is no such pod, or exactly `slots` are reserved for some pod.
     """
     if amounts_reserved(reserved, now, resource, slots):
         return ""
@@ -364,8 +374,8 @@ def bounds_for(
     own = [amount for each in mine for slot in each.devices.get(resource, ()) for amount in [each.slots.get(slot)]]
     if not own or None in own:
         return None
-    # A later container may hold the amount of an init container's slot. A container that was moved to other GPUs holds,
-    # of each, its largest reserved amount.
+    # A later container may hold the amount of an init container's slot. A container that was moved to other GPUs holds
+    # its largest reserved amount on each of them.
     before = [amount for each in reservation.containers if each.role == "init" for amount in each.slots.values()]
     known = [each for each in own if each is not None]
     least = Amount(cores=min(each.cores for each in known), memory=min(each.memory for each in known))

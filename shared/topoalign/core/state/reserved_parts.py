@@ -1,6 +1,6 @@
 """
-Splits reservations into parts. Finds the parts that the node reports as allocated, and the devices that two pods got in
-exchange.
+Splits reservations into parts. Finds the parts that the node reports as allocated, and the devices that two pods got the
+wrong way round (each the other's).
 
 `node_reservations` has the rules.
 """
@@ -42,7 +42,7 @@ class Swapped(NamedTuple):
     taken: DeviceID
     instead: DeviceID
     amount: Amount | None
-    """The amount that the pod will hold by `instead`, if that is a slot. None: an equal part of the GPU."""
+    """The amount that the pod will hold with the slot `instead`. None: an equal part of the GPU."""
 
 
 def parts_of_container(reserved: ReservedContainer, uid: str) -> Iterator[ReservedPart]:
@@ -144,8 +144,8 @@ def ids_held(allocation: Allocation) -> Iterator[str]:
 
 class ReportedHoldings:
     """
-    The resources of each container by the ledger and the kubelet's checkpoints; by PodResources if a checkpoint cannot
-    be read. A pod is identified by its UID or, if the node does not know that, by namespace and name.
+    What each container holds, according to the ledger and the kubelet's checkpoints, or to PodResources where a checkpoint
+    cannot be read. A pod is identified by its UID or, if the node does not know that, by namespace and name.
     """
 
     def __init__(self, state: NodeState, *, co_allocated: bool = True) -> None:
@@ -237,18 +237,20 @@ def swaps_of(
         for other, reserved, part in open_parts:
             if part.resource != resource or part.device not in taken or other.pod_uid == uid or not unneeded:
                 continue
-            # If possible one of the same GPU, so that the amounts held of each GPU stay; else a slot with the same amount.
+            # Preferably a device of the same GPU: then the amount held on each GPU does not change. Otherwise a slot with
+            # the same amount.
             gpu = base_of(part.device)
             amount = reserved.slots.get(part.device)
             instead = min(unneeded, key=lambda each: (base_of(each) != gpu, amounts.get(each) != amount))
             unneeded.remove(instead)
             taken.remove(part.device)
             successors[resource, instead] = other.pod_uid
-            # Once for all containers of the pod: a later one takes the device over from an init container.
+            # One swap per device is enough for all containers of the pod, because a later container takes the device over
+            # from an init container.
             swapped.add((resource, part.device))
-            # Pod B keeps its amount, unless the two GPUs offer different amounts and A and B have the same number of slots.
-            # Then both requested the same percentage (a registry binds such pods at the same time only if their requests
-            # are equal), and B holds what A was to hold there.
+            # Pod B normally keeps its amount. Exception: A and B have the same number of slots and the two GPUs offer
+            # different amounts. Then both requested the same percentage (a registry binds such pods at the same time only
+            # if their requests are equal), so B gets the amount that was reserved for A on that GPU.
             listed = [each.devices.get(resource, ()) for each in other.containers]
             is_as_many = any(part.device in ids and len(ids) == len(own) for ids in listed)
             if is_as_many and offered.get(gpu) != offered.get(base_of(instead)):
@@ -260,9 +262,9 @@ def swap_devices(
     reservations: Sequence[Reservation], swaps: Sequence[Swapped], reported: Collection[ReservedPart]
 ) -> tuple[Reservation, ...]:
     """
-    The reservations in which each taken device is replaced by that of its swap; reported parts do not change. CPUs and
-    memory move with the devices: a kubelet that gave A the devices of B aligned A to the NUMA nodes that were predicted
-    for B.
+    The reservations, with each taken device replaced by its `instead`. Parts that are already reported stay as they are.
+    CPUs and memory move with the devices: a kubelet that gave A the devices of B aligned A to the NUMA nodes that were
+    predicted for B.
     """
     instead = {(each.pod_uid, each.resource, each.taken): each.instead for each in swaps}
     if not instead:

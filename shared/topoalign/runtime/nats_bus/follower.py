@@ -3,12 +3,13 @@ Follows a stream: messages in order, each at least once, through any number of l
 
 Nothing is created at the server for a follower, because whoever may create consumers may publish on every subject. It reads
 messages directly from the store, in batches. After the last message it subscribes to news: the store publishes each message
-that it has stored, with its position (`event_stores.NEWS`). News that is the next message for certain is taken as it is;
-after any other the store is read again. News may be lost, so a follower also looks at the store every few seconds. One that
-falls behind ends that subscription, because NATS would send every message twice.
+that it has stored, with its position (`event_stores.NEWS`). If the news is certainly the next message, it is used directly.
+Otherwise the message is read from the store. News may be lost, so a follower also looks at the store every few seconds. A
+follower that falls behind ends its subscription to news; otherwise it would receive every message twice, as news and from
+the store.
 
-The next batch is requested when the last one has arrived, and never when two have arrived that the reader has not had: the
-server works while the reader does, and a slow reader costs the server nothing.
+The next batch is requested as soon as the last one has arrived, so that the server works while the reader does. But at most
+two batches wait for the reader, so that a slow reader costs the server nothing.
 
 A refusal is treated like a loss, because operators change permissions while the process runs. It is logged once.
 """
@@ -34,10 +35,13 @@ from topoalign.runtime.nats_bus.stored import find_message, nobody_reads, source
 
 BATCH = 128
 LARGEST_BATCH = 1000
-"""Messages of one read. It is larger where more wait: each costs a round trip."""
+"""Messages per read: at least `BATCH`, up to `LARGEST_BATCH` if more are waiting, because each read costs a round trip."""
 BATCH_BYTES = 4 * 1024 * 1024
 NEWS_BYTES = 4 * 1024 * 1024
-"""Of news that its reader has not had: after more it is read from the store, and no news is received meanwhile."""
+"""
+Most bytes of news that wait for the reader. Above this, the news is dropped, its subscription ends, and the messages are
+read from the store.
+"""
 LOOK = 4.0
 """Seconds after which a follower without news looks at the store."""
 SILENCE = 5.0
@@ -45,9 +49,12 @@ SILENCE = 5.0
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 2.0
 REFUSED_PAUSE = 5.0
-"""Seconds between tries: after the first failure, and at most after a loss and after a refusal."""
+"""
+Seconds between tries: the pause after the first failure, the longest pause after a loss, and the longest pause after a
+refusal.
+"""
 MOST_TRIES = 8
-"""Reads, within a second or two, after which a message that was announced and cannot be found is taken for deleted."""
+"""Number of reads (within a second or two) that may miss an announced message before it counts as deleted."""
 END_OF_BATCH = "204"
 NO_MESSAGE = "404"
 NO_RESPONDERS = "503"
@@ -76,19 +83,21 @@ class FollowerReading:
         self._inbox = connection.client.new_inbox()
         self._answers: Subscription | None = None
         self._announcements: Subscription | None = None
-        """Of news; None while the follower is behind."""
+        """The subscription to news. None while the follower is behind."""
         self._arrived: deque[Delivered] = deque()
         self._change = anyio.Event()
         self._batch = 0
         """The number of the batch that is read, or of the last one."""
         self._reply = b""
-        """With what the reply subject of this batch ends."""
+        """The suffix of the reply subject of this batch."""
         self._requested = 0
         """The number of the batch that was requested last: `_batch`, or the one after it."""
         self._reading = False
         """Whether the batch has not ended yet."""
         self._beyond = (0, 0)
-        """Of the batch that arrived last, until the next is requested: the messages that wait, and its last position."""
+        """
+        (messages that still wait, last position) of the batch that arrived last; (0, 0) once the next batch is requested.
+        """
         self._before = 0
         """The position of the message of the batch that came last."""
         self._waiting = 0
@@ -146,14 +155,14 @@ class FollowerReading:
         await self.request(self._waiting, self._position)
 
     def begin_batch(self) -> None:
-        """The next batch is read, which is requested now or was requested before."""
+        """Starts reading the next batch. The caller requests it, unless it was requested ahead."""
         self._batch += 1
         self._reply = b".%d" % self._batch
         self._reading = True
         self._before = 0
 
     async def request(self, waiting: int, after: int) -> None:
-        """Requests the next batch: the messages after this position, of which so many wait."""
+        """Requests the next batch: the messages after position `after`. `waiting`: how many there are, as far as known."""
         self._requested += 1
         self._beyond = (0, 0)
         wish = {
@@ -200,7 +209,7 @@ class FollowerReading:
             self.begin_batch()
 
     async def wait_for_news(self) -> None:
-        """Returns when the store has stored a message for this follower, or when it has been looked at without that."""
+        """Returns when news arrives or, if none does, after a look at the store."""
         self._tries = 0
         with self.connection.waiting(self._news_subject, LOOK + SILENCE), anyio.move_on_after(until_tick(CLOCK, LOOK)):
             await self._change.wait()
@@ -216,7 +225,7 @@ class FollowerReading:
         self._newest = max(self._newest, newest)
 
     def take_news(self) -> Received | None:
-        """The next message if the oldest news is that; else drops all news. Raises BusUnavailable."""
+        """Returns the oldest unread news if it is the next message; otherwise drops all news. Raises BusUnavailable."""
         while self._news:
             there, delivered = self._news.popleft()
             self._news_bytes -= len(delivered.body)

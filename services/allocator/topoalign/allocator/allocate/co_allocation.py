@@ -49,7 +49,10 @@ def reserved_co_allocated(reserved: ReservedContainer) -> Iterator[tuple[Resourc
 
 
 REMEMBERED = 1_000
-"""Cached requests of pods with device annotations: far more than a node has pods that are bound and not admitted."""
+"""
+Maximum number of cached requests of pods with device annotations. A node never has nearly as many pods that are bound but
+not admitted.
+"""
 
 
 class CoAllocatedLacking(NoFit):
@@ -77,7 +80,7 @@ class CoAllocated(NamedTuple):
 
 
 class WaitingContainer(NamedTuple):
-    """A reserved container that the kubelet has not requested yet, with GPUs and co-allocated devices."""
+    """A container with reserved GPUs and co-allocated devices for which the kubelet has not called Allocate yet."""
 
     pod: Reservation
     container: ReservedContainer
@@ -118,7 +121,7 @@ class JointClaim(Claim):
         return [state.allocations[name] for name in sorted(owned.overlapping(map(owned.holding, ids)))]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """Releases allocations that have ended. Devices of running containers are not co-allocated."""
+        """Releases those of the conflicts that have ended. The new container does not get what running containers hold."""
         has_ended = self.view.liveness.has_ended
         asked.release(each for each in conflicts if has_ended(each, asked.known_poll.listing, asked.known_poll.at))
 
@@ -225,8 +228,8 @@ class JointClaim(Claim):
 
     def _waiting_for(self, amount: int) -> list[WaitingContainer]:
         """
-        Returns the containers that wait for this number of GPUs and have co-allocated devices. If a container already has
-        the reserved GPUs, for example a pod of another scheduler, the waiting one comes last.
+        Returns the containers that wait for this number of GPUs and have co-allocated devices. Last come those whose
+        reserved GPUs are already held, for example by a pod of another scheduler.
         """
         reserved = self.view.reserved
         now = self.view.now

@@ -134,9 +134,9 @@ class Ledger:
         self._begin()
 
     def _begin(self) -> None:
-        # Every start is an epoch of its own, so that a record restored from an old copy repeats no number. A lost journal
-        # lacks its last epoch, which may have begun in the same millisecond, and the published mark may lag by one fact,
-        # which may have begun the next epoch. So after a loss the epoch is one more than both allow.
+        # Every start begins a new epoch, so that a journal restored from an old copy never reuses a number. If the journal
+        # was lost, its last epoch is unknown: it may have begun in this millisecond, and it may be one after the published
+        # mark, which can lag by one fact. So after a loss 1 is added to both candidates.
         published, _ = self._journal.published() or (0, 0)
         lost = self.unconfirmed is not None
         now = int(self._clock.wall() * 1000)
@@ -177,7 +177,7 @@ class Ledger:
             self.move(state)
 
     def observe(self, **seen: Unpack[Observed]) -> None:
-        """Records what the kubelet has allocated without this allocator, or its rules, if they have changed."""
+        """Records what was read of the kubelet and measured. Does nothing if nothing has changed."""
         had = self.state.usage or unobserved(self.node, self._begun)
         if (now := observed(had, seen, self.state.allocations)) != had:
             self.take_reading(now)
@@ -209,7 +209,7 @@ class Ledger:
             self._write(events, state)
 
     def next_id(self, ahead: int = 0) -> AllocationID:
-        """Returns an id that no allocation of this node had before, for the grant `ahead` grants after the next."""
+        """Returns a new, never used allocation id. `ahead`: 0 for the next grant, 1 for the one after it, and so on."""
         return AllocationID(f"{self._epoch:x}-{self.state.seq + 1 + ahead}")
 
     def named(self, allocation: Allocation, ahead: int = 0) -> Allocation:
@@ -225,8 +225,9 @@ class Ledger:
         preferred: Mapping[AllocationID, Sequence[DeviceID]] = {},
     ) -> None:
         """
-        Records allocations in one entry, with the release of those that they replace (`instead_of`, as superseded without
-        other `reasons`) and the devices that were `preferred` to theirs. Raises StateFault.
+        Records in one entry: the new allocations; the release of those that they replace (`instead_of`; reason "superseded"
+        unless `reasons` has another); and, for allocations that deviate, the devices that were `preferred`. Raises
+        StateFault.
         """
         gone = releases(instead_of, reasons, "superseded")
         granted = [partial(AllocationGranted, allocation=allocation) for allocation in allocations]
@@ -269,7 +270,8 @@ class Ledger:
 
     def announce(self) -> tuple[int, int]:
         """Records a snapshot, shortens the journal to it, and returns its (epoch, seq). Raises StateFault."""
-        # Many may ask when the bus comes back, so one of `PUBLISHED_SECONDS` ago is not repeated.
+        # When the bus comes back, many subscribers may ask for a snapshot. So if nothing has changed, one that is younger
+        # than `PUBLISHED_SECONDS` is not recorded again.
         just_now = self._clock.monotonic() - PUBLISHED_SECONDS
         newest = self.state.epoch, self.state.seq
         if self._announced is None or self._announced[:2] != newest or self._announced[2] <= just_now:
@@ -395,7 +397,10 @@ class ReleaseLog:
     def __init__(self) -> None:
         self._ended = RecentDict[AllocationID, Release](REMEMBERED)
         self.origins = RecentDict[AllocationID, AllocationID](REMEMBERED)
-        """Remainder of a partly released record -> that record, which may be a remainder itself; the newest of them."""
+        """
+        Remainder -> the partly released record that it is the rest of (which may itself be a remainder). Only the newest
+        `REMEMBERED` entries are kept.
+        """
 
     def note(self, live: Mapping[AllocationID, Allocation], events: Sequence[LedgerEvent]) -> None:
         """Remembers each allocation out of `live` that these facts end; the facts were recorded together."""

@@ -1,5 +1,6 @@
 """
-Keeps the pods of a node whose devices its facts do not have yet, and those whose devices they still have.
+Keeps two kinds of pods of a node: those that hold devices which the node has not reported yet, and those that have ended
+although the node still reports their devices.
 
 A bound pod has its devices, CPUs and memory from the moment of the bind, because the next pod is filtered before the kubelet
 has admitted it. Three kinds of pods are assumed:
@@ -9,9 +10,9 @@ has admitted it. Three kinds of pods are assumed:
   order of binding, on the node with the pods before it;
 - pods whose bind has begun here and which are not reserved yet: predicted in the same way, after the bound ones.
 
-An assumption ends device by device, by the rule of `core.state.node_reservations`: a device that the node has reported once
-stays ended after the container returns it, and a device that the node has allocated to any container is not held a
-second time.
+An assumption ends separately for each device, by the rule of `core.state.node_reservations`: once the node has reported the
+device, the assumption is over for good, even if the container returns the device. A device that the node has allocated to
+any container is not counted twice.
 
 A terminated pod holds nothing, although the facts may have its devices for some seconds.
 """
@@ -83,7 +84,7 @@ class NodePods:
         self.terminated: dict[str, TerminatedPod] = {}
         """By UID."""
         self._reserved: dict[str, Reservation] = {}
-        """Without their expiry, so that equal ones compare equal: who reserves ends them."""
+        """Without expiry times, so that equal reservations compare equal. The allocator that keeps them ends them."""
         self._bound: dict[str, BoundPod] = {}
         """In the order of binding."""
         self._assumed: dict[str, BoundPod] = {}
@@ -144,7 +145,10 @@ class NodePods:
         return tuple(uid for uid, each in self.terminated.items() if has_anything_of(facts, uid, each.names))
 
     def without_terminated(self, facts: NodeState) -> NodeState:
-        """The facts without terminated pods. A name that a bound pod also has may be that pod's."""
+        """
+        The facts without terminated pods. A record that has only a name is kept if a bound pod has the same name, because
+        it may belong to that pod.
+        """
         if not self.terminated:
             return facts
         names = frozenset[PodNames]().union(*(each.names for each in self.terminated.values()))
@@ -191,8 +195,8 @@ class NodePods:
 
     def waiting(self, state: NodeState, requested: Requested = unknown_request) -> list[tuple[PodToSchedule, bool]]:
         """
-        The pods that the kubelet may admit in any order, after the last `settle`, each with whether it is predicted to be
-        admitted. `state`: the node without assumed pods, which has reported nothing of these pods.
+        The pods, as of the last `settle`, that the kubelet may admit in any order because the node has reported nothing of
+        them yet; each with the prediction whether it will be admitted. `state`: the node without assumed pods.
         """
         # A reserved pod with an unknown request keeps its position in every order. So does one that is planned with its
         # gang, because its kubelet has not received it yet.
@@ -240,8 +244,9 @@ class NodePods:
         self, state: NodeState, rules: AdmissionRules, without: Collection[str] = (), until: str = ""
     ) -> NodeState:
         """
-        A state of the node with the assumed pods, after the last `settle`. A bound pod that did not fit then may fit here.
-        `without`: UIDs of pods that count as gone; `until`: UID of the first bound or assumed pod that does not count.
+        A state of the node with the assumed pods, after the last `settle`. A pod without a prediction, because it did not
+        fit at the last `settle`, is predicted again: it may fit in this state. `without`: UIDs of pods that count as gone;
+        `until`: UID of the first bound or assumed pod that does not count.
         """
         for uid, hold in self._reserved.items():
             if uid not in without:
@@ -265,7 +270,8 @@ class NodePods:
         """Whether the node has reported nothing of a pod. `unknown`: devices of containers that are not known yet."""
         if self._reported.get(hold.pod_uid):
             return False
-        # An unknown container with all devices of a resource that are reserved for one may be that one.
+        # If a container that is not known yet has all devices of a resource that are reserved for a container of this pod,
+        # it may be that container.
         return not any(
             all(part in unknown for device in ids for part in held.virtual_functions.get(device, (device,)))
             for held in reserved_allocations(hold)

@@ -176,7 +176,8 @@ async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: PodNeed | 
 
 def decided_by_amounts(topology: Topology, pod: PendingPod) -> PendingPod:
     """
-    The pod. If it requests units or slots, which are known to fit on every NUMA node, its other amounts set `decides`.
+    Returns the pod. For a pod with units or slots, which are known here to fit on every NUMA node, `decides` is set from
+    its other amounts.
     """
     in_parts = any(topology.kind_of(name) in ("unit", "slot") for name in pod.demand.devices)
     is_joint = any(each.joint is not None for each in pod.demand.containers)
@@ -186,7 +187,7 @@ def decided_by_amounts(topology: Topology, pod: PendingPod) -> PendingPod:
 
 
 def is_refused_for_memory(state: NodeState, pods: Sequence[PendingPod]) -> bool:
-    """Whether the memory manager may refuse an aligned pod after others have ended, although its policy admits it."""
+    """Whether, after other pods have ended, the memory manager may refuse a pod that the Topology Manager policy admits."""
     rules = pods[0].demand.rules
     kinds = {name for pod in pods for name in pod.demand.memory}
     policy = POLICIES[rules.policy]
@@ -209,7 +210,7 @@ def may_realign(state: NodeState, pod: PendingPod) -> bool:
 
 def keeps_containers_together(state: NodeState, pod: PodDemand, takes: PodNeed | None) -> bool:
     """
-    Whether a pod that the node admits now also fits after any other pods end. True also if amounts do not decide that.
+    Whether a pod that the node admits now still fits whichever other pods end. Also True where amounts alone cannot tell.
     """
     if takes is None or takes.rest is None or not state.allocations or POLICIES[pod.rules.policy].admits(NO_AFFINITY):
         return True
@@ -219,7 +220,8 @@ def keeps_containers_together(state: NodeState, pod: PodDemand, takes: PodNeed |
 
 def fits_before_all(state: NodeState, pod: PendingPod, later: Later) -> bool:
     """
-    Decides as `all_fit`, for a single pod that is admitted before the `later` ones and fits together with them.
+    As `all_fit`, for a single pod that is admitted before the `later` pods. The caller has already checked that it fits
+    on the node with their reservations.
     """
     pods = (pod, *later.pods)
     # If amounts alone decide and no pod is refused for its alignment, the order of the pods does not matter.
@@ -297,7 +299,7 @@ def aligned_places(topology: Topology, pod: PendingPod, admission: Admission) ->
     """The alignment of a pod that must have its reserved slots or units; empty for others."""
     if not has_its_own(pod.demand.request, admission.allocations):
         return ()
-    # The kubelet offers reserved slots that are listed without NUMA nodes for every alignment.
+    # Slots that are listed without NUMA nodes are available to the pod whatever its alignment.
     aligned = bool(gpus_of_numa_nodes(topology))
     own = [each.affinity for each in admission.allocations if (each.slots and aligned) or is_given_as_reserved(each)]
     return ((pod.key, tuple(own)),) if own else ()
