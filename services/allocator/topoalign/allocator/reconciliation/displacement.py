@@ -259,7 +259,7 @@ def remainders(
 
 
 def log_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
-    """Marks the remainders of ended containers as ended, so that their GPUs count as free for predictions."""
+    """Marks the remainders of ended containers as ended, so that their GPUs count as free."""
     kubelet = ledger.state.usage.kubelet if ledger.state.usage is not None else None
     if kubelet is None:
         return

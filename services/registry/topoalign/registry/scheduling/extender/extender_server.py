@@ -28,14 +28,14 @@ from topoalign.runtime.httptools_connections import HttpToolsConnection
 
 VARIABLE = "TOPOALIGN_SCHEDULER_TLS_DIR"
 POLL_SECONDS = 10.0
-"""Between two checks: a kubelet takes up to a minute to bring a changed Secret to the node."""
+"""Time between two checks. A kubelet needs up to a minute to update a changed Secret on the node."""
 CERTIFICATE = "tls.crt"
 KEY = "tls.key"
 AUTHORITY = "client-ca.crt"
 
 UTC_TIME = 0x17
 DER_VERSION = 0xA0
-"""Tags of DER: a time with two digits of the year, and the field that not every certificate has."""
+"""DER tags: a time with a two-digit year, and the optional version of a certificate."""
 
 Files = dict[str, bytes]
 
@@ -44,12 +44,12 @@ log = structlog.get_logger("topoalign.registry.certificates")
 
 class Certificates:
     """
-    The certificates of the scheduler's address: `tls.crt`, `tls.key`, and `client-ca.crt` if clients have to show one, too.
+    The certificates of the server: `tls.crt`, `tls.key`, and `client-ca.crt` if clients must present a certificate, too.
     A `ca.crt` is not read: a Secret of cert-manager has one for clients of this address.
 
-    They are read again every few seconds and compared by content, because a Secret is changed by swapping a link. New
-    ones are used for the next handshake. If files do not fit together, the certificates in use stay, and readiness shows
-    this. An expired certificate is served, and readiness has its date.
+    They are read again every few seconds and compared by content, because a Secret is updated by swapping a symbolic link.
+    The next handshake uses new files. If new files do not fit together, the old ones stay in use, and readiness reports
+    this. An expired certificate stays in use, and readiness reports its date.
     """
 
     def __init__(self, directory: Path, clock: Clock) -> None:
@@ -62,7 +62,7 @@ class Certificates:
         self._valid_until = not_after(self._files[CERTIFICATE])
         self._trouble: str | None = None
         self.context = context_of(directory, self._files)
-        """For the server: each handshake takes the current certificates."""
+        """The TLS context of the server. Each handshake uses the current certificates."""
         self.context.sni_callback = self._choose
 
     def trouble(self) -> str | None:
@@ -97,7 +97,7 @@ class Certificates:
         except InvalidField as error:
             refused = files if files is not None else error.finding
             if refused != self._refused:
-                log.warning("certificate refused, the one before stays in use", finding=error.finding)
+                log.warning("the new certificate was refused, and the old one stays in use", finding=error.finding)
             self._refused = refused
             self._trouble = f"not in use: {error.finding}"
 
@@ -113,7 +113,7 @@ def read_files(directory: Path) -> Files:
         return files | ({AUTHORITY: authority.read_bytes()} if authority.exists() else {})
     except OSError as error:
         finding = clean(f"{error.filename}: {error.strerror}", 300)
-        raise InvalidField(VARIABLE, finding, f"have {CERTIFICATE} and {KEY} in this directory") from error
+        raise InvalidField(VARIABLE, finding, f"put {CERTIFICATE} and {KEY} into this directory") from error
 
 
 def context_of(directory: Path, files: Files) -> ssl.SSLContext:
@@ -124,14 +124,14 @@ def context_of(directory: Path, files: Files) -> ssl.SSLContext:
     try:
         context.load_cert_chain(directory / CERTIFICATE, directory / KEY, password=lambda: b"")
         if AUTHORITY in files:
-            # A client that resumes a session shows no certificate, so none is resumed: TLS 1.3 does not without tickets.
+            # Disable resumption, because a client that resumes a TLS session presents no certificate: TLS 1.3 needs tickets.
             context.load_verify_locations(cadata=files[AUTHORITY].decode())
             context.verify_mode = ssl.CERT_REQUIRED
             context.minimum_version = ssl.TLSVersion.TLSv1_3
     except (ssl.SSLError, ValueError, OSError) as error:
         finding = f"the files do not fit together: {clean(str(error), 200)}"
         raise InvalidField(
-            VARIABLE, finding, f"have a PEM certificate in {CERTIFICATE} and its key in {KEY}"
+            VARIABLE, finding, f"put a PEM certificate into {CERTIFICATE} and its key into {KEY}"
         ) from error
     return context
 
@@ -148,8 +148,8 @@ def not_after(certificate: bytes) -> datetime:
         years = "%y" if kind == UTC_TIME else "%Y"
         found = datetime.strptime(time.decode(), f"{years}%m%d%H%M%SZ").replace(tzinfo=UTC)
     except (ValueError, IndexError) as error:
-        finding = f"{CERTIFICATE} has no certificate with a time of validity"
-        raise InvalidField(VARIABLE, finding, "have a PEM certificate in it") from error
+        finding = f"{CERTIFICATE} has no certificate with a validity period"
+        raise InvalidField(VARIABLE, finding, "put a PEM certificate into it") from error
     return found.replace(year=found.year - 100) if kind == UTC_TIME and found.year >= 2050 else found
 
 
@@ -173,43 +173,41 @@ def elements(body: bytes) -> list[tuple[int, bytes]]:
 
 
 IDLE_SECONDS = 120
-"""An idle connection is closed after this time: more than the 90 s of Go's client, whose next call would fail else."""
+"""Idle time before a connection is closed: more than the 90 s of Go's client, so that its next call does not fail."""
 HEAD_SECONDS = 4.0
-"""How long the head of a request may take, from its first byte."""
+"""Maximum time for the head of a request, from its first byte."""
 MOST_HEAD_BYTES = 64 * 1024
-"""Of the head of a request, its address and its headers, with the trailers; and of the framing of a body in chunks."""
+"""Maximum bytes of the head of a request (URL, headers, trailers), and of the framing of a chunked body."""
 
 
 class SchedulerConnection(HttpToolsConnection):
     """
-    A connection with limits on the head of a request, and errors in JSON. A request whose head is not complete in time is
-    answered and ended.
+    A connection with limits on the head of a request, and errors in JSON. If a head is not complete in time, the server
+    answers with an error and closes the connection.
     """
 
     head_seconds = HEAD_SECONDS
     head_timer: asyncio.TimerHandle | None = None
     is_idle = True
-    """Whether nothing of a request has come after the last one."""
+    """Whether no byte of a new request has arrived."""
     head_is_complete = True
-    """Whether the head of a request has come, or nothing of it."""
+    """Whether the head of the request is complete, or none of it has arrived."""
     is_first = True
-    """Whether no request has begun in what has come since the connection was idle."""
+    """Whether no request has begun since the connection was idle."""
     is_refused = False
-    """Whether the request is answered already, as its head is too long."""
+    """Whether the request was refused because its head is too long."""
     head_bytes = 0
-    """Of the address and the headers that were read, and of the trailers behind a body."""
+    """Bytes of URL, headers and trailers that were read."""
     raw_bytes = body_bytes = 0
-    """What has come of the request, and what of it is its body."""
+    """Received bytes of the request, and those of its body."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing any more."""
+        """Cancel the timer."""
         self._stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """
-        Read on. A head that has begun must end in time, and data other than a body must not exceed the limit of a head.
-        """
+        """Continue to read. A head must be complete in time, and all data except the body is limited as a head."""
         if self.is_idle:
             self._begin()
             self.is_first = True
@@ -220,22 +218,22 @@ class SchedulerConnection(HttpToolsConnection):
         elif self.head_timer is None:
             self.head_timer = self.loop.call_later(self.head_seconds, self.end_slow_head)
         if not self.is_idle and self.raw_bytes - self.body_bytes > MOST_HEAD_BYTES + self.body_bytes:
-            self._refuse()  # as chunks with long extensions, or with a byte each
+            self._refuse()  # for example chunks with long extensions, or of one byte each
 
     def on_message_begin(self) -> None:
-        """A request has begun, after lines without text perhaps; in what came with the one before only it is counted."""
+        """A request has begun, possibly after empty lines. Bytes that came with the previous request do not count."""
         if not self.is_first:
             self._begin()
         self.is_first = False
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """A part of the address has come."""
+        """A part of the URL has arrived."""
         self.head_bytes += len(url)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header or a trailer has come."""
+        """A header or a trailer has arrived."""
         self.head_bytes += len(name) + len(value) + len(b": \r\n")
         if self.head_bytes > MOST_HEAD_BYTES:
             self._refuse()
@@ -243,33 +241,33 @@ class SchedulerConnection(HttpToolsConnection):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head of a request has come."""
+        """The head of a request is complete."""
         self.head_is_complete = True
         if not self.is_refused:
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body has come."""
+        """A part of the body has arrived."""
         self.body_bytes += len(body)
         if not self.is_refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request has come."""
+        """A request is complete."""
         self.is_idle = True
         if not self.is_refused:
             super().on_message_complete()
 
     def end_slow_head(self) -> None:
-        """Answer a request whose head does not come."""
-        self.end_with(408, "TooSlow", f"the head of a request did not come within {self.head_seconds:g} s")
+        """Refuse a request whose head is not complete in time."""
+        self.end_with(408, "TooSlow", f"the head of the request was not complete within {self.head_seconds:g} s")
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP."""
+        """Refuse data that is not HTTP."""
         self.end_with(400, "BadRequest", msg.rstrip("."))
 
     def end_with(self, status: int, code: str, finding: str) -> None:
-        """Answer with an error, and close, if the connection is not ending anyway."""
+        """Answer with an error and close the connection, unless it is closing already."""
         if self.transport.is_closing():
             return
         body = msgspec.json.encode({"code": code, "finding": finding, "remedy": "send a whole HTTP/1.1 request"})
@@ -285,7 +283,7 @@ class SchedulerConnection(HttpToolsConnection):
         self.head_bytes = self.raw_bytes = self.body_bytes = 0
 
     def _refuse(self) -> None:
-        """Answer a request whose head is too long, and pass on nothing more of it."""
+        """Refuse a request whose head is too long, and ignore the rest of it."""
         self.is_refused = True
         self.end_with(431, "TooLarge", f"the head of a request has more than {MOST_HEAD_BYTES} bytes")
 
@@ -297,17 +295,17 @@ class SchedulerConnection(HttpToolsConnection):
 
 VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})([.+-].*)?")
 OLDEST = (1, 36)
-"""Used if no version is known: its answers harm no later version."""
+"""Used if the version is not known. Later versions accept its answers, too."""
 
 READINESS = "scheduler"
 """The Service of extender and webhook, whose readiness page is /readyz/scheduler."""
 
 DRAIN_SECONDS = 5.0
-"""After SIGTERM calls are answered for this time: more than the 4 s after which a bind is given up."""
+"""How long calls are answered after SIGTERM: longer than the 4 s of a bind."""
 
 HELP = "Time of a call of the scheduler, from the end of the request to the answer."
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
-"""A scheduler waits for five."""
+"""Histogram buckets. A scheduler waits for five seconds."""
 
 
 def call_seconds(registry: CollectorRegistry) -> Histogram:
@@ -326,9 +324,9 @@ async def serve_scheduler(
     task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """
-    Serves extender and webhook until cancelled, after SIGTERM for `DRAIN_SECONDS`; has started, with its URL, once it
-    listens. The settings must have a port. `kubernetes`: the version of the API server, used as the scheduler's if the
-    settings have none.
+    Serves extender and webhook until cancelled, and `DRAIN_SECONDS` longer after SIGTERM. Reports its URL as started once it
+    listens. The settings must have a port. `kubernetes`: the version of the API server, which counts as the scheduler's if
+    the settings have none.
 
     Raises InvalidField for an invalid version or certificates that cannot be used, and AddressInUse.
     """
