@@ -91,9 +91,7 @@ class Guard:
         except KubeletAway as away:
             if away.status is Status.UNIMPLEMENTED:
                 self._unserved = kubelet
-                log.info(
-                    "the kubelet does not serve GetAllocatableResources: a loss of our devices will not be noticed"
-                )
+                log.info("the kubelet does not serve GetAllocatableResources, so lost devices will not be noticed")
             else:
                 log.debug("the kubelet does not say what can be allocated", reason=away.finding)
         except GRPCError as error:

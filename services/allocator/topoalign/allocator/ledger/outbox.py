@@ -71,12 +71,7 @@ class Outbox:
                 self._due.append((message, event))
             if self._due:
                 return [message for message, _ in self._due]
-            log.error(
-                "a fact is too large for the bus and was skipped",
-                type=type(event).__name__,
-                seq=event.seq,
-                bytes=len(message.body),
-            )
+            log.error("fact too large for the bus", type=type(event).__name__, seq=event.seq, bytes=len(message.body))
             self._ledger.published([event])
         return []
 

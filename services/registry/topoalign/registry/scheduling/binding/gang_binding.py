@@ -160,9 +160,7 @@ class Gangs:
                 for uid, each in members.items()
                 if each.node is None and uid not in planned and holds_something(each.pod.request)
             ]
-            if all(
-                each.uid != pod.uid for each in waiting
-            ):  # another registry has planned the pod, or it needs no devices
+            if all(each.uid != pod.uid for each in waiting):  # planned by another registry, or it needs nothing
                 return
             changes = await self._plan(gang.name, waiting, best, pod, node)
             if changes is None:

@@ -42,7 +42,7 @@ class TooManyNodes(InvalidField):
 
     def __init__(self, field: str) -> None:
         super().__init__(
-            field, f"more than {MOST_NODES} nodes", "send only the nodes of the cluster, as kube-scheduler does"
+            field, f"more than {MOST_NODES} nodes", "send only nodes of the cluster, as kube-scheduler does"
         )
 
 

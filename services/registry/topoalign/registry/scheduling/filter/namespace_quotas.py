@@ -203,9 +203,7 @@ class Quotas:
         if self._quotas.get(quota.uid) == quota:
             return False
         if quota.scoped and quota.limits:
-            log.warning(
-                "a quota with scopes is not enforced", namespace=clean(quota.namespace), quota=clean(quota.name)
-            )
+            log.warning("quota with scopes not enforced", namespace=clean(quota.namespace), quota=clean(quota.name))
         self._quotas[quota.uid] = quota
         return self._renew(quota.namespace)
 

@@ -202,9 +202,7 @@ class Scheduler:
         refusals = self._decisions.refusals
         own = self.view.reserved_on.get(pod.uid)
         planned = self._planned_node(pod.uid)
-        repeated = (
-            own is None and planned is None and pod.nominated is None
-        )  # otherwise the answer holds for this pod only
+        repeated = own is None and planned is None and pod.nominated is None  # else it holds for this pod only
         known = request.refused_by_all
         if repeated and known is not None and known.version == self.view.version and known.nodes == frozenset(nodes):
             self._refused(pod, known.counts)
