@@ -152,7 +152,7 @@ async def test_what_is_taken_in_is_logged_once_when_it_is_written() -> None:
 
     assert [
         "the journal can be written again",
-        "containers with unrecorded devices are added to the record",
+        "unrecorded containers are added to the record",
     ] == [line["event"] for line in logs[1:]]
     assert {"GPU-0": "train"} == node.live()
 

@@ -67,7 +67,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "other-uid": (foreign, f"belongs to user {NOBODY}"),
     "link": (linked, "is a symbolic link"),
     "journal-link": (journal_linked, "Too many levels of symbolic links"),
-    "open-to-all": (open_to_all, "everybody may write"),
+    "open-to-all": (open_to_all, "other users may write"),
     "file": (a_file, "File exists"),
     "journal-unreadable": (journal_of_another, "Permission denied"),
 }

@@ -92,7 +92,7 @@ async def test_a_kubelet_that_comes_half_a_minute_late_is_waited_for() -> None:
 
         assert "No such file or directory; check the directory" in (without_directory or "")
         assert "the kubelet has no kubelet.sock" in (without_kubelet or "")
-        assert "; see that it runs, and that TOPOALIGN_KUBELET_DIR is right" in (without_kubelet or "")
+        assert "; check that it runs, and that TOPOALIGN_KUBELET_DIR is right" in (without_kubelet or "")
         assert 4 == len(logs)  # two resources, two reasons
 
 

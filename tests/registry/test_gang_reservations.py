@@ -247,5 +247,5 @@ async def test_a_gang_is_forgotten_with_its_pods(site: Site, registry: Registry)
     await registry.see(*PODS)
     for uid in uids.values():
         registry.gangs.lose(uid)
-    with pytest.raises(GangWaits, match="not shown"):
+    with pytest.raises(GangWaits, match="does not report the pod"):
         await registry.bind("a", uids["a"])

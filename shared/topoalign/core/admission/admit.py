@@ -1,9 +1,9 @@
 """
 Decides whether a pod fits on a node, and what each of its containers gets.
 
-`iterate_decision` does no I/O. It yields its questions about hints and about preferences among devices, and `drive`
-sends it the answers: the allocator asks the hinting service, a kubelet its device plugins, and `admit` the functions of
-this package. Equal questions get equal decisions. `pipeline` has the steps.
+`iterate_decision` does no I/O. It yields questions about hints and preferred devices, and `drive` sends the answers. The
+allocator gets them from the hinting service, a kubelet from its device plugins, and `admit` from this package. Equal
+questions lead to equal decisions. `pipeline` has the steps.
 """
 
 from collections.abc import Awaitable, Callable, Generator
@@ -74,7 +74,7 @@ def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules, *, explain: 
 
 
 def decide_demand(state: NodeState, demand: PodDemand, *, explain: bool = False) -> Decision:
-    """`admit` for a pod that is already read. Where a kubelet picks at random, the answer is the more likely one."""
+    """`admit` for a `PodDemand`. If a kubelet picks devices at random, the answer is the more likely decision."""
 
     def run(taken: tuple[int, ...]) -> Run:
         deciding = AdmissionRun(state, demand, explain=explain, taken=taken)
@@ -90,7 +90,7 @@ def iterate_decision_for_request(state: NodeState, pod: PodRequest, rules: Admis
 
 
 def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply:
-    """What this process knows; in mode `kubelet` a device plugin gets no more than a kubelet sends to it."""
+    """The answer of this process. In mode `kubelet` a device plugin gets only the data that a kubelet sends to it."""
     if isinstance(asked, HintRequest):
         return answer_hint_request(asked)
     asked = asked if profile_of(rules.mode).gives_plugins_context else asked.without_context()

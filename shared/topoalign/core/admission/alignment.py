@@ -29,7 +29,7 @@ from topoalign.core.profile import profile_of
 
 
 class NotAligned(NoFit):
-    """The policy refuses the best alignment that the providers' hints allow."""
+    """Raised when the topology policy refuses the best alignment that the providers' hints allow."""
 
     def __init__(
         self, rules: AdmissionRules, container: ContainerName | None, alignment: Alignment, shortage: str = ""

@@ -1,14 +1,14 @@
 """
 Finds what a kubelet decides where it picks devices at random, by trying its possible picks.
 
-A container that needs fewer devices than earlier init containers of its pod left takes over some of them, and the kubelet
-picks which at random (v1.36.3, device manager: the order of a Go map). The NUMA nodes of those that are left then bear on
-the hints of the containers after it, so one pick may admit the pod and another refuse it.
+If a container needs fewer devices than the init containers of its pod had, it reuses some of them, and the kubelet picks
+these at random (v1.36.3, device manager: the order of a Go map). The NUMA nodes of the others affect the hints of later
+containers, so one pick may admit the pod and another refuse it.
 
 Picks that differ in NUMA nodes are tried, the most likely first, up to MOST_RUNS decisions. All devices count as equally
-likely. Example: of devices on NUMA nodes 0, 0 and 1, two are picked as 0 and 0 once and as 0 and 1 twice of three times.
-The more likely decision is the answer. Where it is to be explained, a note gives the chance of the other one; else no more
-picks are tried once one decision has more than half of the chance.
+likely. Example: of devices on NUMA nodes 0, 0 and 1, two are picked as 0 and 0 once and as 0 and 1 twice of three times. The
+more likely decision is the answer. If it is to be explained, a note has the chance of the other one. Otherwise the search
+stops once one decision has more than half of the chance.
 """
 
 from collections.abc import Callable, Collection, Iterator

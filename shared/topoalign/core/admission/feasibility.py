@@ -7,10 +7,10 @@ each kind of machine and demand (`need_of`); for each node only the free amounts
     2 NUMA nodes with 4 GPUs each, policy restricted, 3 GPUs and 8 CPUs: {0} and {1} are preferred
     free now: 2 GPUs on node 0, 4 on node 1; 30 CPUs on each: node 1 has both, and the pod is admitted
 
-The policies restricted and single-numa-node admit a pod where one preferred set has all that is asked for, because the
-kubelet's merge prefers nothing but equal sets (v1.36.3, topologymanager, mergePermutation). The rest is totals. Where more
-than amounts decides, `decide` has to be asked: devices that are chosen together, several containers of which one is aligned
-to several NUMA nodes, memory that no preferred set has under a policy that admits all the same, more than eight NUMA nodes
+The policies restricted and single-numa-node admit a pod if one preferred set has all requested amounts, because the
+kubelet's merge prefers only equal sets (v1.36.3, topologymanager, mergePermutation). Otherwise totals decide. Amounts alone
+do not decide, and a full decision is necessary, for devices that are chosen together, several containers of which one is
+aligned to several NUMA nodes, memory that no preferred set has under policy best-effort, and more than eight NUMA nodes
 under a policy that aligns.
 """
 

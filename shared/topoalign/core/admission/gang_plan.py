@@ -1,13 +1,13 @@
 """
 Plans nodes for all pods of a gang, which start together or not at all.
 
-They are planned as a whole, or not at all. GPUs of different nodes are connected by NVLink within a fabric. So each
-fabric is tried alone first, and all nodes together only if no fabric has room.
+NVLink connects GPUs of different nodes only within a fabric. So each fabric is tried alone first, and all nodes together
+only if no fabric has room.
 
-The rule within a group of nodes: node by node, each takes the pods that it would admit one after the other, of those that
-may go to it. For equal pods this finds nodes for all if there are any. Pods that differ are tried in three orders:
-those that ask for most first, those that may go to the fewest nodes first, those that ask for least first. This may
-miss a plan that another order would find. Then the gang waits, and nothing is reserved.
+Within a group, each node in turn takes as many of the remaining pods as it would admit one after the other. For equal pods
+this finds a plan if there is one. Pods that differ are tried in three orders: largest request first, fewest possible nodes
+first, smallest request first. This may miss a plan that another order would find. Then the gang waits, and nothing is
+reserved.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence

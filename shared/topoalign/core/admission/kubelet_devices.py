@@ -1,16 +1,16 @@
 """
 Adjusts the devices of a node to what its kubelet will have at its next admission, for predictions.
 
-The record lags behind the kubelet: it keeps what a container had until the container was missing for some seconds. The
-kubelet's checkpoint lags, too, but names pods by their UIDs, and their directories show which are gone. So
+The allocations lag behind the kubelet: one is released only after its container was missing for some seconds. The kubelet's
+checkpoint lags, too, but has pod UIDs, and the pod directories show which pods are deleted. So
 
-- what is known to have ended is free;
+- devices of containers that are known to have ended are free;
 - what the record has for a container that was seen to run is free if the checkpoint lists it for pods that are gone alone:
   the checkpoint was written before that container was seen, so its pod is one of these;
 - what the checkpoint lists for a pod with a mounted volume is held, in the record or not: a plain init container that ended
   before this process started is in no record, and the kubelet keeps its devices for its pod;
 - what the checkpoint lists of other plugins' devices is held: no record has them;
-- all else is as the record has it, above all what was granted a moment ago and is not in the checkpoint yet.
+- all other allocations count, for example new ones that are not in the checkpoint yet.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,7 @@
 """
 Finds whether waiting can help a pod that a node refuses, and what helps it instead.
 
-The rule: the decision is made again as if nobody had anything of the node, with the health of its devices as it is.
+The rule: the decision is made again for the node without any allocation, with the present health of its devices.
 
 - It admits the pod (`in-use`): the pod fits once enough pods have ended. The finding stays.
 - It refuses the pod, and would admit it if all devices were healthy and none was cordoned (`unhealthy`). The finding counts

@@ -1,9 +1,9 @@
 """
 Finds containers that get GPUs by several resources: two MIG profiles, two models, or GPUs and shares of other GPUs.
 
-The kubelet calls Allocate for each resource, and each answer sets NVIDIA_VISIBLE_DEVICES. If a variable is in two
-answers, the kubelet passes on one of its values. So the list in that variable has to name the GPUs of all resources
-of the container; otherwise the container does not see some of them. Mounts and CDI names are merged.
+The kubelet calls Allocate for each resource, and each answer sets NVIDIA_VISIBLE_DEVICES. If a variable is in two answers,
+the kubelet passes on only one value. So each answer must list the GPUs of all resources of the container; otherwise some of
+them are not visible in it. Mounts and CDI names are merged.
 
 The two resources of units name the same GPUs and count as one.
 
@@ -38,7 +38,7 @@ def gpu_lists(topology: Topology) -> tuple[ResourceName, ...]:
 
 
 def lists_asked(topology: Topology, container: ContainerDemand) -> tuple[ResourceName, ...]:
-    """Those that a container asks for, where they are several; else none."""
+    """The resources of `gpu_lists` that a container requests, if there are several; else none."""
     found = tuple(name for name in gpu_lists(topology) if container.devices.get(name))
     return found if len(found) > 1 else ()
 

@@ -1,9 +1,9 @@
 """
-Reads a pod request into a `PodDemand`: what it asks of the resource managers under the rules of a node.
+Reads a pod request into a `PodDemand`: its requests to the resource managers under the rules of a node.
 
-A container's demand has what it asks of each manager: devices by resource, devices that are decided together, CPUs of its
-own, memory by kind. The demand of the pod has the same for the pod as a whole, and its containers in the order in which they
-are decided: init containers, then app containers.
+A container's demand has its request to each manager: devices by resource, devices that are decided together, exclusive CPUs,
+and memory by kind. The demand of the pod has the same for the pod as a whole, and its containers in the order of the
+decisions: init containers, then app containers.
 """
 
 from collections.abc import Mapping
@@ -68,23 +68,23 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     """Its path in the pod's manifest: `spec.containers[0]`."""
     role: Role
     asked: Quantities
-    """All that it requests, limits filled in: resources that the node must have. Of devices, these are the limits."""
+    """All its requests, filled in from the limits: resources that the node must have. For devices, these are the limits."""
     devices: Quantities
     """Devices by resource, in the order of the names, which is the order in which the kubelet asks for hints."""
     together: frozenset[ResourceName] = NO_RESOURCES
-    """Those of the devices that are aligned and chosen together; none for a kubelet, which aligns each by itself."""
+    """Resources of `devices` that are aligned and chosen together. Empty for a kubelet, which aligns each resource alone."""
     joint: JointDemand | None = None
-    """What is asked for together, with what comes beyond the devices. None: nothing."""
+    """The devices that are decided together, including co-allocated ones. None: there are none."""
     cpus: int = 0
-    """CPUs of its own; 0: it runs in the shared pool."""
+    """Number of exclusive CPUs; 0: it runs in the shared pool."""
     memory: Quantities = {}
     """Bytes of memory and of each size of hugepages for the memory manager to place, in the order of the names."""
     gpu_annotations: Published = ()
-    """The pod's annotations about GPUs in amounts, not yet read: for other devices they have no meaning."""
+    """The pod's annotations about shares of GPUs, not yet parsed."""
     as_hami: bool = False
     """Whether HAMi's rules choose its GPUs in slots."""
     gpus: int = 1
-    """Over how many GPUs its units are spread, if it asks for any."""
+    """Number of GPUs over which its units are spread."""
 
     @property
     def containers(self) -> "tuple[ContainerDemand, ...]":
@@ -106,9 +106,9 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
     """What a pod asks for; `devices`, `together`, `cpus` and `memory` are those of the pod as a whole."""
 
     request: PodRequest
-    """As it was asked for, to be passed on."""
+    """The request, unchanged."""
     rules: AdmissionRules
-    """Those by which it was read, and by which it is decided."""
+    """The rules by which it was read and is decided."""
     namespace: Namespace
     pod: PodName
     container: None = None
@@ -119,16 +119,16 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
     cpus: int
     memory: Quantities
     manages_memory: bool
-    """Whether the memory manager looks at this pod at all."""
+    """Whether the memory manager allocates memory to this pod."""
     jointly: bool
     """
-    Whether it has annotations about devices, or asks for some by Koordinator's names where no kubelet decides: those that
-    these are about are chosen together.
+    Whether some devices are chosen together: the pod has annotations about devices, or requests devices by Koordinator's
+    names and no kubelet decides.
     """
 
     @property
     def annotations(self) -> Mapping[str, str]:
-        """All of the pod, for the checks of those that have no effect on what is asked for."""
+        """All annotations of the pod, for the checks of those that do not affect the demand."""
         return self.request.annotations
 
     @property
@@ -151,7 +151,7 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Demand = ContainerDemand | PodDemand
-"""What is aligned as one: a container, or in scope `pod` the pod as a whole."""
+"""The unit of alignment: a container, or in scope `pod` the whole pod."""
 
 
 def read_pod(pod: PodRequest, rules: AdmissionRules) -> PodDemand:

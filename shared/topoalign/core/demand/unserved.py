@@ -2,17 +2,16 @@
 Finds device resources of a pod that no plugin serves: a kubelet ignores them and starts the container without the
 devices.
 
-The rule of the kubelet (v1.36.3, devicemanager): a resource that no device plugin has registered is ignored. A
-scheduler does not ignore it, and leaves the pod pending. Neither is what the user wants, so `what-if` ends with this
-finding instead of a decision.
+A kubelet ignores a resource that no device plugin has registered (v1.36.3, devicemanager). A scheduler leaves the pod
+pending. The user wants neither, so `what-if` reports this finding instead of a decision.
 
     limits of the pod          served here      the finding names
     nvidia.com/gpus: 2         nvidia.com/gpu   nvidia.com/gpu, which was probably meant
     tencent.com/vcuda-core: 50 nvidia.com/gpu   the setting that offers GPUs in units
     example.com/fpga: 1        nvidia.com/gpu   what is served here
 
-What another plugin registered is served (`hardware.others`, `registered`). Koordinator's names count as served where they
-have an effect: in containers whose devices are decided together.
+Resources of other plugins are served (`hardware.others`, `registered`). Koordinator's names count as served only in
+containers whose devices are decided together.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

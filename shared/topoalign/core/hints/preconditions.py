@@ -1,8 +1,8 @@
 """
-Checks what must be known of a node before a pod can be decided on it.
+Checks that the data of a node is sufficient for a decision about a pod.
 
-A prediction that cannot be right is worse than none: where the topology lacks what the request needs, or the kubelet
-itself would not run with these rules, the pod is refused and the reason names what is missing.
+A wrong prediction is worse than none. So if the topology lacks data that the request needs, or a kubelet would not start
+with these rules, the pod is refused, and the reason names what is missing.
 """
 
 from collections.abc import Collection

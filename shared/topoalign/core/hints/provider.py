@@ -1,7 +1,7 @@
 """
 Defines a hint provider: one of the node's resource managers, asked where a container or a pod can be placed.
 
-A provider is a module with its class, and a line in PROVIDERS. Code elsewhere asks its attributes and methods, and never
+A provider is a module with its class, and a line in PROVIDERS. Other code uses its attributes and methods, and never checks
 which provider it is.
 """
 

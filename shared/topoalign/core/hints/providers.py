@@ -1,17 +1,17 @@
 """
 Asks the device, CPU and memory managers of a node for the hints of one container or pod.
 
-In mode `kubelet` they answer as the kubelet v1.36.3 does, its known faults included. In mode `best`, for decisions that
-topoalign makes itself, they differ in these points; docs/modes.md has an example of each:
+In mode `kubelet` they answer as the kubelet v1.36.3, with its known faults. In mode `best`, for decisions that topoalign
+makes itself, they differ in these points; docs/modes.md has an example of each:
 
 1. Only NUMA nodes that have CPUs are offered for CPUs and, if they have memory too, for memory: never a GPU's own memory.
 2. A hint is preferred if nothing narrower fits now. To the kubelet it is preferred only if nothing narrower would fit
    an empty machine.
-3. What fits nowhere is answered as fitting nowhere: memory, whose key the kubelet leaves out, which counts as no
-  opinion, so that the pod fails after it was admitted; and too few devices of which no NUMA node is known.
-4. CPUs and memory are exclusive to any container whose request is firm (equal to its limit, CPUs whole), whatever the QoS
-   class of its pod, and for nobody else. For a pod as a whole, what only init containers and sidecars ask for counts, too.
-5. A resource of which nothing is asked is not asked for: a limit of 0 neither narrows the choice nor fails.
+3. If memory fits nowhere, the answer is an empty list. The kubelet omits the key, which counts as no opinion, so that the
+  pod fails after it was admitted. The same holds for too few devices without a known NUMA node.
+4. CPUs and memory are exclusive to each container whose request equals its limit (CPUs whole), whatever the QoS class of
+   its pod, and to no other. For a whole pod, requests of only init containers and sidecars count, too.
+5. A limit of 0 counts as no request: it neither narrows the choice nor fails.
 6. Devices of a pod with Koordinator's annotations are searched together (`joint_hints`).
 7. Sockets do not count (align-by-socket), because the merge judges by the number of nodes alone.
 """
@@ -65,7 +65,7 @@ def to_hint_question(asked: HintRequest, pod: PodRequest) -> HintQuestion:
 
 
 def request_of_question(question: HintQuestion, topology: TopologyDiscovered) -> HintRequest:
-    """What a question from another process asks, on this topology and nothing else. Raises InvalidField."""
+    """The request of a question from another process, on this topology. Raises InvalidField."""
     listed = (device for devices in topology.topology.devices.values() for device in devices)
     health = {base_of(device): HEALTHY for device in listed} | dict.fromkeys(question.unusable, UNUSABLE)
     state = NodeState(

@@ -1,9 +1,9 @@
 """
-Finds what a container may take over from earlier containers of its own pod.
+Finds the resources that a container may reuse from earlier containers of its pod.
 
-Plain init containers have ended when the next container starts, so what they held is free for it; what a sidecar or an
-app container took is not (kubelet v1.36.3, reuse in a pod). All of it follows from the pod's own allocations in the
-order in which they were decided, so a question about hints needs no further field for it.
+Plain init containers have ended when the next container starts, so it may reuse their resources, but not those of a sidecar
+or an app container (kubelet v1.36.3, reuse in a pod). This follows from the pod's allocations in the order of the decisions,
+so a question about hints needs no further field.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,9 +1,9 @@
 """
 Chooses the devices of one resource for a container, once its NUMA affinity is known (kubelet v1.36.3, device manager).
 
-The rule: devices that init containers of the pod left come first. Of what is still needed, devices near a node of the
-affinity are used before others, and where there is a choice among them the device plugin is asked for its preference;
-the valid part of its answer is used, and is cut or filled up in the hardware's order.
+The rule: devices of earlier init containers of the pod come first. Then devices near a node of the affinity come before
+others. If there is a choice, the device plugin is asked for its preference; the valid part of its answer is used, and is cut
+or filled up in the hardware's order.
 
 The function asks by yielding the choice, so that the same code serves a plugin behind gRPC and one in the process.
 """

@@ -2,8 +2,8 @@
 Chooses the exclusive CPUs of a container, once its NUMA affinity is known (kubelet v1.36.3, CPU manager, policy
 static).
 
-The rule: as many as possible from the NUMA nodes of the affinity, or from all sockets that these touch where CPUs are
-aligned by socket; what is still needed from anywhere. Which of several is for `topoalign.core.cpu_assignment`.
+The rule: as many CPUs as possible come from the NUMA nodes of the affinity (with align-by-socket, from all their sockets),
+the others from anywhere. `topoalign.core.cpu_assignment` chooses among equal CPUs.
 
 Where containers get whole cores only, two requests are refused before that: one that would split a core, and one for more
 CPUs than there are on cores of which no CPU is kept for the system.

@@ -28,7 +28,7 @@ class SetsLeft(NamedTuple):
 
     @property
     def lost(self) -> float:
-        """The share of the bandwidth across the seam that cannot be had any more: 0 to 1."""
+        """The lost fraction of the bandwidth across the seam: 0 to 1."""
         possible = self.possible.bandwidth(self.model)
         return 1 - self.best.bandwidth(self.model) / possible if possible else 0.0
 
@@ -38,7 +38,7 @@ class Fragmentation(NamedTuple):
 
     sets: tuple[SetsLeft, ...]
     exact: bool
-    """False: there are too many sets to compare, and good ones stand for the best."""
+    """False: there are too many sets to compare, so `best` may not be the best ones."""
 
     @property
     def overall(self) -> float:

@@ -1,9 +1,9 @@
 """
 Chooses the NUMA nodes of a container's memory and hugepages (kubelet v1.36.3, memory manager, Static).
 
-The rule: the affinity that was merged, if its nodes have enough free; else the best of the memory manager's own hints that
-contains it. Without an affinity, the best of its own. A group of nodes that would mix with another use of one of them is
-refused.
+The rule: memory comes from the nodes of the merged affinity if they have enough free, otherwise from the best hint of the
+memory manager that contains it. Without an affinity, from the best hint of the memory manager. A group of nodes is refused
+if one of its nodes is in use in another group.
 
 Memory that a plain init container of the pod held is reused by later containers on the very same group of nodes. It then
 belongs to them: `hold_allocation` takes it out of the init container's blocks and adds it to theirs, so that every byte is

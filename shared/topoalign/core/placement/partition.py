@@ -1,11 +1,11 @@
 """
 Finds the best partition of devices into sets of one size, which device policy `best-effort` maximises.
 
-A partition is a split of some devices into as many sets of `size` as there can be, and what is left over as one smaller
-set. It is worth the sum of the scores of all its sets, and the score of a set is the sum over its pairs (`Scores`). Of
-the partitions in which a set of full size holds all required devices, the best are those worth the most; the chosen set
-is the best that occurs in any of these and holds the required ones, of equals the one with the lowest indexes. So the
-answer depends on the scores alone, and not on the order of the devices.
+A partition splits devices into as many sets of `size` as possible, and the rest as one smaller set. Its value is the sum of
+the scores of its sets; the score of a set is the sum over its pairs (`Scores`). Only partitions in which a set of full size
+has all required devices count. The chosen set is the best one with the required devices in any partition of the highest
+value; of equal sets the one with the lowest indexes. So the answer depends on the scores alone, and not on the order of the
+devices.
 
 Up to 16 devices the search is exact. With more, sets grow greedily and then exchange devices; the answer is marked as not
 exact (docs/decisions/0026-one-exact-and-one-greedy-partition-search.md).

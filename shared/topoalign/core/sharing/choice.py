@@ -3,18 +3,17 @@ Chooses the shared GPUs of a container by topoalign's own rules.
 
 A GPU has enough (`positions_with_enough`) if it is healthy and in the lists of models, modes and uuids, and
 
-- for a whole GPU: nobody holds anything of it, and its memory is at least what is asked for;
-- for a share: the cores, the memory and, if it is offered in slots, a slot are left. Memory alone needs a core that nobody
-  holds: nothing limits the computing of such a share, and where all cores are held it would take theirs.
+- for a whole GPU: no container holds any of it, and it has the requested memory;
+- for a share: it has the cores, the memory and, if it is offered in slots, a slot left. A share with only memory needs one
+  free core: nothing limits its computing time, so it would take that of the containers that hold all cores.
 
-The refusal names the first amount of which too few GPUs have enough. If all GPUs together have it, it is `ShareSplit`.
+The refusal names the first amount that too few GPUs have. If all GPUs together have it, the refusal is `ShareSplit`.
 
 The rule, among the GPUs that have enough:
 
-- **A share of one GPU**: the GPU that has the least left: fewest cores, then least memory, then fewest processes. Of equal
-  ones, mostly GPUs that nobody uses, the one that comes first by policy `topology`: it cuts the fewest links to other
-  unused GPUs. So a share goes to a GPU that has other shares. If it needs an unused GPU, it gets one without a well
-  linked partner, not one of a pair.
+- **A share of one GPU**: the GPU with the least left: fewest cores, then least memory, then fewest processes. So a share
+  goes to a GPU that has other shares. Of equal GPUs, usually unused ones, policy `topology` chooses the one whose use cuts
+  the fewest links between unused GPUs: one without a well linked partner, not one of a pair.
 - **A share of several GPUs**: the set that comes first by policy `topology`, where links count as cut only between GPUs
   that nobody uses. Of equal sets the one that has the least left.
 - **topology-aware**: a share of one GPU, too, goes by policy `topology` first, and then where the least is left.
@@ -56,7 +55,7 @@ from topoalign.core.sharing.shared_gpus import SharedGpu
 
 
 def positions_with_enough(gpus: Sequence[SharedGpu], request: Share, fields: ShareFields) -> list[int]:
-    """The positions of the GPUs that have enough, as many as are asked for. Raises ShareDoesNotFit if they are fewer."""
+    """The positions of all GPUs that have enough. Raises ShareDoesNotFit if there are fewer than requested."""
     size = request.gpus
     rules = request.rules
     accepted = accepted_gpus(gpus, rules, fields)
@@ -147,7 +146,7 @@ def choose_gpus(
 def _groups_by_numa_node(
     gpus: Sequence[SharedGpu], able: list[int], request: Share, fields: ShareFields
 ) -> list[list[int]]:
-    """The GPUs among which a set may be: those of each NUMA node, or all. Raises ShareSplit where no group has enough."""
+    """The groups of GPUs for a set: those of each NUMA node, or all. Raises ShareSplit if no group has enough."""
     size = request.gpus
     if not request.rules.numa_bind or size == 1:
         return [able]
@@ -172,12 +171,12 @@ class SetComparison:
         self.scorer = scorer
         self.whole = asked.whole
         self.unused = frozenset(at for at, gpu in enumerate(gpus) if gpu.unused)
-        """GPUs that others can still take whole."""
+        """GPUs that are completely free."""
         self.order = SetOrder(scorer, self.unused)
         by = GpuOrder.BEST_FIT if self.whole else rules.order
         self.keys = {at: _gpu_order_key(gpus[at], asked, by, rules.weights) for at in able}
         self.by_links = self.whole or by is GpuOrder.TOPOLOGY_AWARE or (asked.gpus > 1 and by is GpuOrder.BEST_FIT)
-        """Whether links come first, before what the GPUs have left."""
+        """Whether links come before the amounts left."""
 
     def best(self, group: list[int], size: int) -> Members:
         """The best set of a group of GPUs that have enough."""

@@ -1,9 +1,9 @@
 """
-Chooses the GPUs on which a container gets its units or slots, and what it holds of each.
+Chooses the GPUs of a container's units or slots, and its amount on each.
 
-Each of these GPUs has enough left for what the container asks for. Which of them is decided by `choice`, or with `compat` by
-gpu-manager's rules for units (`gaia.evaluators`) and by HAMi's for slots (`slots_as_hami`). A kubelet counts units and slots
-per NUMA node, and not per GPU: where its alignment leaves too few GPUs with enough, the container is refused (`ShareSplit`).
+`choice` chooses among the GPUs with enough left. With `compat`, gpu-manager's rules choose for units (`gaia.evaluators`) and
+HAMi's for slots (`slots_as_hami`). A kubelet counts units and slots per NUMA node, and not per GPU: if its alignment leaves
+too few GPUs with enough, the container is refused (`ShareSplit`).
 
 Units of one container are of one GPU, or equal parts of several if the pod asks to spread them:
 
@@ -11,9 +11,9 @@ Units of one container are of one GPU, or equal parts of several if the pod asks
     asked for 20 and 16 blocks: GPU-2; for 20 and 60 blocks: GPU-1; for 100: GPU-0
     asked for 60 and 40 blocks, spread over two: 30 and 20 of each of GPU-1 and GPU-2
 
-Slots of one container are of different GPUs, among those that the pod's annotations accept, and near the container's
-alignment if enough of them would do. A MIG instance in slots counts as a GPU without links, since instances reach neither
-one another nor other GPUs. Example with ten slots a GPU:
+Slots of one container are on different GPUs that the pod's annotations accept, near the container's alignment if enough of
+these have room. A MIG instance in slots counts as a GPU without links, since instances reach neither one another nor other
+GPUs. Example with ten slots per GPU:
 
     left of GPU-0: 100 cores and 80000 MiB, of GPU-1: 60 and 20000, of GPU-2: 0 and 50000
     asked for 30 cores and 4000 MiB of one: GPU-1; of two: GPU-0 and GPU-1; of three: refused
@@ -182,7 +182,7 @@ def with_missing(
 
 
 def gpus_given(topology: Topology, devices: Mapping[ResourceName, Sequence[DeviceID]]) -> tuple[DeviceID, ...]:
-    """The GPUs of which a container has something, each once. `devices`: resource -> its devices."""
+    """The GPUs of a container's devices, each once. `devices`: resource -> its devices."""
     given = (each for name, some in devices.items() if topology.kind_of(name) in ("gpu", "unit") for each in some)
     return tuple(dict.fromkeys(map(topology.parent_of, given)))
 
@@ -190,7 +190,7 @@ def gpus_given(topology: Topology, devices: Mapping[ResourceName, Sequence[Devic
 def units_on(
     available: DeviceSet, must_include: Sequence[DeviceID], size: int, gpus: Collection[DeviceID]
 ) -> tuple[DeviceID, ...]:
-    """So many units: those that must be included, then numbers of each of these GPUs that are as equal as possible."""
+    """The units that must be included, then units spread over these GPUs as equally as possible."""
     devices = available.devices
     must = devices.some(must_include)
     of_gpus = [devices.by_base[gpu] & (available | must) for gpu in gpus if gpu in devices.by_base]
@@ -346,7 +346,7 @@ class SlotChooser:
         return near if len(near) >= self._share.gpus - len(self._own) else found
 
     def check_room(self) -> None:
-        """Raises ShareDoesNotFit where too few GPUs of the node have enough, however they are aligned."""
+        """Raises ShareDoesNotFit if too few GPUs of the node have enough, whatever the alignment."""
         missing = self._share.gpus - len(self._own)
         if missing > 0:
             offers = offers_in_slots(self._state.hardware)
@@ -390,7 +390,7 @@ class SlotChooser:
         return self._affinity is None or (node is not None and self._affinity >> node & 1 == 1)
 
     def check_given(self, slots: Collection[DeviceID]) -> None:
-        """Raises ShareDoesNotFit where the GPUs of these slots would not do, or HAMi's rules find none on the node."""
+        """Raises ShareDoesNotFit if the GPUs of these slots cannot be used, or HAMi's rules find none on the node."""
         if self._share.rules.hami:
             self.check_room()
         if why := self._objection([base_of(slot) for slot in slots]):
@@ -421,7 +421,7 @@ class SlotChooser:
         )
 
     def _objection(self, gpus: Sequence[DeviceID]) -> str:
-        """Why these GPUs cannot be used together; empty: they can."""
+        """Why these GPUs cannot be used for the container; empty: they can."""
         hardware = self._state.hardware
         share = self._share
         left = self._left
@@ -501,7 +501,7 @@ def slots_given(
 
 
 def with_peaks(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
-    """What the containers of a pod hold, each slot with the most of any: which of them a kubelet asks for is unknown."""
+    """The allocations of a pod, each slot with its largest amount, because Allocate does not name the container."""
     most: dict[DeviceID, Amount] = {}
     for each in allocations:
         for slot, amount in each.slots.items():

@@ -1,10 +1,9 @@
 """
 Computes what a ResourceQuota's `limits.<resource>` allows a namespace of the memory and computing time of GPUs.
 
-Kubernetes counts `requests.<resource>` of what a pod names, and passes `limits.<resource>` over for extended resources. HAMi
-promised it for amounts that are meant for each GPU: they count once for each GPU of the container. Units are sums already
-and count as they are. A pod holds what its containers have together, or the most that one of its init containers has
-(`largest_moment`):
+For extended resources, Kubernetes enforces `requests.<resource>` and ignores `limits.<resource>`. As in HAMi, amounts per
+GPU count once for each GPU of the container. Units are sums already. The usage of a pod is the larger of the sum over its
+app containers and the maximum over its init containers (`largest_moment`):
 
     init container   2 GPUs, 3000 of nvidia.com/gpumem    6000
     app containers   1 GPU, 4000 and 1 GPU, 1000          5000      the pod holds 6000
@@ -12,16 +11,15 @@ and count as they are. A pod holds what its containers have together, or the mos
 This does not depend on the GPUs that containers get: two init containers with 1024 each hold 1024. HAMi counts GPU by GPU,
 so that they hold 2048 on two GPUs.
 
-A container may name no amount: it asks for hundredths of a GPU's memory, for whole GPUs, or for slots or units with all
-memory of a GPU. Then the size of the GPUs of its node counts (`GpuSizes`), the largest where they differ, and the cores of a
-whole GPU are 100. Example, on a node with GPUs of 40960 MiB:
+A container may request no amount, but a percentage of a GPU's memory, whole GPUs, or slots or units with all memory of a
+GPU. Then the size of the largest GPU of its node counts (`GpuSizes`), and a whole GPU has 100 cores. Example, on a node with
+GPUs of 40960 MiB:
 
     2 GPUs, 40 of nvidia.com/gpumem-percentage    32768 of nvidia.com/gpumem
     1 GPU                                         40960 of nvidia.com/gpumem and 100 of nvidia.com/gpucores
 
-Before the node is known, such a container holds nothing of what it does not name. Shares in time have no amount and hold
-nothing. Of several quotas the lowest limit counts; 0 allows nothing. Source: HAMi 4707fb02, QuotaManager; sidecars as in
-Kubernetes' own quotas.
+Before the node is known, only requested amounts count. Time slices have no amount and do not count. Of several quotas the
+lowest limit counts; 0 allows nothing. Source: HAMi 4707fb02, QuotaManager; sidecars as in Kubernetes' own quotas.
 """
 
 from collections import Counter
@@ -47,10 +45,10 @@ from topoalign.core.model.topology.model import Topology
 
 Amounts = Mapping[ResourceName, int]
 PerGpu = Mapping[ResourceName, frozenset[ResourceName]]
-"""Amounts that are meant for each GPU -> the resources that say of how many."""
+"""Resource of an amount per GPU -> the resources with the number of GPUs."""
 
 HAMI: PerGpu = dict.fromkeys((Slots().memory, Slots().cores), frozenset({GPU}))
-"""What they are called where nobody has renamed them."""
+"""The default names."""
 
 
 class OverQuota(NoFit):
@@ -79,7 +77,7 @@ def amounts_per_gpu(slots: Iterable[SlotResources]) -> PerGpu:
 
 
 class GpuSizes(NamedTuple):
-    """How large the GPUs of a node are, for containers that name no amount."""
+    """The sizes of a node's GPUs, for containers without an amount."""
 
     gpus: tuple[SlotResources, ...] = ()
     """GPUs and MIG instances that are offered whole or in slots."""
@@ -105,7 +103,7 @@ def gpu_sizes(topology: Topology) -> GpuSizes:
 
 
 def quota_amounts(pod: PodRequest, per_gpu: PerGpu = HAMI, sizes: GpuSizes = UNKNOWN_SIZES) -> dict[ResourceName, int]:
-    """What a pod holds of each extended resource on a node with GPUs of these sizes, as quotas count it."""
+    """Extended resource -> the usage of a pod in quotas, on a node with GPUs of these sizes."""
 
     def amounts(container: ContainerRequest) -> dict[ResourceName, int]:
         limits = device_limits(container)
@@ -121,7 +119,7 @@ def quota_amounts(pod: PodRequest, per_gpu: PerGpu = HAMI, sizes: GpuSizes = UNK
 
 
 def _unnamed_amounts(limits: Quantities, per_gpu: PerGpu, sizes: GpuSizes) -> Iterator[tuple[ResourceName, int]]:
-    """What a container with these limits holds of amounts that it does not name."""
+    """The amounts of a container that its limits do not name."""
     for resource, slots, most in sizes.gpus:
         asked = read_hami_request(resource, slots, limits)
         if not asked.count or resource not in per_gpu.get(slots.memory, ()):
@@ -138,7 +136,7 @@ def _unnamed_amounts(limits: Quantities, per_gpu: PerGpu, sizes: GpuSizes) -> It
 
 
 def lowest_limits(quotas: Iterable[Amounts]) -> dict[ResourceName, int]:
-    """What all quotas of a namespace together allow."""
+    """The lowest limit of each resource in these quotas."""
     found: dict[ResourceName, int] = {}
     for quota in quotas:
         for name, limit in quota.items():

@@ -1,7 +1,7 @@
 """
-What is known of a GPU that is shared: cores are hundredths of a GPU, memory is in bytes.
+Describes a shared GPU. Cores are hundredths of a GPU, memory is in bytes.
 
-If somebody holds a GPU whole, or more is held than is offered, nothing of it is left.
+If a container holds the whole GPU, or more is held than is offered, nothing is left.
 """
 
 from topoalign.core.model.ids import DeviceID
@@ -9,7 +9,7 @@ from topoalign.core.state.share_amounts import ShareLeft
 
 
 class SharedGpu(ShareLeft, frozen=True, kw_only=True):
-    """One GPU that is offered in shares: what it is, what it has, and what of it is held."""
+    """One GPU that is offered in shares, with its properties, its amounts, and the held amounts."""
 
     device: DeviceID
     index: int
@@ -20,6 +20,6 @@ class SharedGpu(ShareLeft, frozen=True, kw_only=True):
     model: str = ""
     """As NVIDIA names the product: `NVIDIA H100 80GB HBM3`. Empty: unknown."""
     mode: str = ""
-    """HAMi's name for what keeps its containers apart: `hami-core`, `mig` or `mps`. Empty: there is none."""
+    """HAMi's name for the isolation of its containers: `hami-core`, `mig` or `mps`. Empty: there is none."""
     processes: int = 0
     """Compute processes that NVML shows on the GPU."""

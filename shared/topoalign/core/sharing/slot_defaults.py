@@ -1,5 +1,5 @@
 """
-Fills in what a pod that asks for slots of GPUs leaves out, as HAMi does, under the names of the offer.
+Adds missing resources to a pod that requests slots of GPUs, as HAMi does, under the names of the offer.
 
     gpumem: 4000                     nvidia.com/gpu: 1      an amount without a number of GPUs is of one
     nvidia.com/gpu: 1                gpucores: 100          without an amount it is of whole GPUs
@@ -7,10 +7,10 @@ Fills in what a pod that asks for slots of GPUs leaves out, as HAMi does, under 
     nvidia.com/gpu: 1, gpumem: 4000  nothing
     nvidia.com/priority: 1           CUDA_TASK_PRIORITY=1 in the environment, together with slots
 
-Where nodes offer the same resource by another sharing strategy, too, `nvidia.com/gpu: 1` alone is left as it is: with
-an amount these nodes would refuse it, and without one no other container has memory of its GPU, either.
+If other nodes offer the same resource by another sharing strategy, `nvidia.com/gpu: 1` alone is not changed: with an amount
+these nodes would refuse the pod, and without an amount a slot has all memory of its GPU anyway.
 
-What is invalid is left as it is: `pod_checks` refuses it.
+Invalid requests are not changed: `pod_checks` refuses them.
 
 Source: HAMi 4707fb02, its admission webhook.
 """

@@ -1,15 +1,16 @@
 """
 Finds the owners of allocations that have none, by the kubelet's checkpoint.
 
-PodResources shows no plain init container, so what one leaves when it has ended gets no owner in the record. The checkpoint
-has the UID of its pod and its name, and the name of the pod is known by another container of it, or by its reservation.
-Example, of a pod with UID u-1 whose init container had two GPUs and whose app container took over one of them:
+PodResources does not report plain init containers, so their allocations have no owner. The checkpoint has the UID of the pod
+and the name of the container. The name of the pod is known from another container or from a reservation. Example: the init
+container of the pod with UID u-1 had two GPUs, and the app container reuses one of them:
 
     record          GPU-0: ml/train/main, pod u-1; GPU-1: no owner
     checkpoint      u-1 fetch: GPU-0, GPU-1; u-1 main: GPU-0
     so GPU-1 is held by ml/train/fetch
 
-This is for people. Nothing is decided by it: an allocation that was never shown with an owner ends in another way.
+This is only for people. No decision uses these owners: an allocation that was never reported with an owner ends in another
+way.
 """
 
 from collections import defaultdict
@@ -31,8 +32,8 @@ def with_checkpoint_owners(
     allocations: Sequence[Allocation], entries: Iterable[CheckpointEntry], reservations: Iterable[Reservation]
 ) -> tuple[Allocation, ...]:
     """
-    The allocations, in which those without an owner have one if the checkpoint gives all their devices to one container
-    alone, and the name of its pod is known.
+    The allocations. One without an owner gets one if the checkpoint lists all its devices for exactly one container, and the
+    name of the pod is known.
     """
     if all(each.owner is not None for each in allocations):
         return tuple(allocations)

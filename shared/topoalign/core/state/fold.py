@@ -42,18 +42,18 @@ from topoalign.core.state.persistent_map import PersistentMap
 R = TypeVar("R", bound=Reading)
 
 TO_FOLLOW = "to follow"
-"""The attribute in which a state keeps how its `ownership` follows from that of the state before, until it is first read."""
+"""Attribute of a state: how to compute `ownership` from that of the state before. Removed when `ownership` is read."""
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Everything that is known of one node. Frozen: `apply` returns the next state and leaves this one as it was."""
+    """Everything that is known of one node. Frozen: `apply` returns the next state."""
 
     node: NodeName
     topology: TopologyDiscovered | None = None
     health: DeviceHealthChanged | None = None
     usage: UsageObserved | None = None
     epoch: int = 0
-    """Of the allocator's journal; 0 before its first fact."""
+    """Epoch of the allocator's journal; 0 before its first fact."""
     seq: int = 0
     allocations: Mapping[AllocationID, Allocation] = {}
     """The live ones, oldest first."""
@@ -62,11 +62,10 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def apply(self, event: Event) -> "NodeState":
         """
-        Returns the state after this fact. A repetition changes nothing; nor do reservations, which are no fact of the node
+        Returns the state after this fact. Repetitions change nothing, and neither do reservations
         (`core.state.node_reservations` folds them).
 
-        Raises SequenceGap where facts are missing, and Contradiction for one that cannot be true; a snapshot raises
-        neither.
+        Raises SequenceGap if facts are missing, and Contradiction for a fact that cannot be true; a snapshot raises neither.
         """
         match event:
             case TopologyDiscovered():
@@ -104,13 +103,13 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return after.followed(msgspec.structs.replace(after, seq=event.seq))
 
     def with_ledger_of(self, other: "NodeState") -> "NodeState":
-        """This state with the allocations of another fold of the node, at its epoch and seq; both share them."""
+        """Returns this state with the allocations, epoch and seq of another fold of the node."""
         return msgspec.structs.replace(
             self, epoch=other.epoch, seq=other.seq, allocations=other.allocations, memory=other.memory
         )
 
     def holding(self, allocation: Allocation) -> "NodeState":
-        """Returns the state with this allocation as the newest live one; seq stays. Also for a decision still going on."""
+        """Returns the state with this allocation as the newest one, with the same seq. Also for an unfinished decision."""
         live = _to_persistent_map(self.allocations).put(allocation.id, allocation)
         after = msgspec.structs.replace(self, allocations=live, memory=add_allocation_memory(self.memory, allocation))
         if (owned := self.owned) is not None and allocation.id not in self.allocations:
@@ -118,7 +117,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return after
 
     def without(self, gone: AllocationID) -> "NodeState":
-        """Returns the state if the allocation were gone; seq stays. The same state where it is not live."""
+        """Returns the state without the allocation, with the same seq; this state if it is not live."""
         if gone not in self.allocations:
             return self
         had = self.allocations[gone]
@@ -129,7 +128,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return after
 
     def bound(self, event: AllocationBound) -> "NodeState":
-        """Returns the state in which an allocation has its owner; seq stays. Raises Contradiction where it is not live."""
+        """Returns the state in which an allocation has its owner; same seq. Raises Contradiction if it is not live."""
         if event.allocation not in self.allocations:
             raise Contradiction(self.node, f"allocation {clean(event.allocation)!r} was bound and is not live")
         had = self.allocations[event.allocation]
@@ -146,7 +145,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.followed(msgspec.structs.replace(self, allocations=live))
 
     def followed(self, after: "NodeState") -> "NodeState":
-        """Returns `after`, which holds the same on the same hardware, with what this state has already computed."""
+        """Returns `after` with the indexes of this state. Both must have equal allocations and hardware."""
         is_same = (
             after.allocations is self.allocations
             and after.reported_health is self.reported_health
@@ -159,14 +158,14 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return after
 
     def listed_as(self, before: "NodeState") -> "NodeState":
-        """Returns the state as a kubelet sees it that has not received changes of devices since `before`."""
+        """Returns the state as seen by a kubelet that has not received changes of devices since `before`."""
         after = msgspec.structs.replace(self)
         after.__dict__["ownership"] = self.ownership.listed_as(before.ownership)
         return after
 
     @property
     def owned(self) -> Ownership | None:
-        """`ownership`, if somebody has asked for it in this state or in one before."""
+        """`ownership`, if it was computed for this state or an earlier one."""
         return self.ownership if TO_FOLLOW in self.__dict__ else self.__dict__.get("ownership")
 
     @property
@@ -175,7 +174,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.topology.topology if self.topology is not None else NOTHING
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
-        """The health of anything that is handed out, by the rule of `holding_health`."""
+        """The health of a device or share (`holding_health`)."""
         return self.ownership.handed_out.health_of(device)
 
     @property
@@ -185,17 +184,14 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def ownership(self) -> Ownership:
-        """
-        Answers who holds what, what is left, and what overlaps. It follows a grant or release when it is first asked
-        for.
-        """
+        """Who holds what, what is left, and what overlaps. Computed when it is first read."""
         following = self.__dict__.pop(TO_FOLLOW, None)
         owned = (self.hardware, self.allocations, self.reported_health, self.ended)
         return following() if following is not None else Ownership(*owned)
 
     @cached_property
     def ended(self) -> frozenset[AllocationID]:
-        """Ids of allocations whose containers have ended by the last report: the kubelet counts what they have as free."""
+        """Ids of allocations whose containers have ended, by the last usage: the kubelet counts their devices as free."""
         kubelet = self.usage.kubelet if self.usage is not None else None
         if kubelet is None or not (kubelet.ended or kubelet.dropped):
             return frozenset()
@@ -210,22 +206,22 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def stale(self) -> tuple[AllocationID, ...]:
-        """Ids of allocations from before the node's last reboot whose containers have not been seen since."""
+        """Ids of allocations from before the node's last reboot that were not confirmed since."""
         boot = self.topology.boot_id if self.topology is not None else ""
         return tuple(name for name, held in self.allocations.items() if boot and held.boot and held.boot != boot)
 
     def healthy(self, resource: ResourceName) -> DeviceSet:
-        """Devices of a resource that may be handed out, busy or not."""
+        """Usable devices of a resource, held or not."""
         return self.ownership.handed_out.healthy(resource)
 
     def ailing(self, allocation: Allocation) -> dict[DeviceID, DeviceHealth]:
-        """What an allocation holds that would not be handed out now, with its health. The allocation keeps it."""
+        """The devices of an allocation that are not usable now, with their health."""
         known = {device: self.health_of(device) for device in allocation.device_ids}
         return {device: health for device, health in sorted(known.items()) if not health.usable}
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits, equal for equal allocations, whatever facts led to them: compares two folds."""
+        """16 hex digits that are equal for equal allocations, to compare two folds."""
         live = sorted(self.allocations.values(), key=lambda allocation: allocation.id)
         body = msgspec.json.encode([live, sorted(self.memory.items())], order="sorted")
         return hashlib.sha256(body).hexdigest()[:16]
@@ -248,7 +244,7 @@ def _to_persistent_map(allocations: Mapping[AllocationID, Allocation]) -> Persis
 
 
 def newer_reading(had: R | None, got: R) -> R:
-    """The later of two readings: a repetition or an earlier revision of the same epoch changes nothing."""
+    """The later of two readings. A repetition, or an earlier revision of the same epoch, is ignored."""
     return had if had is not None and had.epoch == got.epoch and got.revision <= had.revision else got
 
 

@@ -1,11 +1,11 @@
 """
-Describes how a GPU is partitioned, who holds its parts, and what of it can still be given.
+Describes how a GPU is partitioned, who holds its parts, and what is left of it.
 
-A GPU is offered by one sharing strategy: whole, in MIG instances, in time slices, by MPS, in units or in slots. Of
-instances in slots the cores are hundredths of each instance: seven of them have 700. Where slots become instances, what
-is left is the largest one that can be created. What is held may be of a former strategy: a GPU that a container has
-whole is in units since the configuration changed, and nothing of it is left. Example, of a GPU with 80 GiB in units, of
-which two containers have 20 and 30 hundredths of computing time with 8 GiB each:
+A GPU is offered by one sharing strategy: whole, in MIG instances, in time slices, by MPS, in units or in slots. The cores of
+instances in slots are hundredths of each instance: seven instances have 700. If slots become instances, `left` is the
+largest instance that can be created. Held parts may be of a former strategy: if a container holds a whole GPU that is now
+offered in units, nothing of it is left. Example: a GPU with 80 GiB in units, of which two containers have 20 and 30
+hundredths of computing time with 8 GiB each:
 
     ways ("units",)   held 20, 8 GiB; 30, 8 GiB   left 50, 64 GiB
 """
@@ -33,7 +33,7 @@ class Parts(NamedTuple):
     whole: bool = False
     """All of it."""
     instances: tuple[str, ...] = ()
-    """Profiles of MIG instances, `1g.10gb`; of one that the GPU does not have any more its uuid."""
+    """Profiles of MIG instances, `1g.10gb`; the uuid of an instance that no longer exists."""
     slices: int = 0
     """Time slices, or shares by MPS; of MIG instances, too."""
     slots: int = 0
@@ -45,14 +45,14 @@ class Parts(NamedTuple):
 
 
 class UsedParts(NamedTuple):
-    """What one container has of a GPU."""
+    """The parts of a GPU that one container holds."""
 
     owner: Owner | None
     """None: not known yet."""
     allocation: AllocationID
-    """The first by which it has some of it."""
+    """The oldest of its allocations with a part of the GPU."""
     parts: Parts
-    """What two of its records name counts once, a slot with the larger amount."""
+    """Its parts. A part in two of its allocations counts once, a slot with the larger amount."""
     alone: Parts
     """
     The parts without those that later containers reuse, as from an init container. A slot counts for the newest
@@ -61,13 +61,13 @@ class UsedParts(NamedTuple):
     gave to a second pod: they count here for the later pod, and in what is left for both.
     """
     taken_over: bool = False
-    """Whether later containers of its pod have all of it as well, if not as much of a slot; as of an init container."""
+    """Whether later containers of its pod reuse all its parts, perhaps with less of a slot, as of an init container."""
     lost: tuple[DeviceID, ...] = ()
     """Uuids of MIG instances that were created for its slots and are gone: the container has to be created again."""
 
     @property
     def is_left(self) -> bool:
-        """Whether a later container has some of it as well, as of an init container."""
+        """Whether later containers of its pod reuse some of its parts, as those of an init container."""
         return self.alone != self.parts
 
 
@@ -75,19 +75,19 @@ class GpuPartitioning(NamedTuple):
     """How one GPU is partitioned now."""
 
     ways: tuple[Way, ...]
-    """How it is offered; empty: it is not. Instances may be in time slices."""
+    """The sharing strategies of its offers; empty: it is not offered. Instances may be in time slices."""
     offered: Parts
-    """All that it is offered in."""
+    """All offered parts."""
     held: tuple[UsedParts, ...]
-    """In the order in which the containers got the first of it."""
+    """By container, in the order of their first allocations."""
     left: Parts
-    """What may be handed out now: nothing of a GPU that is not healthy."""
+    """The parts that can be allocated now: none of a GPU that is not healthy."""
     limiter: LimitedBy | None = None
     """What limits its containers to their amounts, as of `Offer.limited_by`."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is offered as a whole, or not at all, and nobody has a part of it."""
+        """Whether it is offered as a whole, or not at all, and no container holds a part of it."""
         return self.ways in ((), ("whole",)) and all(each.parts.whole for each in self.held)
 
 

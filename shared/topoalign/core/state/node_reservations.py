@@ -1,20 +1,19 @@
 """
-Folds `ReservationsChanged` and what the node reports into what is reserved on one node.
+Folds `ReservationsChanged` and the reports of the node into the reservations of one node.
 
-The newest message has all reservations of the node. A reservation lasts for the seconds given in the message, counted
-by the reader's own monotonic clock from receipt; a later message that repeats it does not prolong it. It is held part by
-part: a device, the CPUs, each kind of memory of a container. A part ends as soon as the node reports it: an allocation,
-or an entry of the kubelet's checkpoints, gives the container of this pod the resource, whichever devices it got. Where a
-checkpoint cannot be read, PodResources counts instead; where the node does not know the pod's UID, its names do.
-Co-allocated devices end with the GPUs of their container. A part that was reported once stays reported, although the
-container may end before the reservation does. The registry's assumed pods end by the same rule.
+The newest message has all reservations of the node. A reservation lasts for the seconds in the message, counted by the
+reader's monotonic clock from receipt; a later message that repeats it does not prolong it. It has parts: each device, the
+CPUs, and each kind of memory of a container. A part ends as soon as the node reports it: the container has the resource by
+an allocation or a checkpoint entry, whichever devices it got. If a checkpoint cannot be read, PodResources counts instead.
+If the node does not know the pod's UID, its names count. Co-allocated devices end with the GPUs of their container. A
+reported part stays reported after its container has ended. The registry's assumed pods end by the same rule.
 
-For readers other than the node, an allocation that holds a reserved device does not report it: their state of the
-node lags, and the allocation may belong to a pod that had the device before.
+For readers other than the node, an allocation of another or an unknown owner does not report a reserved device: their state
+lags, and the allocation may belong to a pod that had the device before.
 
-Example: GPU-0 and CPUs 0-3 are reserved for pod a, GPU-1 for pod b. The usage of the node lists CPUs 0-3 for a: GPU-0 alone
-stays reserved for it. An allocation of a has GPU-1, because the kubelet cannot distinguish equal pods: what was reserved for
-a is consumed, and GPU-0 is now what is reserved for b, with the CPUs and the memory that were reserved for a.
+Example: GPU-0 and CPUs 0-3 are reserved for pod a, GPU-1 for pod b. The node reports CPUs 0-3 for a: only GPU-0 stays
+reserved for a. Then it reports GPU-1 for a, because the kubelet cannot distinguish equal pods: the reservation of a is
+consumed, and GPU-0 is now reserved for b, with the CPUs and the memory that were reserved for a.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -41,7 +40,7 @@ from topoalign.core.state.reserved_parts import (
 
 
 class Ended(NamedTuple):
-    """UIDs of pods whose reservations the newest message still has, though they are over."""
+    """UIDs of pods whose reservations have ended and are still in the newest message."""
 
     consumed: tuple[str, ...]
     expired: tuple[str, ...]
@@ -57,11 +56,11 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
     until: Mapping[str, float] = {}
     """UID of the pod -> monotonic second at which its reservation ends."""
     reservations: tuple[Reservation, ...] = ()
-    """All that the newest message has, also those that have ended since, after the swaps."""
+    """All reservations of the newest message, including ended ones, after the swaps."""
     reported: frozenset[ReservedPart] = frozenset()
     """Parts of the reservations that the node has reported."""
     unconfirmed: frozenset[ReservedPart] = frozenset()
-    """Those of them that an allocation holds whose owner the node has not published yet: it may be another pod's."""
+    """Reported parts in an allocation whose owner is not known yet. It may belong to another pod."""
     swaps: tuple[Swapped, ...] = ()
     former: Mapping[str, frozenset[AllocationID]] = {}
     """UID of the pod -> the allocations that were live when its reservation was received."""
@@ -101,7 +100,7 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         self, state: NodeState, origins: Mapping[AllocationID, AllocationID] = {}, *, own: bool = False
     ) -> "NodeReservations":
         """
-        Returns the state after the node reported this state; the same one if that reports no further part.
+        Returns the reservations after this state of the node; the same ones if it reports no further part.
 
         `own`: this is the node's own record, which is never behind. Then any allocation that holds a device reports it as
         well, unless the allocation was live before the reservation: then its container has ended, or will before the pod of
@@ -129,12 +128,12 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def held(self, now: float) -> tuple[Reservation, ...]:
-        """The reservations that last at monotonic second `now`, with those parts that are not reported."""
+        """The reservations that are valid at `now`, with the parts that are not reported."""
         rest = (self._rest(each, now) for each in self.reservations)
         return tuple(each for each in rest if each.seconds_left > 0 and each.containers)
 
     def ended(self, now: float) -> Ended:
-        """What has ended at monotonic second `now` and is still in the newest message."""
+        """The reservations that have ended at `now` and are still in the newest message."""
         rest = [self._rest(each, now) for each in self.reservations]
         consumed = tuple(each.pod_uid for each in rest if not each.containers)
         expired = tuple(each.pod_uid for each in rest if each.containers and each.seconds_left <= 0)
@@ -163,7 +162,7 @@ def in_order_of_binds(
 
 
 def with_reserved(state: NodeState, facts: NodeState, reservations: Sequence[Reservation]) -> NodeState:
-    """Returns this state with what is reserved on the node as held, without the parts that `facts` already report."""
+    """Returns this state with all reservations as held, without the parts that `facts` already report."""
     message = ReservationsChanged(node=state.node, epoch=0, seq=0, writer="", reservations=tuple(reservations))
     for each in NodeReservations().apply(message, 0, 0.0).observe(facts).held(0.0):
         state = holding_reserved(state, each)
@@ -171,7 +170,7 @@ def with_reserved(state: NodeState, facts: NodeState, reservations: Sequence[Res
 
 
 def holding_reserved(state: NodeState, reservation: Reservation) -> NodeState:
-    """Returns this state with what is reserved for a pod as held, without what somebody has in this state."""
+    """Returns this state with a pod's reservation as held, without the devices and CPUs that are already held."""
     for reserved in reserved_allocations(reservation):
         left = not_given(reserved, state)
         if left.devices or left.cpus or left.memory:
@@ -180,7 +179,7 @@ def holding_reserved(state: NodeState, reservation: Reservation) -> NodeState:
 
 
 def not_given(reserved: Allocation, state: NodeState) -> Allocation:
-    """What a container will hold, without devices, virtual functions and CPUs that somebody has in this state."""
+    """A reserved allocation without the devices, virtual functions and CPUs that are already held in this state."""
     owned = state.ownership
     functions = {
         nic: tuple(each for each in addresses if each not in owned.functions_in_use)

@@ -1,10 +1,9 @@
 """
 Answers who holds what of a node, what is left of it, and what overlaps.
 
-`Ownership` is read from a `NodeState` (`state.ownership`) and is the only class that answers these questions; the
-state itself only folds. That of the next state shares with this one what a fact does not change (`holders`). No GPU is
-given twice, however it is divided: a GPU that is held whole keeps back its shares and its instances, and one of them
-keeps back the whole GPU.
+`state.ownership` is the only source for these questions; the state itself only folds. The ownership of the next state shares
+all data that a fact does not change (`holders`). No GPU is allocated twice, however it is divided: if the whole GPU is held,
+its shares and instances are not free, and if one of these is held, the whole GPU is not free.
 
     held: GPU-0, GPU-1::2, MIG-0 (of GPU-2)
     overlap with the first: GPU-0, GPU-0::1; with the second: GPU-1; with the third: GPU-2, MIG-0::0; with none: GPU-1::0
@@ -42,11 +41,11 @@ from topoalign.core.state.share_amounts import (
 )
 
 INDEXES = ("_index", "_former", "_held")
-"""What follows each grant and release, once somebody has asked for it."""
+"""Indexes that follow each grant and release after they were first read."""
 
 
 class Ownership:
-    """Answers who holds what of one node at one moment. Each answer is computed when it is first asked for."""
+    """Answers who holds what of one node at one moment. Each answer is computed when it is first read."""
 
     def __init__(
         self,
@@ -219,7 +218,7 @@ class Ownership:
 
     @cached_property
     def spent_gpus(self) -> frozenset[DeviceID]:
-        """The GPUs in units or slots of which nothing is left, when containers that have ended do not count."""
+        """The GPUs in units or slots of which nothing is left, without counting containers that have ended."""
         live = self._allocations.values()
         running = [each for name, each in self._allocations.items() if name not in self._ended] if self._ended else live
         return spent_unit_gpus(self._hardware, running) | spent_slots(self._hardware, live, running)
@@ -229,14 +228,14 @@ class Ownership:
         return self._held.sets.get(resource, NO_DEVICES.everything)
 
     def usable(self, resource: ResourceName) -> DeviceSet:
-        """Devices of a resource that may be handed out, busy or not: healthy, and not co-allocated."""
+        """Devices of a resource that are healthy and not co-allocated, held or not."""
         healthy = self.handed_out.healthy(resource)
         for base in self.co_allocated & healthy.devices.by_base.keys() if self.co_allocated else ():
             healthy -= healthy.devices.by_base[base]
         return healthy
 
     def free(self, resource: ResourceName) -> DeviceSet:
-        """Devices of a resource that may be handed out whole now."""
+        """Devices of a resource that can be allocated whole now."""
         if resource not in self._free:
             self._free[resource] = self.usable(resource) - self.held(resource)
         return self._free[resource]

@@ -1,17 +1,16 @@
 """
 Computes how much of each GPU is left (`ShareLeft`), where GPUs are offered in units or in slots.
 
-Cores are hundredths of a GPU's computing time, memory is in bytes. Of a GPU of which all cores or all memory is held nothing
-is left: a share needs both. Two allocations may name one unit or slot: an init container that has ended, and the container
-that took it over. It is held once, a slot with the larger amount of both.
+Cores are hundredths of a GPU's computing time, memory is in bytes. A share needs both, so if all cores or all memory of a
+GPU are held, nothing of it is left. An init container that has ended and the container that reuses its unit or slot both
+have it in their allocations: it counts once, a slot with the larger amount.
 
 Units name their amount by themselves. Example: one container holds `GPU-0::c0` to `GPU-0::c99` and 40 blocks, two others
 each 50 units of computing time of GPU-1 and 10 blocks. Nothing is left of either, although 280 and 300 blocks were not
 given out.
 
-Slots bound how many containers are on a GPU; what each of them holds of it is an amount in the record of its grant, and
-without one an equal part of what is offered. A MIG instance in slots counts as a GPU of its memory. Example: a GPU of 80 GiB
-in ten slots
+Slots limit the number of containers on a GPU. Each slot holds the amount in its allocation, or without one an equal part of
+the offered amounts. A MIG instance in slots counts as a GPU with its memory. Example: a GPU of 80 GiB in ten slots
 
     held: slot 0 with 30 cores and 20 GiB, slot 1 without an amount: 10 cores and 8 GiB
     left: 8 slots, 60 cores and 52 GiB
@@ -52,26 +51,26 @@ class ShareLeft(msgspec.Struct, frozen=True, kw_only=True):
 
     offered: Amount
     held: Amount = NONE_HELD
-    """It may be more than is offered: after a change of the configuration, or where a kubelet has insisted."""
+    """May be more than is offered, after a change of the configuration or if a kubelet has allocated too much."""
     sharers: int = 0
-    """How many hold some of it: of a GPU in units allocations, of one in slots the slots that are held."""
+    """Number of allocations with units of the GPU, or of held slots."""
     usable: bool = True
-    """Whether it is healthy, and nobody holds it in another way."""
+    """Whether it is healthy, and not held under another sharing strategy."""
     all_slots: int = 0
-    """How many containers may hold some of it. 0: it is in units, and only amounts limit them."""
+    """Maximum number of containers on the GPU. 0: it is in units, and only amounts limit them."""
     profiles: tuple[MigProfile, ...] = ()
-    """What a slot can become, where slots become MIG instances; empty: they do not."""
+    """The profiles that a slot can become, if slots become MIG instances; else empty."""
     taken: frozenset[MigPlacement] | None = None
-    """Of such a GPU the places that are taken. None: that is not known, and nothing is to be had."""
+    """Such a GPU's occupied placements. None: not known, so nothing is left."""
 
     @property
     def slots(self) -> int:
-        """Slots that nobody has."""
+        """Number of free slots."""
         return self.all_slots - self.sharers
 
     @property
     def unused(self) -> bool:
-        """Whether somebody may still get all of it."""
+        """Whether no container holds any of it, so that one can get all of it."""
         return self.usable and not self.sharers and not self.held.cores
 
     @property
@@ -81,13 +80,13 @@ class ShareLeft(msgspec.Struct, frozen=True, kw_only=True):
         return not self.usable or is_full or (self.all_slots > 0 and self.slots < 1)
 
     def instance_for(self, memory: int) -> Amount | None:
-        """What an instance with so many bytes has, where one can be created; None: none can."""
+        """The amount of an instance for `memory` bytes; None: none can be created."""
         place = None if self.taken is None else find_place(self.profiles, self.taken, memory)
         return None if place is None else amount_of_profile(place[0])
 
     @property
     def left(self) -> Amount:
-        """What nobody holds; of a GPU whose slots become instances the largest that can be created."""
+        """The free amount. If slots become instances: that of the largest instance that can be created."""
         if not self.usable:
             return NONE_HELD
         if self.profiles:

@@ -1,4 +1,4 @@
-"""Removes from the facts of a node what pods have that have terminated, or that would be preempted."""
+"""Removes pods from a node's state that have terminated, or that would be preempted."""
 
 from collections.abc import Collection
 

@@ -41,9 +41,7 @@ from topoalign.core.sharing.share_refusals import WholeGpuInUse
 from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.core.state.share_amounts import Holder, equal_part, exclusive_conflicts, larger_amount, sum_amounts
 
-STARTED_AGAIN = (
-    "the kubelet starts the container again; if this repeats, check that its device plugin directory can be read"
-)
+STARTED_AGAIN = "the kubelet starts the container again; check that its device plugin directory can be read"
 """The remedy while the kubelet does not report the container yet."""
 
 
@@ -191,9 +189,7 @@ class SlotStarts(ContainerStarts):
                 return NotAsReserved(slots, most, f"{describe_amount(bounds[1])} are reserved for it")
             unequal = () if own is not None else self._unequal(record, amounts)  # any container may have equal parts
             for reservation, container, kept_slots in kept:
-                if not kept_slots.isdisjoint(
-                    unequal
-                ):  # a container that reuses slots may have only some of them, or more
+                if not kept_slots.isdisjoint(unequal):  # a container that reuses slots may have only some, or more
                     if record.owner is None:
                         raise unknown_owner(slots)
                     whose = f"{reservation.namespace}/{reservation.pod}, container {container.container}"

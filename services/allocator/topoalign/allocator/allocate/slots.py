@@ -185,11 +185,7 @@ class SlotClaim(Claim):
         """Returns an addition to the remedy if the kubelet aligns slots to NUMA nodes; else empty."""
         on_nodes = gpus_of_numa_nodes(self.view.state.hardware).get(resource)
         most = max(on_nodes.values()) if on_nodes else 0
-        return (
-            f"; with sharing.slots.numaTopology the kubelet aligns slots to NUMA nodes, which have at most {most} GPUs"
-            if most
-            else ""
-        )
+        return f"; with sharing.slots.numaTopology it aligns slots to NUMA nodes of at most {most} GPUs" if most else ""
 
     def _live(self) -> NodeState:
         """Returns the state without the allocations that had ended at the last request for a preference."""

@@ -1,5 +1,5 @@
 """
-The kubelet's device plugins: one per resource, and what containers get with their devices (CDI).
+The kubelet's device plugins, one per resource.
 
-It knows the allocator by the ports of `allocator.ports` only. The protocols and the servers under it are in `kubelet.grpc`.
+It uses the allocator only through `allocator.ports`. The protocols and servers are in `kubelet.grpc`.
 """

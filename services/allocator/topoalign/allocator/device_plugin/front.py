@@ -1,11 +1,10 @@
 """
-Runs one device plugin per resource for as long as the node has devices of it.
+Runs one device plugin for each resource of the node.
 
-The configuration decides which resources there are, and this may change while the allocator runs. A newly offered resource
-gets its plugin at once. A resource that is no longer offered keeps its plugin for as long as a container holds a device of
-it: the kubelet looks for the plugin whenever such a container restarts, and refuses the restart if it knows none for the
-resource. Then only the held devices are listed, as unhealthy, so that no further device is allocated; when the last
-container has gone, an empty list is sent and the plugin ends.
+The configuration defines the resources, and may change while the allocator runs. A newly offered resource gets its plugin at
+once. A resource that is no longer offered keeps its plugin while a container holds a device of it, because the kubelet
+refuses to restart such a container without the plugin. Meanwhile only the held devices are listed, as unhealthy, so that
+none is allocated again. When the last container has ended, the plugin sends an empty list and ends.
 
 Source: kubelet v1.36.3, devicemanager `callPreStartContainerIfNeeded`, `GetCapacity`.
 """
@@ -40,12 +39,12 @@ from topoalign.runtime.directory_changes import DirectoryChanges
 log = structlog.get_logger()
 
 GUARD_SECONDS = 10.0
-"""Between two questions: the kubelet answers at most 100 a second for all who ask."""
+"""Time between two polls: the kubelet answers at most 100 requests a second from all clients."""
 
 ANSWER_SECONDS = 2.0
 
 SLICE = 250
-"""Messages of the answer that are read before others get their turn: a millisecond or two of work."""
+"""Messages of the answer that are read before other tasks run: one or two milliseconds of work."""
 
 
 ALLOCATABLE = v1.AllocatableResourcesRequest()
@@ -53,20 +52,20 @@ ALLOCATABLE = v1.AllocatableResourcesRequest()
 
 class Guard:
     """
-    Asks the kubelet regularly what it can allocate, and passes it to each plugin, which compares it with its devices.
+    Polls the devices that the kubelet can allocate. Each plugin compares them with its own.
 
-    A plugin that runs and has its stream open, but whose devices the kubelet does not know, is the failure that is noticed
-    last: pods wait, and every component reports to be healthy. Source: PodResources v1 `GetAllocatableResources` of kubelet
-    v1.36.3: the healthy devices of all plugins, held or not.
+    If a kubelet has lost the devices of a plugin whose stream is open, pods stay pending although every component reports to
+    be healthy. Source: PodResources v1 `GetAllocatableResources` of kubelet v1.36.3: the healthy devices of all plugins,
+    held or not.
     """
 
     def __init__(self, channel: KeptChannel, clock: Clock, plugins: Callable[[], Iterable[Plugin]]) -> None:
-        """`channel`: to the kubelet's PodResources. `plugins`: those that are served now."""
+        """`channel`: to the kubelet's PodResources. `plugins`: the running ones."""
         self._channel = channel
         self._clock = clock
         self._plugins = plugins
         self._unserved: unix_sockets.Identity | None = None
-        """The kubelet that answered that it does not serve the list."""
+        """The kubelet that does not serve the list."""
 
     async def run(self) -> None:
         """Polls the kubelet every `GUARD_SECONDS`, until cancelled."""
@@ -76,8 +75,8 @@ class Guard:
 
     async def poll(self) -> None:
         """
-        Asks the kubelet once, and has every plugin compare. A kubelet that is not running, or does not answer within
-        `ANSWER_SECONDS`, proves nothing about a plugin; one that does not serve the list is not asked again.
+        Polls the kubelet once, and lets every plugin compare. If the kubelet does not answer within `ANSWER_SECONDS`, the
+        plugins do not change. A kubelet that does not serve the list is not asked again.
         """
         kubelet = unix_sockets.identity(self._channel.path)
         if kubelet is None or kubelet == self._unserved:
@@ -86,24 +85,24 @@ class Guard:
             answer = await self._channel.ask(
                 lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(ALLOCATABLE),
                 ANSWER_SECONDS,
-                bytes,  # it stays encoded, because it is read to its end only where devices are missing
+                bytes,  # not decoded here: it is read to its end only if devices are missing
             )
             await self._compare(answer)
         except KubeletAway as away:
             if away.status is Status.UNIMPLEMENTED:
                 self._unserved = kubelet
-                log.info("the kubelet does not serve what can be allocated: a loss of our devices will not be noticed")
+                log.info("the kubelet does not serve GetAllocatableResources, so lost devices will not be noticed")
             else:
                 log.debug("the kubelet does not say what can be allocated", reason=away.finding)
         except GRPCError as error:
             log.debug("the kubelet does not say what can be allocated", reason=describe_call_error(error))
 
     async def _compare(self, answer: bytes) -> None:
-        """Has every plugin compare. Raises GRPCError for an invalid answer."""
+        """Lets every plugin compare. Raises GRPCError for an invalid answer."""
         missing = {plugin.resource: plugin for plugin in self._plugins()}
         for number, (resource, devices) in enumerate(allocatable_devices(answer), 1):
             plugin = missing.get(resource)
-            # one device of a plugin is enough to know that the kubelet shows it
+            # one device shows that the kubelet has the plugin's list
             if plugin is not None and plugin.lists(devices):
                 missing.pop(resource).compare(devices)
             if not missing:
@@ -115,7 +114,7 @@ class Guard:
 
 
 class KubeletFront:
-    """Runs one device plugin for each resource of the node, as resources come and go."""
+    """Starts and stops the device plugins as the resources of the node change."""
 
     def __init__(
         self,
@@ -130,16 +129,16 @@ class KubeletFront:
         changes: DirectoryChanges | None = None,
     ) -> None:
         """
-        `kubelet_dir`: the kubelet's device plugin directory. `containers` knows what containers get; None: by the defaults
-        of the configuration. `pod_resources`: where the kubelet is asked whether it has our devices; None: it is not asked.
-        `drain_seconds`: how long calls that have begun may go on when this is stopped. `jitter` spreads the retries of many
-        nodes. `changes` reports changes in the directory; None: no reports.
+        `kubelet_dir`: the kubelet's device plugin directory. `containers` builds the answers to Allocate; None: by the
+        defaults of the configuration. `pod_resources`: channel of the `Guard`; None: there is no guard. `drain_seconds`:
+        time for calls in progress at the stop. `jitter` spreads the retries of many nodes. `changes` reports changes in the
+        directory; None: no reports.
         """
         self._allocator = allocator
         self._directory = kubelet_dir
         self._changes = changes or DirectoryChanges()
         self.plugins: dict[ResourceName, Plugin] = {}
-        """Those that run."""
+        """The running plugins."""
         self.plugin_for = partial(
             Plugin,
             allocator=allocator,
@@ -155,8 +154,8 @@ class KubeletFront:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """
-        Serves every resource that the node has devices of, until cancelled. Started at once: the topology and the kubelet
-        may come later, in any order. Raises InvalidField if the directory's path is too long for a socket.
+        Serves all resources of the node until cancelled. The topology and the kubelet may come later, in any order. Raises
+        InvalidField if the directory's path is too long for a socket.
         """
         unix_sockets.check_path_length(self._directory / digest_name(""), FIELD)
         async with anyio.create_task_group() as tasks:
@@ -176,12 +175,12 @@ class KubeletFront:
                 await self._allocator.wait_past(version)
 
     async def _serve(self, plugin: Plugin) -> None:
-        while plugin.wanted:  # it may be wanted again while it stops
+        while plugin.wanted:  # the resource may be offered again while the plugin stops
             await plugin.run()
         del self.plugins[plugin.resource]
 
     def reason(self) -> str | None:
-        """Why the kubelet cannot hand out this node's devices now, for /readyz; None: it can."""
+        """Why the kubelet cannot allocate this node's devices now, for /readyz; None: it can."""
         if not self.plugins:
             return "the node has no devices to offer yet"
         return next((plugin.reason for plugin in self.plugins.values() if plugin.reason is not None), None)
@@ -189,8 +188,8 @@ class KubeletFront:
 
 def resources_to_serve(state: NodeState) -> set[ResourceName]:
     """
-    The resources to serve: those that are offered, and those that containers hold although they are offered no more. Empty
-    before the hardware is known.
+    The resources to serve: offered ones, and former ones of which containers still hold devices. Empty before the hardware
+    is known.
     """
     if state.topology is None:
         return set()

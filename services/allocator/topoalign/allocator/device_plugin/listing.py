@@ -1,10 +1,10 @@
 """
 The ListAndWatch response of one resource: all its devices, each with its health and its NUMA nodes, as bytes.
 
-A GPU with a few thousand shares is a few thousand devices to the kubelet, and the generated code needs half a second for
-17,500 of them, in which no other task of this process runs. But all shares of a device have its NUMA nodes and its health,
-so they are encoded here together. They are kept, 70 bytes per share, until the topology or the health of the device changes;
-a grant does not change them. They are joined only when they are sent.
+To the kubelet, each share of a GPU is a device. The generated code needs half a second to encode 17,500 devices, and blocks
+the event loop. All shares of a device have its NUMA nodes and its health, so this module encodes them together. The bytes,
+70 per share, are cached until the topology or the health of the device changes; a grant does not change them. They are
+joined when they are sent.
 
 Sources: the device plugin API v1beta1 (messages Device, TopologyInfo, NUMANode) and protobuf's wire format.
 """
@@ -24,26 +24,24 @@ from topoalign.kubelet.grpc.decoding import field, number_field
 from topoalign.kubelet.grpc.plugin_api import HEALTHY, UNHEALTHY
 
 SLICE = 500
-"""Devices that are checked and shares that are encoded before other tasks run: a millisecond or two of work."""
+"""Devices that are checked, or shares that are encoded, before other tasks run: one or two milliseconds of work."""
 
 
 class DeviceListing:
     """Creates the ListAndWatch responses of a resource; the same object is returned while nothing has changed."""
 
     def __init__(self, resource: ResourceName, faults: Callable[[], Mapping[DeviceID, str]] = dict) -> None:
-        """`faults`: the devices of which nothing can be allocated now, whatever their health is."""
+        """`faults`: devices of which nothing can be allocated now, even if they are healthy."""
         self.resource = resource
         self._faults = faults
         self.response = EncodedDevices(())
         self._encoded: dict[DeviceID, tuple[str, bytes]] = {}
-        """Device -> its health, and itself and all its shares as they stand in the response."""
+        """Device -> its health, and the encoded entries of the device or its shares."""
         self._topology: TopologyDiscovered | None = None
-        """What this is of."""
+        """The topology of the cached entries."""
 
     async def of(self, state: NodeState) -> "EncodedDevices":
-        """
-        The response for this state. It yields to other tasks while it works: `state` may be an old one when it returns.
-        """
+        """The response for this state. Other tasks run meanwhile, so `state` may be out of date when it returns."""
         if self._topology is not state.topology:
             self._topology = state.topology
             self._encoded = {}
@@ -60,7 +58,7 @@ class DeviceListing:
                 health = UNHEALTHY if base in faults else api_health(state, base)
                 had = known.get(base)
                 done += 1
-                if base in differing and base not in faults:  # the health of single shares is known and may differ
+                if base in differing and base not in faults:  # the health of single shares may differ
                     parts += [
                         encode_device(share, api_health(state, share), listed[share])
                         for share in offer.handed_out(base)
@@ -75,8 +73,8 @@ class DeviceListing:
                 if done >= SLICE:
                     await checkpoint()
                     done = 0
-        # What containers hold although it is no longer offered is listed as unhealthy until it is released, so that the
-        # kubelet counts it and allocates it to no other container.
+        # Held devices that are no longer offered are listed as unhealthy until they are released, so that the kubelet counts
+        # them and does not allocate them again.
         parts += [encode_device(device, UNHEALTHY, None) for device in state.ownership.unlisted(self.resource)]
         if parts != self.response.parts:
             self.response = EncodedDevices(parts)
@@ -86,8 +84,8 @@ class DeviceListing:
 
 class EncodedDevices(v1beta1.ListAndWatchResponse):
     """
-    A ListAndWatchResponse that is encoded already. It has no fields: a generated message that is subclassed elsewhere cannot
-    resolve the types of its own, and only its bytes are used.
+    An encoded ListAndWatchResponse. It has no fields, because only its bytes are used, and a subclass of a generated message
+    cannot resolve the types of fields.
     """
 
     parts: Sequence[bytes]
@@ -97,14 +95,14 @@ class EncodedDevices(v1beta1.ListAndWatchResponse):
         self.__dict__["parts"] = parts
 
     def SerializeToString(self) -> bytes:
-        """The bytes that were encoded before; betterproto2 calls this to send the message."""
+        """The encoded bytes; betterproto2 calls this to send the message."""
         return b"".join(self.parts)
 
 
 def api_health(state: NodeState, device: DeviceID) -> str:
     """
-    The health of a device as the API names it. Devices that a container has in addition to its GPUs, without the kubelet's
-    knowledge, are listed as unhealthy, so that the kubelet allocates them to no other container.
+    The health of a device in the API's terms. Co-allocated devices are listed as unhealthy, because the kubelet does not
+    count them and must not allocate them to other containers.
     """
     co_allocated = state.ownership.co_allocated
     if co_allocated and base_of(device) in co_allocated:
@@ -113,14 +111,12 @@ def api_health(state: NodeState, device: DeviceID) -> str:
 
 
 def encode_device(device: DeviceID, health: str, nodes: tuple[int, ...] | None) -> bytes:
-    """
-    Encodes a device. One whose NUMA node is unknown (None) is listed without a topology, because unknown is not node 0.
-    """
+    """Encodes a device. If its NUMA nodes are unknown (None), it is listed without a topology: unknown is not node 0."""
     return field(1, field(1, device.encode()) + health_and_nodes(health, nodes))
 
 
 def encoded_by(offer: Offer, base: DeviceID, health: str, nodes: tuple[int, ...] | None) -> bytes:
-    """Encodes a device of an offer, whole or as all its shares; otherwise as `encode_device`."""
+    """Encodes a device of an offer, or all its shares, as `encode_device` does."""
     after = health_and_nodes(health, nodes)
     return b"".join([field(1, field(1, share.encode()) + after) for share in offer.handed_out(base)])
 

@@ -1,15 +1,14 @@
 """
 Serves one resource to the kubelet: its socket, its registration, and its ListAndWatch stream.
 
-The kubelet forgets its plugins when it restarts, without a notification. It may start long after the allocator, may clear
-its directory together with the plugin's socket, or may accept a registration and never open a stream. So nothing here waits
-for an event that might not come: twice a second a plugin polls the actual state and repairs what is missing. If the kernel
-reports changes in the directory (`runtime.directory_changes`), it polls after each of them, and with an open stream
-otherwise every `QUIET_SECONDS` only. What the kubelet does is an event of `registration`, whose table defines what
-follows.
+A kubelet that restarts forgets its plugins without a notification. It may start long after the allocator, delete the
+plugin's socket with its directory, or accept a registration and never open a stream. So a plugin does not wait for events:
+twice a second it polls the actual state and repairs it. If the kernel reports changes in the directory
+(`runtime.directory_changes`), it polls after each change; with an open stream it then polls otherwise only every
+`QUIET_SECONDS`. The table in `registration` defines the reaction to each event.
 
-The order matters in one place: a stream to the kubelet is ended before a new registration, because the kubelet drops its
-newest client when an old stream ends late (kubelet v1.36.3, devicemanager runClient).
+The old stream is ended before a new registration: when an old stream ends late, the kubelet drops its newest client (kubelet
+v1.36.3, devicemanager runClient).
 """
 
 from collections.abc import Collection, Iterable
@@ -70,7 +69,7 @@ class Plugin:
         self.service = DevicePlugin(resource, allocator, containers, changes.wake)
         self.reason: str | None = f"{resource} is not served yet"
         self.wanted = True
-        """False: no device of the resource is offered or held any more, and `run` ends at its next poll."""
+        """False: no device of the resource is offered or held, so `run` ends at its next poll."""
         self._allocator = allocator
         self._kubelet = directory / KUBELET_SOCKET
         self._clock = clock
@@ -84,7 +83,7 @@ class Plugin:
         self._judges_starts: bool | None = None
         """Whether the registration asked the kubelet to call PreStartContainer."""
         self._hidden = 0
-        """How many healthy devices were listed to the kubelet and not shown by it."""
+        """Number of healthy devices that were listed to the kubelet and that it does not show."""
 
     async def run(self) -> None:
         """Polls repeatedly until cancelled or no longer `wanted`, then closes the socket."""
@@ -104,9 +103,9 @@ class Plugin:
             await self.stop()
 
     async def poll(self) -> str | None:
-        """Creates the socket if it is missing and registers if that is due; returns what is still missing, None: nothing."""
+        """Creates a missing socket and registers if that is due. Returns why the resource is not served; None: it is."""
         if self._server is not None and not self._server.in_place:
-            log.info("the socket has gone, made anew", socket=self.path.name)
+            log.info("the socket was deleted and is created again", socket=self.path.name)
             await self.stop()
             self._registration.apply(RegistrationEvent.SOCKET_LOST, self._clock.monotonic())
         if self._server is None:
@@ -119,13 +118,13 @@ class Plugin:
         return await self.poll_kubelet()
 
     async def poll_kubelet(self) -> str | None:
-        """Registers with the kubelet if that is due; returns what is still missing, None: nothing."""
+        """Registers with the kubelet if that is due. Returns why the resource is not served; None: it is."""
         kubelet = unix_sockets.identity(self._kubelet)
         now = self._clock.monotonic()
         if kubelet is None:
             self._registration.apply(RegistrationEvent.KUBELET_AWAY, now)
             there = f"no {KUBELET_SOCKET} in {self._kubelet.parent}"
-            return f"the kubelet has {there}; see that it runs, and that {FIELD} is right"
+            return f"the kubelet has {there}; check that it runs, and that {FIELD} is right"
         if self._registration.is_registered and self._judges_starts is not self.service.by_amounts:
             log.info("registering again because the sharing of its devices has changed", resource=self.resource)
             self._registration.apply(RegistrationEvent.LOST, now)
@@ -137,7 +136,7 @@ class Plugin:
         return await self.register()
 
     async def register(self) -> str | None:
-        """Ends the former streams, then registers once; returns why that failed, None: it did not."""
+        """Ends the former streams, then registers once. Returns why that failed; None: it did not."""
         await self.service.watches.end()
         if self.service.watches.open:
             await self.stop()
@@ -156,20 +155,20 @@ class Plugin:
         return None
 
     def listen(self, now: float) -> str | None:
-        """Checks the stream after a registration at monotonic second `now`; returns what is missing, None: nothing."""
+        """Checks the stream after a registration. Returns why the resource is not served; None: it is."""
         watch = self.service.watch
         has_ended = watch is not self._former and watch.ended.is_set()
         match self._registration.listen(is_open=watch.open, has_ended=has_ended, now=now):
             case None:
                 return self.reason
             case RegistrationEvent.UNWATCHED:
-                # it has dropped the resource and will not dial again: only a new registration brings it back
+                # the kubelet has dropped the resource and opens a stream only after a new registration
                 return f"the kubelet does not listen to {self.resource}"
             case _:
                 return None
 
     def missing_devices(self) -> str | None:
-        """Why a kubelet with an open stream is assumed to have lost the devices; None: it shows them."""
+        """Why the kubelet is assumed to have lost the devices although its stream is open; None: it shows them."""
         if not self._registration.visibility.is_lost:
             return None
         return f"the kubelet listens to {self.resource}, and shows none of its {self._hidden} healthy devices"
@@ -181,8 +180,8 @@ class Plugin:
 
     def compare(self, shown: Collection[DeviceID]) -> None:
         """
-        Checks the devices of this resource that the kubelet shows as allocatable. A kubelet that has the stream open, was
-        sent healthy devices and shows none of them has lost them: only a new registration helps.
+        Compares the devices that the kubelet shows as allocatable. If its stream is open, it was sent healthy devices, and
+        it shows none of them, it has lost them, and only a new registration helps.
         """
         visibility = self._registration.visibility
         if not self.service.watch.open or not self._registration.is_registered:
@@ -205,7 +204,7 @@ class Plugin:
             self._changes.wake()
 
     def settle(self, reason: str | None) -> None:
-        """Notes why the resource is not served (None: it is), and logs that once per change, not once per poll."""
+        """Sets why the resource is not served (None: it is), and logs each change once."""
         if reason != self.reason:
             self.reason = reason
             if reason is None:
@@ -214,7 +213,7 @@ class Plugin:
                 log.warning("not registered with the kubelet", resource=self.resource, reason=reason)
 
     async def stop(self) -> None:
-        """Lets the calls in progress end, then closes and removes the socket."""
+        """Waits for the calls in progress, then closes and removes the socket."""
         server = self._server
         self._server = None
         self._registration.apply(RegistrationEvent.STOPPED, self._clock.monotonic())

@@ -1,12 +1,11 @@
 """
 The device plugin of one resource, as the kubelet calls it.
 
-The kubelet decides which NUMA nodes and which devices a container gets; from the plugin it knows which devices there are,
-their health and the NUMA nodes of each (ListAndWatch), it asks which ones belong together (GetPreferredAllocation), and it
-reports what it has allocated (Allocate), which is recorded before it gets its answer. It never reports for which container:
-that is read from PodResources afterwards, and no container waits for it.
+The kubelet decides on the NUMA nodes and the devices of a container. The plugin lists the devices with their health and NUMA
+nodes (ListAndWatch), and ranks them (GetPreferredAllocation). The kubelet then reports its allocation (Allocate), which is
+recorded before the answer. Allocate does not name the container: the owner is read from PodResources later.
 
-Each method only translates: the allocator's `AllocatorPort` decides, and `transport` turns its errors into statuses.
+Each method only translates: the `AllocatorPort` decides, and `transport` maps its errors to statuses.
 
 Sources: the device plugin API v1beta1 and its use in kubelet v1.36.3 (cm/devicemanager).
 """
@@ -42,27 +41,25 @@ from topoalign.kubelet.grpc.transport import Servicer, caller
 from topoalign.kubelet.grpc.unix_sockets import LONGEST_PATH
 
 # The ListAndWatch streams of one resource: the kubelet's, and those of other clients.
-#
-# The kubelet opens its stream once, right after a registration, and drops the resource when that ends, whatever else is
-# open. So which stream is its own must be known. Every peer runs as root, but the kubelet is the process that serves
-# `kubelet.sock`, as far as its process ID is visible here (it is not in a container with its own process IDs), and it is
-# the peer that connects during a registration. The stream with most of these properties, and among equals the first since
-# the registration, is taken for the kubelet's. A few others are served as well, and none ends another.
+# The kubelet opens its stream once, right after a registration, and drops the resource when this stream ends. So the
+# plugin must know which stream is the kubelet's. There are two signs: its peer is the process that serves `kubelet.sock`
+# (not visible in a container with its own PID namespace), and the peer connected during a registration. The stream with
+# most signs, and among equals the first since the registration, counts as the kubelet's. A few others are served as well.
 #
 # Source: kubelet v1.36.3, cm/devicemanager/plugin/v1beta1 `client.Run` and `runClient`.
 
 
 MOST_OTHERS = 3
-"""Streams in addition to the kubelet's: a debugging client and a monitor or two. Each may hold a list of all devices."""
+"""Maximum number of other streams: a debugging client and monitors. Each may hold a list of all devices."""
 
 END_SECONDS = 1.0
 
 
 class ListAndWatchStream:
-    """The state of one ListAndWatch stream, for those who wait for it or end it."""
+    """The state of one ListAndWatch stream."""
 
     def __init__(self, connection: GrpcConnection | None = None, likeness: tuple[bool, bool] = (False, False)) -> None:
-        """`likeness`: whether its peer is the kubelet's process, and whether it connected during a registration."""
+        """`likeness`: whether the peer is the kubelet's process, and whether it connected during a registration."""
         self.connection = connection
         self.likeness = likeness
         self.open = False
@@ -71,12 +68,12 @@ class ListAndWatchStream:
         self._waiting = anyio.CancelScope()
 
     def end(self) -> None:
-        """Has the stream end where it waits, or before it waits again."""
+        """Ends the stream at its present or next wait."""
         self.ending.set()
         self._waiting.cancel()
 
     async def wait(self, wait: Callable[[], Awaitable[None]]) -> None:
-        """Returns when `wait` does, or when the stream is to end. It costs no task: a stream waits after every fact."""
+        """Waits until `wait` returns or the stream is ended. It starts no task, because a stream waits after every fact."""
         if not self.ending.is_set():
             with anyio.CancelScope() as self._waiting:
                 await wait()
@@ -88,11 +85,11 @@ class Watches:
     def __init__(self, when_ended: Callable[[], None]) -> None:
         """`when_ended` is called when a stream has ended."""
         self.kubelet = ListAndWatchStream()
-        """The kubelet's: open, or ended, or none yet."""
+        """The kubelet's stream: open, ended, or not opened yet."""
         self._when_ended = when_ended
         self._others: set[ListAndWatchStream] = set()
         self._vacant = True
-        """No stream has been taken for the kubelet's since the last registration began."""
+        """Whether no stream counts as the kubelet's since the last registration began."""
         self._pid = 0
         self._registering = False
         self._dialled: WeakSet[GrpcConnection] = WeakSet()
@@ -107,7 +104,7 @@ class Watches:
 
     @contextmanager
     def opened(self, connection: GrpcConnection | None) -> Iterator[ListAndWatchStream]:
-        """Registers a stream for as long as the context is open. Raises GRPCError (RESOURCE_EXHAUSTED) for one too many."""
+        """Adds a stream while the context is open. Raises GRPCError (RESOURCE_EXHAUSTED) if there are too many."""
         is_kubelet = connection is not None and connection.peer.pid == self._pid != 0
         watch = ListAndWatchStream(connection, (is_kubelet, connection is not None and connection in self._dialled))
         if self._vacant or (self.kubelet.open and watch.likeness > self.kubelet.likeness):
@@ -118,7 +115,7 @@ class Watches:
         elif len(self._others) < MOST_OTHERS:
             self._others.add(watch)
         else:
-            refusal = f"at most {MOST_OTHERS} clients listen in addition to the kubelet"
+            refusal = f"at most {MOST_OTHERS} other clients may watch in addition to the kubelet"
             raise GRPCError(Status.RESOURCE_EXHAUSTED, refusal)
         watch.open = True
         try:
@@ -130,13 +127,13 @@ class Watches:
             self._when_ended()
 
     def dialled(self, connection: GrpcConnection | None) -> None:
-        """Notes that this peer has asked for the options, as the kubelet does while it registers a plugin."""
+        """Notes a peer that requested the options, as the kubelet does while it registers a plugin."""
         if self._registering and connection is not None:
             self._dialled.add(connection)
 
     @contextmanager
     def registering(self, pid: int) -> Iterator[None]:
-        """Marks the time in which the kubelet, the process `pid` (0: not known), is asked to register the plugin."""
+        """Marks the time of a registration with the kubelet, which is process `pid` (0: not known)."""
         self._pid = pid
         self._vacant = True
         self._registering = True
@@ -147,13 +144,13 @@ class Watches:
             self._registering = False
 
     def favour(self, connection: GrpcConnection) -> bool:
-        """Whether the kubelet listens on this connection, or is about to."""
+        """Whether this connection has, or will have, the kubelet's stream."""
         dialling = self._registering and connection.peer.pid == self._pid != 0
         listening = self.kubelet.open and self.kubelet.connection is connection
         return dialling or listening or connection in self._dialled
 
     async def end(self) -> None:
-        """Ends all open streams, and waits until they have ended, at most `END_SECONDS` because clients may hang."""
+        """Ends all open streams, and waits for them at most `END_SECONDS`, because clients may hang."""
         for watch in self._all():
             watch.end()
         with anyio.move_on_after(END_SECONDS):
@@ -176,8 +173,8 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         when_ended: Callable[[], None] = lambda: None,
     ) -> None:
         """
-        `containers` knows what containers get; None: by the defaults of the configuration. `when_ended` is called when a
-        ListAndWatch stream has ended.
+        `containers` builds the answers to Allocate; None: by the defaults of the configuration. `when_ended` is called when
+        a ListAndWatch stream has ended.
         """
         self.resource = resource
         self.allocator = allocator
@@ -191,21 +188,21 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         return self.watches.kubelet
 
     def favours(self, connection: GrpcConnection) -> bool:
-        """Whether this connection is the kubelet's, as far as is known: the server closes it last when it has too many."""
+        """Whether this connection is probably the kubelet's. If the server has too many, it closes this one last."""
         return self.watches.favour(connection)
 
     async def get_device_plugin_options(self, message: v1beta1.Empty) -> v1beta1.DevicePluginOptions:
-        """Answers GetDevicePluginOptions. The kubelet asks it while it registers the plugin, so the caller is noted."""
+        """Answers GetDevicePluginOptions, and notes the caller: the kubelet calls it while it registers the plugin."""
         self.watches.dialled(caller())
         return plugin_options(by_amounts=self.by_amounts)
 
     @property
     def by_amounts(self) -> bool:
-        """Whether the resource is of units or slots of GPUs."""
+        """Whether the resource has units or slots of GPUs."""
         return self.allocator.state.hardware.kind_of(self.resource) in ("unit", "slot")
 
     async def list_and_watch(self, message: v1beta1.Empty) -> AsyncIterator[v1beta1.ListAndWatchResponse]:
-        """Answers ListAndWatch: all devices of the resource at once, and again whenever one of them has changed."""
+        """Answers ListAndWatch: sends all devices of the resource, and again after each change."""
         with self.watches.opened(caller()) as watch:
             is_kubelets = watch is self.watch
             if is_kubelets:
@@ -235,23 +232,23 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
     async def preferred(
         self, request: v1beta1.ContainerPreferredAllocationRequest
     ) -> v1beta1.ContainerPreferredAllocationResponse:
-        """The devices that are preferred for one container; empty where none can be named."""
+        """The preferred devices for one container; empty if there is no preference."""
         available = cast("list[DeviceID]", request.available_deviceIDs)  # thousands of shares: not one by one
         must_include = cast("list[DeviceID]", request.must_include_deviceIDs)
         try:
             devices = await self.allocator.prefer(self.resource, available, must_include, request.allocation_size)
         except (UnknownDevice, InvalidField, NoFit) as error:
-            # an error would fail the pod, and no preference only costs it the best links
+            # an error would fail the pod; without a preference it may only get worse links
             log.warning("no preference given", resource=self.resource, reason=error.finding)
             devices = ()
         return v1beta1.ContainerPreferredAllocationResponse(device_i_ds=list(devices))
 
     async def allocate(self, message: v1beta1.AllocateRequest) -> v1beta1.AllocateResponse:
         """
-        Answers Allocate, for all containers of the request or none; what is answered is on disk before.
+        Answers Allocate, for all containers of the request or none. The allocations are on disk before the answer.
 
-        Raises ContainerUnready, before anything is recorded, where a container could not use the devices, and what
-        `AllocatorPort.allocate` raises.
+        Raises ContainerUnready, before anything is recorded, if a container could not use the devices; and as
+        `AllocatorPort.allocate`.
         """
         check_containers(message.container_requests)
         before = self.allocator.state.hardware
@@ -261,7 +258,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         writer.check(before, sets)
         allocations = await self.allocator.allocate(self.resource, sets)
         hardware = self.allocator.state.hardware
-        if any(each.instances for each in allocations):  # a CDI specification has to have them
+        if any(each.instances for each in allocations):  # the CDI specification must contain them
             writer = self.containers.now(hardware, self.resource)
         responses = [
             writer.response(hardware, self.resource, each, self.allocator.named(self.resource, each))
@@ -271,14 +268,14 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
 
     async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:
         """
-        Answers PreStartContainer: at once if the owner of the devices is known, else after it was read from PodResources.
-        Raises what `AllocatorPort.start_container` raises.
+        Answers PreStartContainer once the owner of the devices is known or was read from PodResources. Raises as
+        `AllocatorPort.start_container`.
         """
         devices = list(map(DeviceID, message.devices_ids))
         try:
             await self.allocator.start_container(self.resource, devices)
         except Unavailable as error:
-            # Units may be of two GPUs, and slots another pod's. A container with other devices starts all the same, and its
+            # Units may be of two GPUs, and slots may be another pod's. A container with other devices starts anyway, and its
             # allocation is bound later.
             if self.by_amounts or any(map(unit_kind, devices)):
                 raise
@@ -298,38 +295,38 @@ def check_containers(requests: Sequence[Any]) -> None:
 
 
 REGISTER_SECONDS = 12.0
-"""The kubelet allows ten seconds for its connection to the plugin."""
+"""Maximum time of a registration. The kubelet allows ten seconds for its connection to the plugin."""
 
 
 def socket_path(directory: Path, resource: ResourceName) -> Path:
     """
-    The socket of a resource: `topoalign-nvidia.com_gpu.sock` in the kubelet's directory. Where that path is too long for a
-    socket, a digest replaces the name. No two resources share a socket, because the domain before the slash has no `_`.
+    The socket of a resource: `topoalign-nvidia.com_gpu.sock` in the kubelet's directory. If the path is too long, a digest
+    replaces the name. No two resources have the same socket, because the domain before the slash has no `_`.
     """
     plain = directory / f"topoalign-{resource.replace('/', '_')}.sock"
     return plain if len(os.fsencode(plain)) <= LONGEST_PATH else directory / digest_name(resource)
 
 
 def digest_name(resource: str) -> str:
-    """The shortest name of a resource's socket, as long for all of them."""
+    """The shortest name of a resource's socket, of the same length for all resources."""
     return f"topoalign-{sha256(resource.encode()).hexdigest()[:12]}.sock"
 
 
 def plugin_options(*, by_amounts: bool) -> v1beta1.DevicePluginOptions:
     """
-    The options of a plugin. PreStartContainer is called only for units and slots of GPUs: whether cores and memory of a
-    share are of one GPU, and whether a container has the amounts that are reserved for it, is known once the container is.
-    Nothing else in a container depends on its owner, which becomes known after Allocate.
+    The options of a plugin. PreStartContainer is requested only for units and slots of GPUs. They can be checked only when
+    the container is known, after Allocate: cores and memory must be of one GPU, and amounts must be those reserved for the
+    container.
     """
     return v1beta1.DevicePluginOptions(pre_start_required=by_amounts, get_preferred_allocation_available=True)
 
 
 async def register(path: Path, resource: ResourceName, clock: Clock, *, by_amounts: bool = False) -> None:
     """
-    Registers the plugin that serves at `path`, in the directory of the kubelet's own socket. `by_amounts`: whether the
-    resource is of units or slots. Raises KubeletAway, after `REGISTER_SECONDS` at most.
+    Registers the plugin that serves at `path`, in the directory of the kubelet's socket. `by_amounts`: whether the resource
+    has units or slots. Raises KubeletAway, after at most `REGISTER_SECONDS`.
 
-    Within Register the kubelet connects to the plugin and asks for its options, so the plugin must be serving already, and
+    During Register the kubelet connects to the plugin and requests its options. So the plugin must already serve, and
     nothing may block the event loop. Source: kubelet v1.36.3, cm/devicemanager/plugin/v1beta1.
     """
     request = v1beta1.RegisterRequest(

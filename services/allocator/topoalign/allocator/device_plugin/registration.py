@@ -1,13 +1,12 @@
 """
 The registration of one resource with the kubelet, as a state with a table of transitions. No I/O: the time is an argument.
 
-The rule: whatever happens to the registration is a `RegistrationEvent`, and `TRANSITIONS` has the next state for it in
-each state. An event that is not in the table of a state cannot happen there. What an event does to the counters and
-deadlines depends on the event alone (`Registration.apply`).
+`TRANSITIONS` has, for each state, the next state after each `RegistrationEvent`. An event that is missing for a state cannot
+happen in it. The effect of an event on counters and deadlines does not depend on the state (`Registration.apply`).
 
-A kubelet with an open stream may still have lost the devices. This is checked independently of the registration, by what
-the kubelet shows as allocatable (`DeviceVisibility`). Each loss leads to a new registration, at once, then at least
-10, 20, 40 ... 640 s after the previous one.
+A kubelet with an open stream may have lost the devices. So the devices that it shows as allocatable are checked
+independently (`DeviceVisibility`). The first loss leads to a new registration at once; later ones at least 10, 20, 40 ...
+640 s after the previous one.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,59 +16,59 @@ from topoalign.kubelet.grpc.unix_sockets import Identity
 from topoalign.runtime.clock import backoff_seconds
 
 POLL_SECONDS = 0.5
-"""Between two polls of the sockets. A kubelet that restarts has its resources back within a second."""
+"""Time between two polls of the sockets. A restarted kubelet has its resources back within a second."""
 
 QUIET_SECONDS = 10.0
-"""The same while the kubelet's stream is open, in a directory whose changes are reported."""
+"""Time between two polls while the kubelet's stream is open and changes in the directory are reported."""
 
 SETTLE_SECONDS = 0.02
-"""After a change in the directory, before it is polled: changes come together, and a socket is made before it is served."""
+"""Time from a change in the directory to the poll: changes come in groups, and a socket exists before it is served."""
 
 LISTEN_SECONDS = 5.0
-"""How long a kubelet may have no ListAndWatch stream after a registration before the plugin registers again."""
+"""Maximum time from a registration to the kubelet's ListAndWatch stream. Afterwards the plugin registers again."""
 
 FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 16.0
-"""Between two registrations with a kubelet that refuses, or that ends its stream early; doubled each time."""
+"""Longest time between two registrations, doubled each time, if the kubelet refuses or ends its stream early."""
 
 FIRST_LOSS_SECONDS = 10.0
 LAST_LOSS_SECONDS = 640.0
-"""Between two registrations with a kubelet whose stream is open and that shows no device; doubled each time."""
+"""Longest time between two registrations, doubled each time, if the stream is open and the kubelet shows no device."""
 
 Jitter = Callable[[], float]
 """A number from 0 to 1."""
 
 
 class RegistrationState(Enum):
-    """What the kubelet knows of the resource."""
+    """The state of the resource at the kubelet."""
 
     UNREGISTERED = auto()
-    """Nothing: it is asked to register the resource when `ask_at` has come."""
+    """Not registered. The next registration is at `ask_at`."""
     REGISTERED = auto()
-    """It has accepted the registration, and is to open its stream until `listen_by`."""
+    """The kubelet has accepted the registration, and must open its stream before `listen_by`."""
     LISTENING = auto()
-    """Its stream was open at the last poll."""
+    """The kubelet's stream was open at the last poll."""
 
 
 class RegistrationEvent(Enum):
     """What may happen to the registration."""
 
     KUBELET_AWAY = auto()
-    """The kubelet's socket is not there."""
+    """The kubelet's socket does not exist."""
     KUBELET_CHANGED = auto()
-    """Another kubelet serves the socket than the one that was asked last."""
+    """Another kubelet serves the socket than at the last registration."""
     ACCEPTED = auto()
     """The kubelet has registered the resource."""
     REFUSED = auto()
-    """It refused to, or did not answer."""
+    """The kubelet refused the registration, or did not answer."""
     WATCHED = auto()
-    """Its stream is open. Only if it still is `LISTEN_SECONDS` after the registration, that was a success."""
+    """The kubelet's stream is open. If it still is `LISTEN_SECONDS` after the registration, the failure count is reset."""
     UNWATCHED = auto()
-    """Its stream has ended, or was not opened in time: it will not connect again by itself."""
+    """The kubelet's stream has ended, or was not opened in time. The kubelet does not open another by itself."""
     LOST = auto()
-    """Its stream is open and it has lost the devices, or the options that it received are outdated."""
+    """The stream is open, but the kubelet has lost the devices, or has outdated options."""
     SOCKET_LOST = auto()
-    """The plugin's socket was missing and is closed: the kubelet must see its stream end before a new registration."""
+    """The plugin's socket was deleted and is closed. The old stream must end before a new registration."""
     STOPPED = auto()
     """The plugin's socket was closed."""
 
@@ -100,20 +99,20 @@ TRANSITIONS: Mapping[RegistrationState, Mapping[RegistrationEvent, RegistrationS
 
 class DeviceVisibility:
     """
-    Decides from what the kubelet shows as allocatable whether it still has the devices of the resource.
+    Decides whether the kubelet has lost the devices of the resource, by those that it shows as allocatable.
 
-    No device at one poll may mean that the kubelet has not read a list yet; none at two polls in a row is a loss.
+    If it shows none at one poll, it may not have read the list yet. If it shows none at two polls in a row, they are lost.
     """
 
     def __init__(self) -> None:
         self.is_lost = False
         """Whether the kubelet is assumed to have lost the devices. The plugin may have registered again since."""
         self.was_hidden = False
-        """Whether the kubelet showed none of them at the last poll. False after a registration for that reason."""
+        """Whether the kubelet showed none of them at the last poll. False after a registration because of that."""
         self.losses = 0
-        """In a row, since the kubelet last showed a device."""
+        """Number of losses since the kubelet last showed a device."""
         self.again_at = 0.0
-        """Monotonic seconds before which a loss is no reason to register again."""
+        """Monotonic seconds before which a loss does not lead to a registration."""
 
     def show(self) -> None:
         """The kubelet shows some of the devices, or none of them is healthy."""
@@ -121,7 +120,7 @@ class DeviceVisibility:
         self.losses = 0
 
     def hide(self, now: float) -> bool:
-        """The kubelet shows none of them at monotonic second `now`. Returns whether the plugin registers again."""
+        """The kubelet shows none of them at `now`. Returns whether the plugin registers again."""
         again = self.was_hidden and now >= self.again_at
         self.is_lost = self.is_lost or self.was_hidden
         self.was_hidden = not again
@@ -131,7 +130,7 @@ class DeviceVisibility:
         return again
 
     def stop_listening(self) -> None:
-        """The kubelet's stream is not open: what it shows, and showed at the last poll, proves nothing."""
+        """The kubelet's stream is not open, so the devices that it shows prove nothing."""
         self.was_hidden = False
 
 
@@ -141,24 +140,24 @@ class Registration:
     def __init__(self, jitter: Jitter) -> None:
         self.state = RegistrationState.UNREGISTERED
         self.kubelet: Identity | None = None
-        """The one that was asked last."""
+        """The kubelet of the last registration."""
         self.visibility = DeviceVisibility()
         self.failures = 0
-        """Registrations in a row that were refused, or after which the kubelet did not go on listening."""
+        """Number of failed registrations in a row: refused, or the stream did not stay open."""
         self.ask_at = 0.0
-        """Monotonic seconds before which `kubelet` is not asked again."""
+        """Monotonic seconds of the next registration with `kubelet`."""
         self.listen_by = 0.0
-        """Monotonic seconds until which a kubelet that has registered the resource need not have a stream."""
+        """Monotonic seconds before which the kubelet must open its stream."""
         self._success_at = 0.0
         self._jitter = jitter
 
     @property
     def is_registered(self) -> bool:
-        """Whether the kubelet has accepted the registration and has not been seen to drop it."""
+        """Whether the kubelet has accepted the registration, and is not known to have dropped it."""
         return self.state is not RegistrationState.UNREGISTERED
 
     def meet(self, kubelet: Identity, now: float) -> bool:
-        """Notes the kubelet that serves the socket. Returns whether it is another one than before."""
+        """Notes the kubelet that serves the socket. Returns whether it has changed."""
         if kubelet == self.kubelet:
             return False
         self.kubelet = kubelet
@@ -166,7 +165,7 @@ class Registration:
         return True
 
     def listen(self, *, is_open: bool, has_ended: bool, now: float) -> RegistrationEvent | None:
-        """What follows from the kubelet's stream as it is now; None: it is still waited for."""
+        """The event for the present state of the kubelet's stream; None: the stream may still be opened."""
         if is_open:
             event = RegistrationEvent.WATCHED
         elif has_ended or now >= self.listen_by:

@@ -1,10 +1,10 @@
 """
 Keeps the record of a node's allocations on disk.
 
-The state directory holds `lock`, held by the one process that may write; `journal` (`journal_format`); `published`, the
-newest fact that the bus has; and damaged journals. A damaged journal does not stop the node: it is set aside as
-`journal.corrupt-N`, and a new one starts with what can be trusted of it. If something may be missing, the new header has the
-reason, and the record is unconfirmed until it is confirmed.
+The state directory contains `lock`, held by the one process that may write; `journal` (`journal_format`); `published`, the
+newest fact that the bus has; and damaged journals. A damaged journal does not stop the node: it is renamed to
+`journal.corrupt-N`, and a new journal starts with its valid part. If allocations may be missing, the header of the new one
+has the reason, and the record is unconfirmed until the kubelet or an operator confirms it.
 """
 
 import errno
@@ -32,10 +32,10 @@ from topoalign.core.ports import JournalEntry
 from topoalign.runtime.whole_files import sync_directory
 
 KEPT = 5
-"""Newest journals set aside that are kept."""
+"""Number of damaged journals that are kept."""
 
 MARK = 40
-"""Characters of the file `published`: two numbers of 64 bits."""
+"""Length of the file `published`: two numbers of 64 bits."""
 
 log = structlog.get_logger("topoalign.allocator.ledger.journal")
 
@@ -62,7 +62,7 @@ class FileJournal:
         return [path for _, path in sorted((int(number), path) for number, path in numbered if number.isdecimal())]
 
     def load(self) -> list[JournalEntry]:
-        """Reads the entries that can be trusted; makes a missing journal, recovers a damaged one. Raises StateFault."""
+        """Reads the valid entries. Creates a missing journal and recovers a damaged one. Raises StateFault."""
         content, found = self.read()
         if content is None and found.damage is None:
             self.rewrite([])
@@ -89,7 +89,7 @@ class FileJournal:
             with open(self.path, "rb", opener=no_link) as file:
                 content = file.read()
         except FileNotFoundError:
-            used = os.path.lexists(self.directory / "published")  # which is made after the journal
+            used = os.path.lexists(self.directory / "published")  # created after the journal
             return None, journal_format.lost_journal(
                 "it is missing from a directory that was used"
             ) if used else journal_format.JournalContent()
@@ -101,7 +101,7 @@ class FileJournal:
         return content, journal_format.read_journal(content, self.node, published)
 
     def recover(self, found: journal_format.JournalContent, there: bool) -> None:
-        """Sets a damaged file aside (`there`: there is one), and begins a new one with what can be trusted."""
+        """Begins a new journal with the valid entries, and keeps the damaged one (`there`: whether it exists)."""
         with faults(self.path, "set the damaged journal aside"):
             kept = self.put_aside() if there else None
             self.replace(self._lines)
@@ -114,10 +114,10 @@ class FileJournal:
         )
 
     def put_aside(self) -> Path:
-        """Gives the file a second name, on disk before the first one means another file. Raises OSError."""
+        """Gives the file a second name, and syncs that before the first name is reused. Raises OSError."""
         before = self.set_aside
         if before and before[-1].samefile(self.path):
-            return before[-1]  # a former start came no further than this
+            return before[-1]  # an earlier start was interrupted after this step
         number = int(before[-1].name.rpartition("-")[2]) + 1 if before else 1
         name = self.directory / f"journal.corrupt-{number}"
         os.link(self.path, name, follow_symlinks=False)
@@ -127,7 +127,7 @@ class FileJournal:
         return name
 
     def trust(self) -> None:
-        """Confirms the record, and takes the reason out of the header. Raises StateFault; then it stays unconfirmed."""
+        """Confirms the record, and removes the reason from the header. If it raises StateFault, it stays unconfirmed."""
         unconfirmed = self.unconfirmed
         self.unconfirmed = None
         try:
@@ -138,7 +138,7 @@ class FileJournal:
             raise
 
     def append(self, entry: JournalEntry) -> None:
-        """Writes one entry and syncs it. Raises StateFault, and then the entry is not in the journal."""
+        """Writes one entry and syncs it. If it raises StateFault, the entry is not in the journal."""
         line = encode_line(entry)
         with faults(self.path, "write the journal"):
             if self._suspect or not self.in_place:
@@ -148,7 +148,7 @@ class FileJournal:
                 os.fsync(self.file)
                 self.syncs += 1
             except OSError:
-                self._suspect = True  # the disk may not follow the cut, so the next append rewrites the file
+                self._suspect = True  # the truncation may be lost, so the next append rewrites the file
                 with suppress(OSError):
                     self.cut(self._size)
                 raise
@@ -156,14 +156,14 @@ class FileJournal:
         self._size += len(line)
 
     def rewrite(self, entries: Sequence[JournalEntry]) -> None:
-        """Replaces all entries by these, at once or not at all. Raises StateFault."""
+        """Replaces all entries by these, atomically. Raises StateFault."""
         lines = [encode_line(entry) for entry in entries]
         with faults(self.path, "rewrite the journal"):
             self.replace(lines)
         self._lines = lines
 
     def published(self) -> tuple[int, int] | None:
-        """(epoch, seq) of the newest fact that the bus has, as marked; None: there is no mark that can be read."""
+        """(epoch, seq) of the newest fact that is marked as published; None: there is no readable mark."""
         try:
             epoch, seq = (self.directory / "published").read_text().split()
             return int(epoch), int(seq)
@@ -171,7 +171,7 @@ class FileJournal:
             return None
 
     def mark_published(self, epoch: int, seq: int) -> None:
-        """Marks this fact as published; never raises. A sector has all of the mark or none."""
+        """Marks this fact as published. Never raises. The mark fits in a disk sector, so the write is atomic."""
         with suppress(OSError):
             mark = os.open(self.directory / "published", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -187,12 +187,12 @@ class FileJournal:
 
     @property
     def file(self) -> int:
-        """The descriptor of the journal, opened where it is not. Raises OSError."""
+        """The file descriptor of the journal. Opens it if necessary. Raises OSError."""
         return self._file if self._file is not None else self.open()
 
     @property
     def in_place(self) -> bool:
-        """Whether the open file is still the journal: it may have been deleted or replaced from outside. Raises OSError."""
+        """Whether the open file is still the journal, and was not deleted or replaced from outside. Raises OSError."""
         with suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(self.file), os.lstat(self.path))
         return False
@@ -205,7 +205,7 @@ class FileJournal:
         return self._file
 
     def replace(self, lines: Sequence[bytes]) -> None:
-        """Writes a new file and renames it over the old one. Raises OSError; then the next append repeats this."""
+        """Writes a new file and renames it over the old one. If it raises OSError, the next append repeats this."""
         header = encode_line(JournalHeader(version=VERSION, node=self.node, unconfirmed=self.unconfirmed or ""))
         new_file = self.directory / "journal.new"
         try:
@@ -213,7 +213,7 @@ class FileJournal:
             self.syncs += 1
         except OSError:
             with suppress(OSError):
-                new_file.unlink(missing_ok=True)  # it takes the space that a line would need
+                new_file.unlink(missing_ok=True)  # it needs the space of a line
             raise
         self._suspect = True
         os.replace(new_file, self.path)
@@ -223,7 +223,7 @@ class FileJournal:
         self._suspect = False
 
     def cut(self, size: int) -> None:
-        """Truncates the journal to so many bytes, and syncs that. Raises OSError."""
+        """Truncates the journal to `size` bytes, and syncs that. Raises OSError."""
         os.ftruncate(self.file, size)
         os.fsync(self.file)
         self.syncs += 1

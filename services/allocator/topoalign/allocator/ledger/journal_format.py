@@ -1,13 +1,13 @@
 """
-Encodes and decodes journals, and finds what can be trusted in a damaged one.
+Encodes and decodes journals, and finds the valid part of a damaged one.
 
-A header, and then one line per entry: the CRC-32 of its JSON, a blank, and the JSON. A line without an end was never
-answered, so it is dropped; anything else that is not as it was written is damage.
+A journal is a header, and then one line per entry: the CRC-32 of its JSON, a blank, and the JSON. A last line without a line
+feed was never answered, so it is dropped. Any other invalid line is damage.
 
-The state follows from the newest snapshot on, so damage before it loses nothing. Damage after it, or in the header, means
-that allocations may be missing, and leaves the record unconfirmed; the lines around the newest snapshot are trusted as far
-as they follow one another. A journal of another node, or of a later version of this format, is not trusted at all. A fact of
-an unknown kind may have changed the allocations, so it counts as damage; unknown fields are ignored.
+The state starts at the newest snapshot, so damage before it loses nothing. Damage after it, or in the header, means that
+allocations may be missing, and the record is unconfirmed. Then the lines around the newest snapshot are used as far as no
+number is missing. A journal of another node, or of a later version of this format, is not used. A fact of an unknown kind
+may have changed the allocations, so it counts as damage; unknown fields are ignored.
 """
 
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     version: int
     node: NodeName
     unconfirmed: str = ""
-    """Why entries may be missing; empty: none is."""
+    """Why entries may be missing; empty: none are."""
 
 
 class JournalLine(NamedTuple):
-    """One line that is whole."""
+    """A valid line."""
 
     entry: JournalEntry
     encoded: bytes
@@ -49,9 +49,9 @@ class JournalContent(msgspec.Struct, frozen=True, kw_only=True):
     """What `read_journal` finds in a journal."""
 
     lines: Sequence[JournalLine] = ()
-    """What can be trusted: all, or lines with a snapshot among them, or none."""
+    """The valid lines: all, or a part with a snapshot, or none."""
     unfinished: int = 0
-    """Bytes of a last line that was never finished."""
+    """Bytes of an unfinished last line."""
     damage: str | None = None
     """What is damaged."""
     unconfirmed: str | None = None
@@ -71,7 +71,7 @@ def encode_line(record: JournalEntry | JournalHeader) -> bytes:
 
 
 def read_journal(content: bytes, node: NodeName, published: Position | None) -> JournalContent:
-    """Reads the bytes of a journal. `published`: the newest fact that the bus has, None: not known. Never raises."""
+    """Reads the bytes of a journal. `published`: the newest fact that the bus has; None: not known. Never raises."""
     whole, _, unfinished = content.rpartition(b"\n")
     if not whole:
         return lost_journal("it has no header" if content else "it is empty")
@@ -89,7 +89,7 @@ def read_journal(content: bytes, node: NodeName, published: Position | None) -> 
     runs, found = runs_of(others, node)
     damages += found
     if unfinished and is_whole(unfinished[:-1]):
-        damages.append("the last line has lost its end")
+        damages.append("the last line is incomplete")
         runs.append([])
     if not header.unconfirmed:
         damages += missing_at_end(runs[-1], published)
@@ -102,12 +102,12 @@ def read_journal(content: bytes, node: NodeName, published: Position | None) -> 
 
 
 def lost_journal(damage: str) -> JournalContent:
-    """The record of a journal of which nothing can be trusted, for this reason."""
+    """The content of a journal that cannot be used, for this reason."""
     return JournalContent(damage=damage, unconfirmed=damage)
 
 
 def runs_of(lines: Sequence[bytes], node: NodeName) -> tuple[list[list[JournalLine]], list[str]]:
-    """The lines that are whole, as one list for each run without a gap or damage; and what is wrong between the runs."""
+    """The valid lines, as one list for each run without a gap, and the damage between the runs."""
     runs: list[list[JournalLine]] = [[]]
     damages: list[str] = []
     for number, line in enumerate(lines, 2):
@@ -127,12 +127,12 @@ def runs_of(lines: Sequence[bytes], node: NodeName) -> tuple[list[list[JournalLi
 
 
 def missing_at_end(run: Sequence[JournalLine], published: Position | None) -> list[str]:
-    """Returns what is missing at the end of a journal whose last run is this; empty: nothing is known to be missing."""
+    """Returns what is missing after the last run of a journal; empty: nothing is known to be missing."""
     facts = facts_of_lines(run)
     if facts and not has_snapshot(run) and facts[0].seq != 1:
         return ["the snapshot at its end is missing"]
     if published is not None and published > ((facts[-1].epoch, facts[-1].seq) if facts else (0, 0)):
-        return ["facts at its end are missing, which were published"]
+        return ["published facts are missing at its end"]
     return []
 
 
@@ -163,7 +163,7 @@ def has_snapshot(lines: Sequence[JournalLine]) -> bool:
 
 
 def follows(before: LedgerEvent, event: LedgerEvent) -> bool:
-    """Whether no fact is missing between these two: seq counts up by one, and an epoch begins with a snapshot."""
+    """Whether no fact is missing between these two: seq increases by one, and an epoch begins with a snapshot."""
     if event.epoch == before.epoch:
         return event.seq == before.seq + 1
     return event.epoch > before.epoch and isinstance(event, AllocationsSnapshot)
@@ -173,9 +173,9 @@ def unpublished(
     events: Sequence[tuple[LedgerEvent, float]], published: Position | None, newest: int
 ) -> Sequence[tuple[LedgerEvent, float]]:
     """
-    Returns the facts after the newest published one; all, if the journal no longer has that. If it is not known what
-    the bus has, those from the newest snapshot (index `newest`) on: old facts after newer ones would be worse than
-    missing ones.
+    Returns the facts after the newest published one, or all if the journal no longer has that one. If it is not known what
+    the bus has: the facts from the newest snapshot (index `newest`) on, because subscribers must not get old facts after
+    newer ones.
     """
     if published is None:
         return events[newest:]

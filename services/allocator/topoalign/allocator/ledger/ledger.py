@@ -1,10 +1,10 @@
 """
 Keeps the allocations of this node. It is the only place that changes them.
 
-Every change takes the same steps without a pause: facts are created, folded into the next state, appended to the journal and
-synced. Only then do they count, and only then may a call be answered. Facts that the bus has not received yet wait in
-`pending`. After `compact_after` facts the journal is rewritten as one snapshot, preceded only by the pending facts; if these
-become more than `pending_limit`, they are dropped, and the snapshot brings subscribers up to date.
+Every change takes the same steps without an await: facts are created, folded into the next state, appended to the journal
+and synced. Only then do they count, and only then may a call be answered. Facts that the bus has not received yet are in
+`pending`. After `compact_after` facts the journal is rewritten: pending facts, then one snapshot. If there are more than
+`pending_limit` pending facts, they are dropped, and subscribers get the snapshot instead.
 """
 
 from collections import deque
@@ -47,7 +47,7 @@ from topoalign.runtime.recent_dict import RecentDict
 
 
 class UnsequencedFact(Protocol):
-    """A fact without its place in the journal: called with node, epoch and seq, it returns the event."""
+    """A fact without its position in the journal: called with node, epoch and seq, it returns the event."""
 
     def __call__(self, *, node: NodeName, epoch: int, seq: int) -> LedgerEvent: ...
 
@@ -63,7 +63,7 @@ class Binding(NamedTuple):
 
 
 class Observed(TypedDict, total=False):
-    """What was read of the kubelet and measured, as in `UsageObserved`; what was not read is left out."""
+    """New data for `UsageObserved`; fields that were not read are left out."""
 
     containers: tuple[ContainerUsage, ...]
     kubelet: KubeletObserved
@@ -78,7 +78,7 @@ def unobserved(node: NodeName, epoch: int) -> UsageObserved:
 def observed(had: UsageObserved, seen: Observed, live: Container[AllocationID]) -> UsageObserved:
     """Returns the next revision after what was `seen`; the same one if nothing is new."""
     now = msgspec.structs.replace(had, **seen, containers_known=had.containers_known or "containers" in seen)
-    # A container whose allocations have ended is no longer above its memory, even if nobody measures.
+    # If the allocations of a container have ended, its excess has ended, too, even without a measurement.
     exceeding = tuple(each for each in now.exceeding if any(name in live for name in each.allocations))
     now = msgspec.structs.replace(now, exceeding=exceeding)
     return had if now == had else msgspec.structs.replace(now, revision=had.revision + 1)
@@ -87,18 +87,18 @@ def observed(had: UsageObserved, seen: Observed, live: Container[AllocationID]) 
 def releases(
     allocations: Iterable[AllocationID], reasons: Mapping[AllocationID, str], otherwise: str
 ) -> list[UnsequencedFact]:
-    """Returns `AllocationReleased` for these allocations, each for its reason or, without one, for `otherwise`."""
+    """Returns `AllocationReleased` for these allocations, each with its reason in `reasons`, or `otherwise`."""
     return [partial(AllocationReleased, allocation=name, reason=reasons.get(name, otherwise)) for name in allocations]
 
 
 PUBLISHED_SECONDS = 1.0
-"""How long a snapshot answers further requests for one, if nothing has changed since."""
+"""How long the last snapshot answers further requests for one, if nothing has changed since."""
 
 log = structlog.get_logger("topoalign.allocator.ledger.ledger")
 
 
 class Ledger:
-    """One node's allocations. Synchronous throughout: between reading `state` and recording there is no pause."""
+    """The allocations of one node. All changes are synchronous: there is no await between reading `state` and recording."""
 
     def __init__(
         self,
@@ -113,30 +113,30 @@ class Ledger:
         self.compact_after = compact_after
         self.pending_limit = pending_limit
         self.dropped = 0
-        """Facts that were never published because too many were waiting; a snapshot stands in for them."""
+        """Number of facts that a snapshot replaced because too many were pending."""
         self.faults = DiskFaults()
         self.release_log = ReleaseLog()
-        """How allocations ended since this process started."""
+        """The releases since this process started."""
         self._journal = journal
         self._clock = clock
         self._changed = anyio.Event()
         self._announced: tuple[int, int, float] | None = None
-        """(epoch, seq) of the newest snapshot, and the monotonic seconds of its record."""
+        """(epoch, seq) of the newest snapshot, and its time in monotonic seconds."""
         self.version = 0
         entries = journal.load()
         events = [(event, entry.time) for entry in entries for event in entry.events]
         newest = max((at for at, (event, _) in enumerate(events) if isinstance(event, AllocationsSnapshot)), default=0)
         self.pending = deque(unpublished(events, journal.published(), newest))
         self.state = replay(node, (event for event, _ in events[newest:]))
-        self._group: list[LedgerEvent] | None = None  # the facts of a `transaction` that is under way
+        self._group: list[LedgerEvent] | None = None  # the facts of the current `transaction`
         self._facts = len(events)  # in the journal
         self._compact_at = self._facts + compact_after
         self._begin()
 
     def _begin(self) -> None:
-        # Every start begins a new epoch, so that a journal restored from an old copy never reuses a number. If the journal
-        # was lost, its last epoch is unknown: it may have begun in this millisecond, and it may be one after the published
-        # mark, which can lag by one fact. So after a loss 1 is added to both candidates.
+        # Each start begins a new epoch, so that a journal restored from an old copy does not repeat numbers. After a loss
+        # the last epoch is not known: it may have begun in the same millisecond, or with the one fact by which the published
+        # mark may lag. So the new epoch is greater than both.
         published, _ = self._journal.published() or (0, 0)
         lost = self.unconfirmed is not None
         now = int(self._clock.wall() * 1000)
@@ -145,23 +145,23 @@ class Ledger:
             self.announce()
         except StateFault:
             if not self.state.epoch or self.unconfirmed is not None:
-                raise  # subscribers may have received numbers of lost facts
-            # What is on disk was read, so the node can go on in its old epoch; each new fact will try the disk again.
+                raise  # subscribers may have received facts that are lost here
+            # The journal could be read, so the node continues in its old epoch. Each new fact tries the disk again.
             self._epoch = self.state.epoch
 
     @property
     def unconfirmed(self) -> str | None:
-        """Why something may be held that is not in `state`; None: the record is whole."""
+        """Why `state` may lack allocations; None: the record is complete."""
         return self._journal.unconfirmed
 
     @property
     def clock(self) -> Clock:
-        """The clock that facts are dated by."""
+        """The clock of the facts."""
         return self._clock
 
     @property
     def boot(self) -> str:
-        """The boot of the node as discovery reports it; empty: not known yet."""
+        """The boot id of the node from discovery; empty: not known yet."""
         return self.state.topology.boot_id if self.state.topology is not None else ""
 
     @property
@@ -170,20 +170,20 @@ class Ledger:
         return self.state.topology.machine if self.state.topology is not None else ""
 
     def take_reading(self, event: TopologyDiscovered | DeviceHealthChanged | UsageObserved) -> None:
-        """Applies a reading of hardware, health or usage. It is read again after every start, so it is not journaled."""
+        """Applies a reading of hardware, health or usage. It is not journaled: it is read again after every start."""
         had = self.state
         state = self.state.apply(event)
         if state.topology is not had.topology or state.health is not had.health or state.usage is not had.usage:
             self.move(state)
 
     def observe(self, **seen: Unpack[Observed]) -> None:
-        """Records what was read of the kubelet and measured. Does nothing if nothing has changed."""
+        """Updates `UsageObserved` if this data has changed."""
         had = self.state.usage or unobserved(self.node, self._begun)
         if (now := observed(had, seen, self.state.allocations)) != had:
             self.take_reading(now)
 
     def confirm(self, by: str) -> None:
-        """Confirms that the record is complete, by the authority that `by` names. Raises StateFault."""
+        """Confirms that the record is complete. `by`: who confirms it, for the log. Raises StateFault."""
         unconfirmed = self.unconfirmed
         if unconfirmed is None:
             return
@@ -194,10 +194,10 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Records all facts of this block, which must not pause, in one entry. Raises StateFault at its end."""
+        """Records all facts of this block in one entry. The block must not await. Raises StateFault at its end."""
         assert self._group is None, "one group at a time"
         before = self.state
-        self._group = []  # in the block `state` has the facts already
+        self._group = []  # inside the block `state` already includes the facts
         try:
             yield
         finally:
@@ -209,11 +209,11 @@ class Ledger:
             self._write(events, state)
 
     def next_id(self, ahead: int = 0) -> AllocationID:
-        """Returns a new, never used allocation id. `ahead`: 0 for the next grant, 1 for the one after it, and so on."""
+        """Returns a new id, for the next grant, or for the grant `ahead` grants later."""
         return AllocationID(f"{self._epoch:x}-{self.state.seq + 1 + ahead}")
 
     def named(self, allocation: Allocation, ahead: int = 0) -> Allocation:
-        """Returns the allocation as it can be granted now: with the next id, this boot and this machine."""
+        """Returns the allocation with the next id, this boot and this machine."""
         return msgspec.structs.replace(allocation, id=self.next_id(ahead), boot=self.boot, machine=self.machine)
 
     def grant(
@@ -225,8 +225,8 @@ class Ledger:
         preferred: Mapping[AllocationID, Sequence[DeviceID]] = {},
     ) -> None:
         """
-        Records in one entry: the new allocations; the release of those that they replace (`instead_of`; reason "superseded"
-        unless `reasons` has another); and, for allocations that deviate, the devices that were `preferred`. Raises
+        Records allocations in one entry. The same entry releases `instead_of`, the allocations that they replace (reason
+        `superseded`, unless `reasons` has another), and has the `preferred` devices that the kubelet did not take. Raises
         StateFault.
         """
         gone = releases(instead_of, reasons, "superseded")
@@ -248,7 +248,7 @@ class Ledger:
         self._record(*(partial(AllocationBound, boot=self.boot, **each._asdict()) for each in bindings))
 
     def release(self, allocations: Sequence[AllocationID], reason: str) -> None:
-        """Records that these allocations have ended. Raises NotFound if one is not live; then none is released."""
+        """Releases these allocations. If one is not live, it raises NotFound and releases none."""
         for name in allocations:
             if name not in self.state.allocations:
                 raise NotFound("live allocation", name, "it may be released already: see `topoalign watch --since 1`")
@@ -270,8 +270,7 @@ class Ledger:
 
     def announce(self) -> tuple[int, int]:
         """Records a snapshot, shortens the journal to it, and returns its (epoch, seq). Raises StateFault."""
-        # When the bus comes back, many subscribers may ask for a snapshot. So if nothing has changed, one that is younger
-        # than `PUBLISHED_SECONDS` is not recorded again.
+        # Many subscribers may request one after an outage of the bus, so it is repeated only after `PUBLISHED_SECONDS`.
         just_now = self._clock.monotonic() - PUBLISHED_SECONDS
         newest = self.state.epoch, self.state.seq
         if self._announced is None or self._announced[:2] != newest or self._announced[2] <= just_now:
@@ -281,7 +280,7 @@ class Ledger:
         return self.state.epoch, self.state.seq
 
     def published(self, events: Sequence[LedgerEvent]) -> None:
-        """Removes these facts from `pending`, as far as they are the oldest there: the bus has them."""
+        """Removes these facts, which the bus has, from the beginning of `pending`."""
         known = [event for event in events if self.pending and self.pending[0][0] is event and self.pending.popleft()]
         if known:
             self._journal.mark_published(known[-1].epoch, known[-1].seq)
@@ -296,7 +295,7 @@ class Ledger:
         return partial(AllocationsSnapshot, allocations=live, memory=dict(self.state.memory), digest=self.state.digest)
 
     def _record(self, *facts: UnsequencedFact) -> None:
-        """Records facts: on disk first, then in the state. Raises StateFault; then nothing has changed."""
+        """Records facts on disk, then in the state. If it raises StateFault, nothing has changed."""
         events: list[LedgerEvent] = []
         state = self.state
         for fact in facts:
@@ -336,7 +335,7 @@ class Ledger:
         self._compact_at = self._facts + self.compact_after
 
     def move(self, state: NodeState) -> None:
-        """Takes this state and wakes all waiting tasks; also called if only data derived from the state has changed."""
+        """Sets the state and wakes all waiting tasks. Also called if only derived data has changed."""
         self.state = state
         self.version += 1
         self._changed.set()
@@ -344,15 +343,15 @@ class Ledger:
 
 
 class DiskFaults:
-    """Notes failed writes of the journal, for readiness, and logs when they begin and end."""
+    """Records failed writes of the journal for readiness, and logs when failures begin and end."""
 
     def __init__(self) -> None:
         self.newest: str | None = None
-        """The last failure and its remedy; None after a write that succeeded."""
+        """The last failure and its remedy; None after a successful write."""
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Notes whether the writes in this block raise StateFault."""
+        """Records whether the writes in this block raise StateFault."""
         try:
             yield
         except StateFault as fault:
@@ -365,13 +364,13 @@ class DiskFaults:
         self.newest = None
 
 
-# The record has live allocations only. So how allocations ended is remembered for `explain`.
+# The state has only live allocations. So the releases are remembered for `explain`.
 
 
 REMEMBERED = 1_000
-"""Ended allocations that are kept."""
+"""Maximum number of remembered releases."""
 MOST_EXPLAINED = 3
-"""Ended allocations of one pod that `explain` names, the newest."""
+"""Maximum number of ended allocations of one pod that `explain` names."""
 
 REASONS = {
     "released": "it was released on request",
@@ -403,7 +402,7 @@ class ReleaseLog:
         """
 
     def note(self, live: Mapping[AllocationID, Allocation], events: Sequence[LedgerEvent]) -> None:
-        """Remembers each allocation out of `live` that these facts end; the facts were recorded together."""
+        """Remembers the allocations in `live` that these facts release. The facts were recorded together."""
         granted = [event.allocation for event in events if isinstance(event, AllocationGranted)]
         for event in events:
             if isinstance(event, AllocationReleased) and (gone := live.get(event.allocation)) is not None:
@@ -438,5 +437,5 @@ def names_of(allocation: Allocation) -> set[str]:
 def container_title(owner: Owner | None) -> str:
     """Returns the name of a container for logs, readiness and explanations: `NAMESPACE/POD CONTAINER`."""
     if owner is None:
-        return "a container not known yet"
+        return "an unknown container"
     return clean(f"{owner.namespace}/{owner.pod} {owner.container}", OWNER_CHARACTERS)

@@ -1,8 +1,8 @@
 """
-Publishes the facts of the journal that the bus does not have yet, in the journal's order, up to `MOST_FACTS` at once.
+Publishes the pending facts of the journal, in its order, up to `MOST_FACTS` at once.
 
-If the bus stores a later fact in flight before an earlier one, or has lost facts, or has another message under the id of a
-fact, a snapshot follows: subscribers notice the gap and wait for it.
+A snapshot is published if the bus stored facts in the wrong order, has lost facts, or has another message under the id of a
+fact. Subscribers notice the gap and wait for the snapshot.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from topoalign.runtime.fact_publisher import FactPublisher
 from topoalign.runtime.publisher import Confirmed, Publisher
 
 POLL_SECONDS = 60.0
-"""Between two checks whether the stream still has the published facts."""
+"""Time between two checks whether the stream still has the published facts."""
 
 MOST_FACTS = 256
 MOST_BYTES = 4 * 1024 * 1024
-"""Facts in flight at once, and their size in all. A single fact may be larger."""
+"""Maximum size of the facts in flight. A single fact may be larger."""
 
 log = structlog.get_logger("topoalign.allocator.ledger.outbox")
 
@@ -43,7 +43,7 @@ class Outbox:
         """The messages of the last `due`, and their facts."""
 
     async def run(self) -> None:
-        """Publishes until cancelled, and retries while the bus is away."""
+        """Publishes until cancelled, and retries while the bus is unavailable."""
         await self.publisher.run()
 
     async def watch(self) -> None:
@@ -76,7 +76,7 @@ class Outbox:
         return []
 
     def confirm(self, confirmed: Sequence[Confirmed]) -> None:
-        """Removes the facts of these messages, the oldest that were due, from `pending`."""
+        """Removes the facts of these messages, the oldest of the last `due`, from `pending`."""
         facts = self._due[: len(confirmed)]
         assert [message for message, _ in facts] == [each.message for each in confirmed], "the oldest that were due"
         self._ledger.published([event for _, event in facts])
@@ -84,19 +84,19 @@ class Outbox:
             self.notice(position)
 
     async def wait(self) -> None:
-        """Waits until the ledger has a fact to publish, or has recorded something more."""
+        """Waits until the ledger has a fact to publish, or has changed."""
         if not self._ledger.pending:
             await self._ledger.wait_past(self._ledger.version)
 
     def notice(self, position: int) -> None:
-        """Notes a stream position. If it is below the last one, the stream has lost facts, and a snapshot is published."""
+        """Compares a stream position with the last one. If it is lower, the stream has lost facts: publishes a snapshot."""
         if position < self._position:
-            log.warning("the allocation stream went back", had=self._position, got=position)
+            log.warning("the allocation stream has lost facts", had=self._position, got=position)
             self._position = position
             self.announce()
         self._position = max(position, self._position)
 
     def announce(self) -> None:
-        """Publishes a snapshot of all live allocations; nothing where the disk refuses it."""
+        """Publishes a snapshot of all live allocations, unless the disk fails."""
         with suppress(StateFault):  # the ledger has logged it; the next lost fact repeats this
             self._ledger.announce()

@@ -1,8 +1,8 @@
 """
-Checks and locks the directory of a node's record, and explains its failures.
+Checks and locks the state directory, and explains its failures.
 
-It belongs to the allocator's user or to root, and to one process at a time. A link in the place of the directory or of a
-file in it is refused: who could put it there could have the allocator write elsewhere.
+The directory must belong to the allocator's user or to root. One process may use it at a time. A symbolic link instead of
+the directory or a file in it is refused, because it could make the allocator write elsewhere.
 """
 
 import errno
@@ -18,27 +18,27 @@ from topoalign.core.model.errors import InvalidField, StateFault, clean
 SETTING = "TOPOALIGN_STATE_DIR"
 
 REMEDIES = {
-    errno.ENOSPC: "the disk is full: make room; nothing was lost, and it works again once there is space",
-    errno.EDQUOT: "the quota is used up: make room; nothing was lost",
+    errno.ENOSPC: "the disk is full: free some space; nothing was lost, and writes succeed again once there is space",
+    errno.EDQUOT: "the quota is used up: free some space; nothing was lost",
     errno.EACCES: "the directory must belong to the user that the allocator runs as, with mode 0700",
     errno.EROFS: "the file system is read-only: give the allocator a writable state directory",
-    errno.ELOOP: "a symbolic link stands where a file of the allocator belongs: remove it",
-    errno.EEXIST: "a file stands where the directory belongs: remove it, or name another directory",
-    errno.ENOTDIR: "a part of its path is a file: name another directory",
+    errno.ELOOP: "a symbolic link has the name of a file of the allocator: remove it",
+    errno.EEXIST: "a file has the name of the directory: remove it, or configure another directory",
+    errno.ENOTDIR: "a part of its path is a file: configure another directory",
     errno.EIO: "the disk reports errors: check it; the entry counts as not written",
 }
 
 UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.EISDIR, errno.ENOTDIR})
-"""Errors of a wrong setup of a directory or file. They do not pass by themselves."""
+"""Errors of a wrong setup, which do not pass by themselves."""
 
 
 PID = 20
-"""Characters of the file `lock`: as long whatever the pid, so that the next one takes its place."""
+"""Length of the file `lock`: the same for every pid, so that a new pid replaces the old one."""
 
 
 class StateInUse(StateFault):
     """
-    Raised where another process has the lock of the state directory.
+    Raised when another process has the lock of the state directory.
 
     Remedy: Stop the other process, or start with `--take-over`.
     """
@@ -46,7 +46,7 @@ class StateInUse(StateFault):
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Makes a missing directory, and holds its lock. Raises StateInUse, and InvalidField if it is unusable."""
+    """Creates a missing directory, and holds its lock. Raises StateInUse, and InvalidField if it is unusable."""
     with usable():
         with faults(directory, "use the state directory"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -61,19 +61,19 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def check_state_dir(directory: Path) -> None:
-    """Raises StateFault for a directory in which others may write, or in which this process may not."""
+    """Raises StateFault if other users may write in the directory, or this process may not."""
     with faults(directory, "use the state directory"):
         found = directory.lstat()
     shown = clean(str(directory), 200)
     if stat.S_ISLNK(found.st_mode):
-        raise StateFault(f"{shown} is a symbolic link", f"let {SETTING} name the directory that it leads to")
-    if found.st_uid not in (os.geteuid(), 0):  # a pod's volume is root's, who may do anything anyway
+        raise StateFault(f"{shown} is a symbolic link", f"set {SETTING} to the directory that it leads to")
+    if found.st_uid not in (os.geteuid(), 0):  # the volume of a pod belongs to root
         raise StateFault(
             f"{shown} belongs to user {found.st_uid}, and the allocator runs as user {os.geteuid()}",
             f"chown it to user {os.geteuid()}, or give the allocator another directory",
         )
     if found.st_mode & stat.S_IWOTH:
-        raise StateFault(f"everybody may write in {shown}", "chmod it to 0700")
+        raise StateFault(f"other users may write in {shown}", "chmod it to 0700")
     if not os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
         raise StateFault(
             f"the allocator may not write in {shown}", "chmod it to 0700, on a file system that is writable"
@@ -90,12 +90,12 @@ def take_state_lock(lock: int, directory: Path) -> None:
             f"{directory} is in use by another allocator, pid {holder}",
             "one allocator runs per node: stop the other one, or start this one with --take-over",
         ) from error
-    with suppress(OSError):  # it is shown in messages only; a disk that is full is no reason not to start
+    with suppress(OSError):  # only messages show it, so a full disk must not prevent the start
         os.pwrite(lock, f"{os.getpid()}".ljust(PID).encode() + b"\n", 0)
 
 
 def is_in_use(directory: Path) -> bool:
-    """Whether some process, this one included, has the directory's lock."""
+    """Whether any process, this one included, has the directory's lock."""
     try:
         lock = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -125,14 +125,14 @@ def no_link(path: str, flags: int) -> int:
 
 
 def write_whole(file: int, data: bytes) -> None:
-    """Writes all of the data to an open file, also where one write takes only a part of it. Raises OSError."""
+    """Writes all of the data to an open file, with several writes if necessary. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Writes a file that is on disk when this returns; its name is not synced. Raises OSError, also for a link."""
+    """Writes and syncs a file, but not its name in the directory. Raises OSError, also for a symbolic link."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         write_whole(file, data)
@@ -153,7 +153,7 @@ def faults(path: Path, deed: str) -> Iterator[None]:
 
 @contextmanager
 def usable() -> Iterator[None]:
-    """Turns a StateFault into an InvalidField about the setting: a directory that cannot be used is a wrong setting."""
+    """Turns a StateFault into an InvalidField about the setting of the directory."""
     try:
         yield
     except StateFault as fault:

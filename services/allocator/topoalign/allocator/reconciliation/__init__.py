@@ -1,5 +1,5 @@
 """
-Compares the record with the kubelet's own: owners, ended containers, displaced containers, and unrecorded ones.
+Compares the ledger with the kubelet's answers: owners, ended containers, displaced containers, and unrecorded ones.
 
 `ledger` records the results. `allocate` answers the kubelet's calls.
 """

@@ -1,7 +1,7 @@
 """
-Makes the allocations that follow from the kubelet's record: those that the record lacks, what remains of records whose
-devices the kubelet has allocated again, and those of displaced containers that still run. The log names each container whose
-devices another one may use.
+Creates the allocations that follow from the kubelet's answers: for containers that the ledger lacks, for the remaining
+devices of an allocation of which the kubelet has allocated some again, and for displaced containers that still run. The log
+names each container whose devices another one may use.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -31,13 +31,13 @@ from topoalign.core.state.ownership import Ownership
 
 
 def in_offered_order(hardware: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
-    """Sorts devices as the resource offers them and the container sees them; others come last, by name."""
+    """Sorts devices in the order of the offer, in which the container sees them; others come last, by name."""
     offered = hardware.devices.get(resource, NO_DEVICES)
     if isinstance(devices, DeviceSet) and devices.devices is offered:
         return tuple(devices)
     places = offered.places
     named = tuple(devices)
-    if all(map(places.__contains__, named)):  # most often, and a share may be hundreds of units
+    if all(map(places.__contains__, named)):  # the usual case; a share may have hundreds of units
         return tuple(sorted(named, key=places.__getitem__))
     return tuple(sorted(named, key=lambda device: (places.get(device, len(places)), device)))
 
@@ -46,9 +46,9 @@ def adopt_unrecorded(
     ledger: Ledger, listing: KubeletListing, contradicted: Sequence[Allocation], late: Collection[str]
 ) -> list[Allocation]:
     """
-    Creates allocations for containers that the kubelet reports with devices of ours that no record holds. The
-    checkpoint, which has init containers, counts for devices of `contradicted` records, for the pods `late` (UIDs), and
-    for all pods while the record is unconfirmed.
+    Creates allocations for containers that the kubelet reports with devices of ours that no allocation holds. The
+    checkpoint, which has init containers, counts for devices of `contradicted` allocations, for the pods `late` (UIDs), and
+    for all pods while the ledger is unconfirmed.
     """
     state = without_allocations(ledger.state, contradicted)
     found: list[Allocation] = []
@@ -94,8 +94,7 @@ def return_displaced(
 ) -> list[Allocation]:
     """
     Creates allocations for containers that the `ended` ones displaced and that still run, for devices that no other
-    has. Beside them others are `granted` already. If several had a device, the last one gets it and displaces the
-    others.
+    container has, also none of `granted`. If several had a device, the last one gets it and displaces the others.
     """
     found: list[Allocation] = []
     now = [each for each in ended if each.displaced and not is_before(each, ledger.boot)]
@@ -146,7 +145,7 @@ def without_allocations(state: NodeState, allocations: Iterable[Allocation]) -> 
 def of_devices(
     state: NodeState, displaced: Sequence[Displaced], devices: Collection[DeviceID]
 ) -> tuple[Displaced, ...]:
-    """Returns the displaced containers with a device that overlaps one of these."""
+    """Returns the displaced containers that have a device which overlaps one of these."""
     wanted = state.ownership.set_of(devices)
     return tuple(each for each in displaced if any(map(wanted.overlaps, map(state.ownership.holding, each.device_ids))))
 
@@ -163,7 +162,7 @@ log = structlog.get_logger("topoalign.allocator.reconciliation.displacement")
 
 
 def overlapping_devices(ownership: Ownership, record: Allocation, devices: Iterable[DeviceID]) -> list[Place]:
-    """Returns the devices of a record that overlap these: the same ones, parts of them, or devices that contain them."""
+    """Returns the devices of an allocation that overlap these: the same ones, parts of them, or their wholes."""
     wanted = ownership.set_of(devices)
     return [
         (resource, device) for resource, device in kubelet_places(record) if wanted.overlaps(ownership.holding(device))
@@ -202,7 +201,7 @@ def log_displaced(granted: Iterable[Allocation]) -> None:
     for each in granted:
         if each.displaced:
             log.error(
-                "the kubelet allocates devices to a new container, and the one that has them was not seen to end",
+                "the kubelet allocates devices to a new container, but the former container may still run",
                 allocation=each.id,
                 devices=sorted(devices_displaced_by([each])),
                 held_by=[f"{container_title(former.owner)} ({former.allocation})" for former in each.displaced],
@@ -210,17 +209,17 @@ def log_displaced(granted: Iterable[Allocation]) -> None:
 
 
 def log_forgotten(forgotten: Iterable[Allocation]) -> None:
-    """Logs that the kubelet may allocate the devices of these containers to others, if there are any."""
+    """Logs that the kubelet may allocate the devices of these containers to others."""
     if found := [*forgotten]:
         log.error(
-            "the kubelet has lost which devices these containers have, and may allocate them to others: drain the node",
+            "the kubelet has lost the devices of these containers, and may allocate them to others: drain the node",
             containers=[container_title(each.owner) for each in found],
             devices=sorted(device for each in found for device in each.device_ids),
         )
 
 
 def devices_displaced_by(records: Collection[Allocation]) -> frozenset[DeviceID]:
-    """Returns the devices of all containers that these records displaced. Such a container may outlive the record."""
+    """Returns the devices of all containers that these allocations displaced and that may still run."""
     return frozenset().union(*(former.device_ids for record in records for former in record.displaced))
 
 
@@ -232,13 +231,12 @@ def remainders(
     granted: Sequence[Allocation],
 ) -> list[Rest]:
     """
-    Creates an allocation of the remaining devices of each replaced record: of those that the kubelet still has
-    allocated, such as an init container's that no app container reuses, and of all others of a container that may still
-    run.
+    Creates an allocation for the remaining devices of each replaced one. Devices remain if the kubelet still has them
+    allocated, such as those of an init container that no app container reuses, or if their container may still run.
     """
     asked = {device for devices in containers for device in devices}
     held = reported_places(listing) | ((listing.checkpoint or frozenset()) if listing is not None else frozenset())
-    unread = listing is not None and listing.checkpoint is None  # then unreported devices may be held as well
+    unread = listing is not None and listing.checkpoint is None  # then unreported devices may be held, too
     displaced = {former.allocation for each in granted for former in each.displaced}
     new = {device for each in granted for device in each.co_allocated}
     rests: list[Rest] = []
@@ -261,7 +259,7 @@ def remainders(
 
 
 def log_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
-    """Marks the remainders of ended containers as ended, because else nothing seems left of their GPUs."""
+    """Marks the remainders of ended containers as ended, so that their GPUs count as free."""
     kubelet = ledger.state.usage.kubelet if ledger.state.usage is not None else None
     if kubelet is None:
         return
@@ -282,8 +280,8 @@ def displaced_pod_name(
     gone: Iterable[Allocation], resource: ResourceName, slots: Collection[DeviceID], listing: KubeletListing | None
 ) -> str:
     """
-    Returns the UID of the pod whose init container, with a released record, has slots that were reserved for other
-    pods: a later container of the pod reuses some of them. Empty: there is none by the checkpoint.
+    Returns the UID of the pod whose init container had slots that were reserved for other pods, and of which a later
+    container of the pod reuses some. Empty: there is none in the checkpoint.
     """
     if listing is None:
         return ""
@@ -296,7 +294,7 @@ def displaced_pod_name(
 
 
 def kept_of(record: Allocation, listing: KubeletListing) -> Allocation:
-    """Returns a record with the devices that remain after its release: those still in the kubelet's record."""
+    """Returns an allocation with its remaining devices: those that the kubelet still has allocated."""
     if listing.checkpoint is None:
         return record
     held = reported_places(listing) | listing.checkpoint
@@ -306,7 +304,7 @@ def kept_of(record: Allocation, listing: KubeletListing) -> Allocation:
 
 
 def with_devices(record: Allocation, devices: Mapping[ResourceName, tuple[DeviceID, ...]]) -> Allocation:
-    """Returns a record with some of its devices, and with what is recorded of these."""
+    """Returns an allocation with only these devices."""
     kept = {each for ids in devices.values() for each in ids}
     return msgspec.structs.replace(
         record,

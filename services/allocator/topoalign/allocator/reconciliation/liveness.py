@@ -1,11 +1,11 @@
 """
 Decides whether the container of an allocation has ended, from three sources of the kubelet.
 
-- PodResources reports the devices of active pods; a kubelet that has just started reports fewer, and one that has lost its
-  checkpoint reports containers without their devices.
-- The checkpoint has init containers and the UIDs of pods. It keeps entries of deleted pods until its next write, so an entry
-  that existed before an allocation was granted does not belong to the allocation.
-- A deleted pod has no directory, or its volumes are torn down.
+- PodResources reports the devices of active pods. A kubelet that has just started reports fewer pods, and one that has lost
+  its checkpoint reports containers without their devices.
+- The checkpoint has init containers and the UIDs of pods. It has entries of deleted pods until its next write. So an entry
+  that existed before a grant does not belong to the allocation.
+- A deleted pod has no directory, or none of its volumes is mounted.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 NEVER: tuple[int, ...] = ()
 """The version of a missing checkpoint."""
 UNWRITTEN_SECONDS = 5.0
-"""The kubelet writes its checkpoint as soon as a container has the devices of all its resources."""
+"""After this time an unwritten checkpoint counts: the kubelet writes it once a container has all its devices."""
 
 
 Kubelet = tuple[int, ...]
@@ -44,26 +44,26 @@ class Rest(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """What runs of the kubelet have reported or written of one allocation."""
+    """What the kubelet has reported and written about one allocation."""
 
     reported_by: Kubelet | None = None
-    """The kubelet that reported it last."""
+    """The run of the kubelet that reported it last."""
     written_by: Kubelet | None = None
-    """The kubelet that last wrote an entry of the allocation's pod with a device of it."""
+    """The run of the kubelet that last wrote a checkpoint entry for the pod with a device of the allocation."""
     grant: Grant | None = None
-    """None: it is older than this process."""
+    """None: the allocation is older than this process."""
 
 
 class LivenessCheck:
-    """Decides from the kubelet's answers whether allocations have ended. Its memory is not in the record."""
+    """Decides from the kubelet's answers whether allocations have ended. What it remembers is lost with the process."""
 
     def __init__(self) -> None:
         self._evidence: defaultdict[AllocationID, Evidence] = defaultdict(Evidence)
 
     def granted(self, new: Iterable[Allocation], asked: Collection[Allocation], grant: Grant) -> None:
         """
-        Remembers when and at which checkpoint these were granted. Those not in `asked` are remainders: devices of an
-        init container, which are in the checkpoint already and leave it with the pod.
+        Remembers the time and the checkpoint of these grants. Allocations not in `asked` are remainders, whose devices are
+        already in the checkpoint until their pod is deleted.
         """
         names = {each.id for each in asked}
         for each in new:
@@ -89,7 +89,7 @@ class LivenessCheck:
         return self._evidence[allocation].reported_by == kubelet
 
     def note_written(self, allocations: Iterable[Allocation], listing: KubeletListing) -> None:
-        """Remembers for which allocations this kubelet wrote entries. If it drops them later, they have ended."""
+        """Remembers for which allocations this kubelet wrote entries. If it drops one later, the allocation has ended."""
         new = [each for each in allocations if each.pod_uid and self._evidence[each.id].written_by != listing.kubelet]
         if not listing.is_own or not new:
             return
@@ -106,12 +106,12 @@ class LivenessCheck:
     def uid_of(
         self, allocation: Allocation, holdings: Sequence[ReportedDevices | None], listing: KubeletListing
     ) -> str:
-        """Returns the UID of the one pod that is reported with all devices of an allocation; empty: not known."""
+        """Returns the UID of the only pod that is reported with all devices of an allocation; empty: not known."""
         uids = {holding.pod_uid if holding is not None else "" for holding in holdings}
         return uids.pop() if len(uids) == 1 and self.is_written_since(allocation, listing) else ""
 
     def is_kept(self, allocation: Allocation, listing: KubeletListing) -> bool:
-        """Whether the checkpoint has a device of the allocation with an existing pod; True if it cannot be read."""
+        """Whether the checkpoint lists a device of the allocation for an existing pod; True if it cannot be read."""
         held = kubelet_places(allocation)
         if listing.checkpoint is None:
             return True
@@ -122,8 +122,8 @@ class LivenessCheck:
 
     def is_kept_in_part(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
-        Whether the checkpoint has some devices of one resource with existing pods, and others with none: the kubelet
-        has lost count, and then refused the pod.
+        Whether the checkpoint lists some devices of a resource for existing pods, and others for none. Then the kubelet has
+        lost devices and rejected the pod.
         """
         checkpoint = listing.checkpoint
         if checkpoint is None or not self.is_written_since(allocation, listing):
@@ -139,7 +139,7 @@ class LivenessCheck:
         )
 
     def is_gone(self, allocation: Allocation, listing: KubeletListing) -> bool:
-        """Whether the allocation's pod is known, and deleted by its directory. False if the directories cannot be read."""
+        """Whether the allocation's pod is known, and its directory is deleted. False if the directories cannot be read."""
         if allocation.pod_uid:
             return listing.is_gone(allocation.pod_uid)
         if self._evidence[allocation.id].grant is None or not self.is_written_since(allocation, listing):
@@ -149,9 +149,9 @@ class LivenessCheck:
 
     def has_ended(self, allocation: Allocation, listing: KubeletListing, at: float) -> bool:
         """
-        Whether a container that this listing of second `at` does not report has certainly ended: the same kubelet
-        reported it before, its pod is deleted, or the checkpoint has its devices with no pod. The checkpoint counts if
-        it was written since the grant, or not for `UNWRITTEN_SECONDS`.
+        Whether a container that this listing of second `at` does not report has certainly ended: the same kubelet reported
+        it before, its pod is deleted, or the checkpoint lists its devices for no pod. The checkpoint counts if it was
+        written since the grant, or was not written for `UNWRITTEN_SECONDS`.
         """
         if listing.shows(allocation):
             return False
@@ -165,8 +165,8 @@ class LivenessCheck:
 
     def is_dropped(self, ended: Allocation, at: float, offered: Set[DeviceID] = frozenset()) -> bool:
         """
-        Whether the kubelet has dropped an ended allocation. A pod has no directory before it is admitted, so its first
-        containers seem to be of a deleted pod; but the kubelet has `offered` only devices that it has dropped.
+        Whether the kubelet no longer counts an ended allocation. Before a pod is admitted it has no directory, so its first
+        containers look like those of a deleted pod. But devices that the kubelet has `offered` are free.
         """
         grant = self._evidence[ended.id].grant
         is_late = grant is None or at - grant.at >= UNWRITTEN_SECONDS
@@ -174,8 +174,8 @@ class LivenessCheck:
 
     def is_forgotten(self, allocation: Allocation, listing: KubeletListing, boot: str) -> bool:
         """
-        Whether the kubelet has lost the devices of a container of this `boot` that has an owner and was not seen to
-        end. False without UIDs or directories, because a pod created again under the same name looks the same.
+        Whether the kubelet has lost the devices of a container of this `boot` that has an owner and was not seen to end.
+        False without UIDs or directories: a pod that is created again under the same name would look the same.
         """
         if allocation.owner is None or not allocation.pod_uid or listing.directories is None:
             return False
@@ -183,9 +183,9 @@ class LivenessCheck:
 
     def has_returned(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
-        Whether a container, also of a former boot, uses its devices although the kubelet has lost them. A settled
-        kubelet (v1.36.3) lists active pods with the devices that it allocated, so one that is listed without devices
-        runs with its former ones.
+        Whether a container, also of a former boot, uses its devices although the kubelet has lost them. A settled kubelet
+        (v1.36.3) lists active pods with their allocated devices. So a container that is listed without devices runs with its
+        former ones.
         """
         names_it = any(
             used.owner == allocation.owner
@@ -196,8 +196,8 @@ class LivenessCheck:
 
     def is_waited_for(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
-        Whether this kubelet, perhaps without an API server, has not listed the pod yet although its checkpoint has the
-        pod's devices and a volume of it is mounted. It allocates these devices to no other pod.
+        Whether this kubelet has not listed the pod yet, for example without an API server, although its checkpoint has the
+        pod's devices and a volume of the pod is mounted. It does not allocate these devices to another pod.
         """
         uid = allocation.pod_uid
         directories = listing.directories
@@ -209,7 +209,7 @@ class LivenessCheck:
     def is_displaced(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
         Whether an unreported container may still run although the kubelet allocates its devices to another one: as
-        `is_forgotten`, but of any boot, and by the listed names without UIDs or directories.
+        `is_forgotten`, but for any boot; without UIDs or directories, the listed names decide.
         """
         owner = allocation.owner
         if owner is None or not self._is_unknown(allocation, listing, ""):
@@ -217,7 +217,7 @@ class LivenessCheck:
         return runs(owner, allocation.pod_uid, allocation.from_kubelet, listing)
 
     def _is_unknown(self, allocation: Allocation, listing: KubeletListing, boot: str) -> bool:
-        """Whether this kubelet has never reported an allocation of this boot, and its checkpoint does not have it."""
+        """Whether an allocation of this boot was never reported by this kubelet, and is not in its checkpoint."""
         evidence = self._evidence[allocation.id]
         if listing.kubelet in (evidence.reported_by, evidence.written_by) or is_before(allocation, boot):
             return False
@@ -232,13 +232,13 @@ class LivenessCheck:
         )
 
     def is_written_since(self, allocation: Allocation, listing: KubeletListing) -> bool:
-        """Whether entries of the checkpoint can belong to the allocation."""
+        """Whether the checkpoint was written since the grant, so that its entries can belong to the allocation."""
         grant = self._evidence[allocation.id].grant
         return grant is None or grant.written != listing.written
 
 
 def is_before(allocation: Allocation, boot: str) -> bool:
-    """Whether an allocation was last seen before this boot of the node, so that its container does not run."""
+    """Whether an allocation was last confirmed before this boot of the node, so that its container does not run."""
     return bool(boot and allocation.boot) and allocation.boot != boot
 
 
@@ -246,9 +246,8 @@ def has_other_devices(
     owner: Owner | None, pod_uid: str, devices: Mapping[ResourceName, tuple[DeviceID, ...]], listing: KubeletListing
 ) -> bool:
     """
-    Whether the kubelet reports exactly this container with other devices of these resources: it was admitted again
-    after a lost checkpoint. A kubelet allocates nothing to a container that it finds running (v1.36.3,
-    `isContainerAlreadyRunning`).
+    Whether the kubelet reports exactly this container with other devices of these resources: it was admitted again after the
+    checkpoint was lost. A kubelet allocates nothing to a running container (v1.36.3, `isContainerAlreadyRunning`).
     """
     return bool(pod_uid) and any(
         holding.owner == owner and holding.pod_uid == pod_uid and holding.devices.isdisjoint(devices[holding.resource])
@@ -289,10 +288,10 @@ def checkpoint_entries_of(allocation: Allocation, listing: KubeletListing) -> li
 
 
 def kubelet_places(allocation: Allocation) -> list[Place]:
-    """Returns resource and device of everything that the kubelet allocated; co-allocated devices are not included."""
+    """Returns resource and device of all devices that the kubelet allocated, without co-allocated ones."""
     return [(resource, device) for resource, ids in allocation.from_kubelet.items() for device in ids]
 
 
 def reported_places(listing: KubeletListing | None) -> Set[Place]:
-    """Returns resource and device of everything that PodResources reports with a container."""
+    """Returns resource and device of all devices that PodResources reports with a container."""
     return listing.shown.keys() if listing is not None else frozenset()

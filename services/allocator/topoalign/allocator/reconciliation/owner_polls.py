@@ -1,10 +1,10 @@
 """
-Polls the kubelet, in the background, for the owners of new grants and of records from a former boot.
+Polls the kubelet in the background for the owners of new allocations and of allocations from a former boot.
 
-Allocate does not name the container, and PodResources reports the devices as soon as the kubelet has recorded the answer. So
-it is polled soon after a grant, and again at growing intervals until every grant has its owner. A grant without an owner
-after `GIVE_UP_SECONDS` is left to the regular polls: it may be of an init container, which is never reported. After a reboot
-the kubelet admits its pods without a call, so the owners of records from a former boot are polled for, too.
+Allocate does not name the container. PodResources reports it as soon as the kubelet has recorded the answer. So PodResources
+is polled soon after a grant, and again at growing intervals until every allocation has an owner. After `GIVE_UP_SECONDS`
+only the regular polls continue: the container may be an init container, which is never reported. After a reboot the kubelet
+admits its pods without an Allocate, so the owners of allocations from a former boot are polled for, too.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -18,22 +18,22 @@ from topoalign.core.ports import Clock
 from topoalign.core.state.fold import NodeState
 
 FIRST_SECONDS = 0.05
-"""From a grant to the first poll. The kubelet records an answer to Allocate in a few milliseconds."""
+"""Time from a grant to the first poll. The kubelet records an answer to Allocate in a few milliseconds."""
 
 LONGEST_SECONDS = 0.8
-"""Between two polls: each interval is twice the one before, up to this."""
+"""Longest time between two polls. Each interval is twice the one before."""
 
 GIVE_UP_SECONDS = 5.0
-"""How long the owner of a record is polled for while the kubelet answers; after that only the regular polls do."""
+"""How long an owner is polled for while the kubelet answers. Afterwards only the regular polls continue."""
 
 
 class OwnerPolls:
-    """Polls for the owners of records."""
+    """Polls for the owners of allocations."""
 
     def __init__(self, clock: Clock, state: Callable[[], NodeState], poll: Callable[[], Awaitable[None]]) -> None:
         """
-        `poll` compares the record with PodResources; it raises Unavailable. The records of `state` without an owner, or from
-        a former boot, are polled for at once.
+        `poll` compares the ledger with PodResources; it raises Unavailable. Polls begin at once if `state` has allocations
+        without an owner or from a former boot.
         """
         self._clock = clock
         self._state = state
@@ -80,7 +80,7 @@ class OwnerPolls:
                         self._waiting = dict.fromkeys(self._waiting, self._clock.monotonic() + GIVE_UP_SECONDS)
 
     def _still_waiting(self) -> bool:
-        """Whether to poll. Drops records that have ended, whose owner is known, or whose time is over."""
+        """Whether to poll. Drops allocations that have ended, whose owner is known, or whose time is over."""
         now = self._clock.monotonic()
         state = self._state()
         unseen = {name for name, held in state.allocations.items() if held.owner is None}

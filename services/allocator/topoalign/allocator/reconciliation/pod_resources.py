@@ -1,9 +1,9 @@
 """
 Reads from the kubelet which container has which devices.
 
-Source: PodResources v1 of kubelet v1.36.3. It lists a container's devices one by one, each with its NUMA nodes, its
-exclusive CPUs, and its memory if the Static memory manager allocated it. It has names and no UIDs; the checkpoint has UIDs
-and no names of pods. An entry of the checkpoint belongs to a container with the same name and the same devices.
+Source: PodResources v1 of kubelet v1.36.3. For each container it lists the devices with their NUMA nodes, the exclusive
+CPUs, and the memory if the Static memory manager allocated it. PodResources has names of pods and no UIDs; the checkpoint
+has UIDs and no names of pods. An entry of the checkpoint belongs to a container with the same name and the same devices.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -57,23 +57,23 @@ class PodResourcesClient:
     """Polls the kubelet's PodResources socket, and reads the checkpoint and the pod directories."""
 
     def __init__(self, socket: Path, checkpoint_dir: Path, clock: Clock | None = None) -> None:
-        """`checkpoint_dir`: the device plugin directory, which is in the kubelet's root directory."""
+        """`checkpoint_dir`: the device plugin directory, below the kubelet's root directory."""
         self._socket = socket
         self._checkpoint_dir = checkpoint_dir
         self._clock = clock or SystemClock()
         self.channel = KeptChannel(socket, self._clock)
         """Shared with the other callers of this kubelet."""
         self._checkpoint: tuple[tuple[int, ...], CheckpointDevices] = ((), UNREAD)
-        """The version of the file (inode, time of change, size) and its content, which is read and verified once."""
+        """Cache: version of the file (inode, time of change, size) and its content."""
         self._checkpoints: ThreadReader[CheckpointDevices] = ThreadReader()
         self._directories: ThreadReader[PodDirectories | None] = ThreadReader()
         self._listed: tuple[Fields | None, Listed] = (None, {})
-        """The fields of the last answer about the devices of all plugins, and these devices."""
+        """Cache: the encoded fields of the last answer about the devices of all plugins, and these devices."""
         self._unknown: str | None = None
-        """Why the directories of pods cannot be used now."""
+        """Why the directories of pods cannot be read."""
         self._complaints = Complaints(socket.name)
         self._is_logged = False
-        """Whether `_unknown` is in the log, and not only counted."""
+        """Whether `_unknown` was logged, and not only counted."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -84,8 +84,8 @@ class PodResourcesClient:
 
     async def listing(self, seconds: float | None = None) -> KubeletListing:
         """
-        Polls the devices of all containers, and reads the kubelet's files; those that take longer than `READ_SECONDS`
-        are unreadable. Raises KubeletAway after at most `seconds`, `LIST_SECONDS` if None.
+        Polls the devices of all containers, and reads the kubelet's files. Files that take longer than `READ_SECONDS` count
+        as unreadable. Raises KubeletAway after at most `seconds` (None: `LIST_SECONDS`).
         """
         kubelet = unix_sockets.identity(self._socket)
         within = LIST_SECONDS if seconds is None else seconds
@@ -118,7 +118,7 @@ class PodResourcesClient:
         )
 
     async def devices(self, ours: Collection[ResourceName] = ()) -> Listed:
-        """Reads the healthy devices of all plugins but `ours`. Raises KubeletAway within `LIST_SECONDS`."""
+        """Reads the healthy devices of other plugins. Raises KubeletAway within `LIST_SECONDS`."""
         known, listed = self._listed
         left_out = tuple(field(1, resource.encode()) for resource in ours)
         fields, response = await self.channel.ask(
@@ -162,7 +162,7 @@ class PodResourcesClient:
             unknown = "they could not be read in time"
         except StateFault as fault:
             unknown = str(fault)
-        # An empty directory beside running pods: `pods/` is a file system of its own that is not mounted here.
+        # If it is empty although pods run, `pods/` is a separate file system that is not mounted here.
         if found is not None and any_listed and not found.torn_down:
             found = None
             unknown = f"{root / pod_directories.NAME} is empty although pods run"
@@ -204,7 +204,7 @@ def read_container_usage(pod: v1.PodResources, container: v1.ContainerResources,
     for block in container.memory:
         listed = block.topology.nodes if block.topology is not None else []
         nodes = tuple(sorted(parse_cpuset(format_cpuset(node.id for node in listed))))
-        # Its distribution over its NUMA nodes is not reported, so all of it counts on the first.
+        # The distribution over the NUMA nodes is not reported, so all memory counts on the first.
         taken = (block.size, *(0 for _ in nodes[1:])) if nodes else ()
         memory.append(MemoryBlock(resource=ResourceName(block.memory_type), nodes=nodes, size=block.size, taken=taken))
     return ContainerUsage(
@@ -237,7 +237,7 @@ def read_checkpoint_devices(file: Path) -> CheckpointDevices:
 def add_pod_uids(
     holdings: Sequence[ReportedDevices], given: Iterable[ResourceEntry], directories: PodDirectories | None
 ) -> tuple[ReportedDevices, ...]:
-    """Adds the UID of its pod to each holding, if one existing pod has a checkpoint entry with its devices."""
+    """Adds the pod UID to each holding, if exactly one existing pod has a checkpoint entry with its devices."""
     uids: dict[tuple[str, ResourceName, frozenset[DeviceID]], set[str]] = {}
     for part in given:
         uids.setdefault((part.container, part.resource, part.devices), set()).add(part.pod_uid)

@@ -1,16 +1,16 @@
 """
-Compares the record with each poll of the kubelet: binds owners, releases ended containers, adds unrecorded ones.
+Compares the ledger with each poll of the kubelet: binds owners, releases ended containers, adopts unrecorded ones.
 
-- A kubelet that has just started lists fewer pods than run. So a missing container is released late, and still later after a
-  restart of the kubelet. A container that is reported with devices of no record is adopted.
-- A container that ended while no allocator ran is an orphan. It is released at the first poll of a settled kubelet whose
-  checkpoint does not have the devices either.
-- A pod that was refused after Allocate has entries in the checkpoint and no directory, and is released like a missing one.
-- A container whose devices the kubelet has lost keeps its record as long as its pod exists. If the kubelet has allocated the
-  devices to another container meanwhile (`Allocation.displaced`), the record returns when that one ends.
-- A record without an owner is replaced if the checkpoint has only some of its devices and no container has the others.
-- After a damaged journal the record is unconfirmed. Once discovery has confirmed the hardware, the devices of the checkpoint
-  that PodResources does not report are adopted, too, and then the record is confirmed.
+- A kubelet that has just started lists fewer pods than run. So the allocation of a missing container is released after a
+  delay, which is longer after a restart of the kubelet. A container that is reported with unallocated devices is adopted.
+- If a container ended while no allocator ran, its allocation is an orphan. It is released at the first poll of a settled
+  kubelet whose checkpoint does not have the devices either.
+- A pod that the kubelet rejected after Allocate has entries in the checkpoint and no directory. It counts as missing.
+- If the kubelet has lost the devices of a container, the allocation stays as long as the pod exists. If the kubelet has
+  allocated the devices to another container meanwhile (`Allocation.displaced`), it returns when that one ends.
+- An allocation without an owner is replaced if the checkpoint has only some of its devices and no container has the others.
+- After a damaged journal the ledger is unconfirmed. Once discovery has published the hardware, devices that only the
+  checkpoint has are adopted, too, and then the ledger is confirmed.
 """
 
 from collections import defaultdict
@@ -44,8 +44,8 @@ from topoalign.core.ports import Clock
 
 APART_SECONDS = 1.0
 """
-How long, and for at least two polls, the kubelet must contradict a record before the record is released. Polls for an owner
-may be 0.1 s apart.
+How long, and for at least two polls, the kubelet must contradict an allocation before it is released. Polls for an owner may
+be 0.1 s apart.
 """
 
 
@@ -56,16 +56,16 @@ class PollFinding(Enum):
     """The result of a poll for one allocation."""
 
     NOTHING = auto()
-    """It is not judged, for example because it was granted after the poll."""
+    """Not judged, for example because it was granted after the poll."""
     SHOWN = auto()
-    """Its devices are reported with one owner."""
+    """Exactly its devices are reported with one owner."""
     APART = auto()
     """
-    Its devices are reported with several owners, some with none, or together with others; or it has no owner, and the
-    checkpoint has some of its devices. If this lasts, it contradicts the record.
+    Its devices are reported with several owners, only in part, or together with others; or it has no owner and the
+    checkpoint has only some of its devices. If this lasts, it contradicts the allocation.
     """
     FORGOTTEN = auto()
-    """The kubelet has lost its container, which runs."""
+    """The kubelet has lost the devices of its container, which runs."""
     MISSING = auto()
     """The kubelet does not report it."""
 
@@ -74,34 +74,34 @@ class Presence(NamedTuple):
     """The results of the polls for one allocation so far."""
 
     is_inherited: bool = False
-    """Live at the start of this process, and not reported since: if it has ended, it ended while no allocator ran."""
+    """Whether it was live at the start and was not reported since. If it has ended, it ended while no allocator ran."""
     missing_since: float | None = None
-    """Monotonic seconds of the first poll at which it was missing; None: it is not missing."""
+    """Monotonic seconds of the first poll that missed it; None: it is not missing."""
     finding: PollFinding = PollFinding.NOTHING
-    """What the last poll found."""
+    """The result of the last poll."""
     apart_since: float | None = None
-    """Monotonic seconds of the first of the last polls that found it APART; None: the last did not."""
+    """Monotonic seconds since which all polls found it APART; None: the last did not."""
     is_explained: bool = False
-    """A poll has shown why it is not reported although it may run. A poll that can read less does not change that."""
+    """Whether a poll has shown why it may run unreported. A later poll that can read less does not change that."""
 
     def show(self) -> "Presence":
         """The presence after the kubelet has reported the allocation."""
         return Presence(finding=self.finding, apart_since=self.apart_since)
 
     def miss(self, at: float) -> "Presence":
-        """The presence after a poll of monotonic second `at` that misses it; the wait runs from the first such poll."""
+        """The presence after a poll at `at` that misses it. The delay starts at the first such poll."""
         return self if self.missing_since is not None else self._replace(missing_since=at)
 
     def explain(self) -> "Presence":
-        """Returns the presence if it may run unreported, because the kubelet has lost it or waits for its pod."""
+        """The presence of an allocation that may run unreported, because the kubelet has lost it or waits for its pod."""
         return self._replace(missing_since=None, is_explained=True)
 
     def restart_wait(self) -> "Presence":
-        """The presence after a restart of the kubelet: what the former run did not report does not count."""
+        """The presence after a restart of the kubelet, which starts the delay again."""
         return self._replace(missing_since=None)
 
     def find(self, finding: PollFinding, at: float) -> "Presence":
-        """The presence with this as the finding of the last poll, of monotonic second `at`."""
+        """The presence after a poll at `at` with this finding."""
         since = at if self.apart_since is None else self.apart_since
         return self._replace(finding=finding, apart_since=since if finding is PollFinding.APART else None)
 
@@ -110,18 +110,17 @@ class Settling(NamedTuple):
     """Whether the kubelet has settled: a kubelet that has just started lists fewer pods than run."""
 
     kubelet: Kubelet | None = None
-    """None: none has answered yet."""
+    """The last run of the kubelet that answered; None: none has answered yet."""
     until: float = 0.0
     """Monotonic seconds until which it settles."""
     is_boot_known: bool = False
-    """Whether there was a poll with known hardware, and so a known boot."""
+    """Whether the hardware, and with it the boot, was known at a poll."""
 
     def meet(self, kubelet: Kubelet, at: float, seconds: float, age: float, *, rebooted: bool) -> "Settling":
         """
-        The settling after a kubelet has answered at monotonic second `at`, which needs `seconds` from its start to settle.
-
-        By the wall clock it is `age` seconds old, which counts only for the first kubelet, and not after a reboot. Example:
-        with `seconds` 120, the first kubelet of age 100 settles until `at + 20`, any other one until `at + 120`.
+        The settling after a kubelet has answered at monotonic second `at`. A kubelet settles `seconds` after its start. Its
+        `age` by the wall clock counts only for the first kubelet, and not after a reboot. Example: with `seconds` 120, the
+        first kubelet of age 100 settles until `at + 20`, any other one until `at + 120`.
         """
         if kubelet == self.kubelet and not rebooted:
             return self
@@ -134,16 +133,16 @@ class Settling(NamedTuple):
 
 
 class Reconciliation:
-    """Compares the record with each poll of the kubelet, and records what follows, without a pause."""
+    """Compares the ledger with each poll of the kubelet, and records the changes. There is no await in between."""
 
     def __init__(
         self, ledger: Ledger, clock: Clock, *, gone_seconds: float, unbound_seconds: float, settle_seconds: float
     ) -> None:
         """
-        The seconds are how long a container must be missing, for at least two polls, before its allocation is released:
-        `gone_seconds` in general; `unbound_seconds` if it was never reported and the checkpoint does not have its devices
-        either, unless its pod is known to be deleted; `settle_seconds` while a restarted kubelet settles, or lists no
-        pod. An allocation that was never reported is kept while the checkpoint cannot be read.
+        A container must be missing so many seconds, and for at least two polls, before its allocation is released:
+        `gone_seconds` in general; `unbound_seconds` if it was never reported, is not in the checkpoint, and its pod is not
+        known to be deleted; `settle_seconds` while a restarted kubelet settles, or lists no pod. An allocation that was
+        never reported stays while the checkpoint cannot be read.
         """
         self.liveness = LivenessCheck()
         self._ledger = ledger
@@ -157,12 +156,12 @@ class Reconciliation:
         self._listed: frozenset[tuple[Namespace, PodName]] | None = None
         """The pods of the last poll; None: there was none yet."""
         self._noted = 0.0
-        """Monotonic seconds at which the newest poll that was noted began."""
+        """Monotonic seconds at the beginning of the newest poll."""
         self._early: set[str] = set()
         """Pods whose allocations were released because they had no directory."""
 
     def compare(self, poll: Poll) -> None:
-        """Binds, releases and adopts by this poll. Raises StateFault, with some changes recorded."""
+        """Binds, releases and adopts by this poll. If it raises StateFault, some changes may be recorded."""
         self._settle(poll)
         self._listed = frozenset((used.owner.namespace, used.owner.pod) for used in poll.listing.usage)
         listing = poll.listing
@@ -189,7 +188,7 @@ class Reconciliation:
         ]
         log_forgotten(each for each in forgotten if self._presence[each.id].finding is not PollFinding.FORGOTTEN)
         live = self._ledger.state.allocations
-        if poll.live >= live.keys():  # else the answer is older than the record
+        if poll.live >= live.keys():  # else the answer is older than the ledger
             apart = [live[name] for name, finding in sorted(findings.items()) if finding is PollFinding.APART]
             contradicted = [each for each in apart if self._is_contradicted(each, poll)]
             directories = listing.directories
@@ -197,7 +196,7 @@ class Reconciliation:
             found = adopt_unrecorded(self._ledger, listing, contradicted, late)
             self._ledger.grant(found, instead_of=[record.id for record in contradicted])
             if found:
-                log.warning("containers with unrecorded devices are added to the record", containers=len(found))
+                log.warning("unrecorded containers are added to the record", containers=len(found))
             self._confirm(poll)
         live = self._ledger.state.allocations
         for name in self._presence.keys() - live.keys():
@@ -209,7 +208,7 @@ class Reconciliation:
         self._ledger.observe(containers=usage_of_others(listing.usage, self._ledger.state.hardware))
 
     def _settle(self, poll: Poll) -> None:
-        """Notes a new kubelet. After a reboot it counts as new: the wall clock is often set then."""
+        """Notes a new kubelet. After a reboot its age does not count, because the wall clock is often set then."""
         state = self._ledger.state
         before = self._settling
         rebooted = not before.is_boot_known and bool(state.stale)
@@ -233,7 +232,7 @@ class Reconciliation:
         return (Namespace(namespace), PodName(pod)) in self._listed
 
     def note(self, poll: Poll) -> None:
-        """Notes what this poll reports, also without a comparison, and what its kubelet has written."""
+        """Notes the pods and checkpoint entries of a poll, also if the ledger is not compared with it."""
         if poll.at < self._noted:
             return
         self._noted = poll.at
@@ -245,7 +244,7 @@ class Reconciliation:
         self.liveness.note_written(known, listing)
 
     def seen(self, allocation: AllocationID, listing: KubeletListing) -> None:
-        """Notes that the kubelet has just reported an allocation. An older answer does not change that."""
+        """Notes that the kubelet has just reported an allocation."""
         self._presence[allocation] = self._presence[allocation].show()
         self.liveness.shown(allocation, listing.kubelet)
 
@@ -287,11 +286,11 @@ class Reconciliation:
         return None if is_recorded else binding
 
     def _release(self, gone: Sequence[Allocation], listing: KubeletListing) -> None:
-        """Records that these have ended and, in one entry of the journal, what returns of displaced ones."""
+        """Records in one journal entry that these have ended and that displaced ones return."""
         for each in gone:
             if has_other_devices(each.owner, each.pod_uid, each.from_kubelet, listing):
                 log.error(
-                    "a container was admitted once more, with other devices: see that it does not use its former ones",
+                    "a container was admitted again with other devices: check that it does not use its former ones",
                     container=container_title(each.owner),
                     devices=sorted(each.device_ids),
                 )
@@ -312,18 +311,18 @@ class Reconciliation:
             self._early |= {uid for uid in uids if directories.is_gone(uid) and uid not in directories.torn_down}
 
     def _owner(self, held: Sequence[Place], holdings: Sequence[ReportedDevices | None]) -> Owner | None:
-        """Returns the container that is reported with exactly the devices of a record."""
+        """Returns the container that is reported with exactly these devices."""
         hardware = self._ledger.state.hardware
-        each_once = {id(holding): holding for holding in holdings}.values()  # a share may be hundreds of units
+        each_once = {id(holding): holding for holding in holdings}.values()  # a share may have hundreds of units
         owners = {holding.owner if holding is not None else None for holding in each_once}
         shown = {(holding.resource, device) for holding in filter(None, each_once) for device in holding.devices}
-        # Devices of ours beside these must not count as free.
+        # If it also has other devices of ours, these must not count as free.
         has_more = any(is_recorded_here(hardware, *place) for place in shown.difference(held))
         return owners.pop() if len(owners) == 1 and not has_more else None
 
     def _is_contradicted(self, allocation: Allocation, poll: Poll) -> bool:
-        """Whether the kubelet has contradicted a record for at least two polls, and long enough to release it."""
-        # Longer without an owner: the checkpoint is written only once all resources are allocated.
+        """Whether the kubelet has contradicted an allocation for at least two polls, and long enough to release it."""
+        # Longer without an owner, because the checkpoint is written only when all resources are allocated.
         patience = APART_SECONDS if poll.listing.shows(allocation) else self._unbound_seconds
         since = self._presence[allocation.id].apart_since
         return since is not None and poll.at - since >= patience
@@ -356,6 +355,6 @@ class Reconciliation:
         return before.missing_since is not None and poll.at - before.missing_since >= patience
 
     def _confirm(self, poll: Poll) -> None:
-        """Confirms an unconfirmed record by a checkpoint, or by a settled kubelet."""
+        """Confirms an unconfirmed ledger by a checkpoint, or by a settled kubelet."""
         if is_confirmed(self._ledger.state.health) and (poll.listing.checkpoint is not None or self._is_settled(poll)):
             self._ledger.confirm("the kubelet")

@@ -1,9 +1,9 @@
 """
-Publishes what the kubelet allocates without this allocator: CPUs, memory, and devices of other plugins.
+Publishes `UsageObserved`: CPUs, memory, and devices of other plugins, which the kubelet allocates without topoalign.
 
-It is published whenever it changes, so that predictions elsewhere know what is left. Only the newest reading matters. The
-stream may lose the reading, or another client may publish over it: then it is published again, over a forged one under a new
-epoch, because subscribers drop messages without a greater revision of the same epoch.
+It is published at every change, because predictions in other processes need it. Only the newest reading counts. If the
+stream has lost it, it is published again. If another client has published a reading for this node, it is published in a new
+epoch, because subscribers ignore messages of the same epoch without a greater revision.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,11 +24,11 @@ from topoalign.core.ports import Bus, Clock, Message, Stream
 from topoalign.runtime.fact_publisher import FactPublisher
 
 AGAIN_SECONDS = 2.0
-"""Between two attempts while the bus does not confirm."""
+"""Time between two attempts while the bus does not confirm."""
 RENEW_SECONDS = 5.0
-"""Between two epochs that begin because another client published a reading: forged ones may come in any number."""
+"""Time between two new epochs because of readings from another client, which may publish any number."""
 POLL_SECONDS = 60.0
-"""Between two checks whether the stream still has the published reading."""
+"""Time between two checks whether the stream still has the published reading."""
 
 log = structlog.get_logger("topoalign.allocator.reconciliation.usage_publisher")
 
@@ -37,18 +37,18 @@ class UsagePublisher:
     """Publishes the ledger's newest `UsageObserved` whenever it has changed, and again if the stream has lost it."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock, hub: Bus) -> None:
-        """`hub` is the bus shared by all nodes; `bus` may also join the one inside this process."""
+        """`hub`: the bus shared by all nodes. `bus`: may also include the bus inside this process."""
         self._ledger = ledger
         self._clock = clock
         self._hub = hub
         self._publisher = FactPublisher(bus, clock)
         self._published: UsageObserved | None = None
         self._position = 0
-        """The position of `_published` in the stream."""
+        """Position of `_published` in the stream."""
         self._shortened = False
         """Whether the last reading was too large for one message."""
         self._renewed: float | None = None
-        """Monotonic seconds at which the last such epoch began."""
+        """Monotonic seconds at which the last epoch of `announce` began."""
 
     async def run(self) -> None:
         """Publishes each new reading until cancelled. Retries every `AGAIN_SECONDS` while the bus refuses it."""
@@ -66,7 +66,7 @@ class UsagePublisher:
         return self._published is not None
 
     async def watch(self) -> None:
-        """Checks every `POLL_SECONDS` whether the usage is the stream's newest message; else publishes it again."""
+        """Checks every `POLL_SECONDS` whether the usage is the stream's newest message. If not, publishes it again."""
         while True:
             await self._clock.sleep(POLL_SECONDS)
             published = self._published
@@ -116,7 +116,7 @@ class UsagePublisher:
         if not had:
             log.error("the data for predictions is too large for the bus: subscribers cannot predict", bytes=size)
         if (full := usage.kubelet) is not None:
-            why = f"what the kubelet holds is too much for one message: {size} bytes, and {wire.LARGEST_BODY} are the limit"
+            why = f"the data of the kubelet is too large for one message: {size} bytes, limit {wire.LARGEST_BODY}"
             rules = KubeletObserved(version=full.version, rules=full.rules, record_doubt=full.record_doubt, unknown=why)
             usage = msgspec.structs.replace(usage, kubelet=rules)
         return wire.encode_event(usage, self._clock.wall())
@@ -124,16 +124,16 @@ class UsagePublisher:
 
 def is_recorded_here(hardware: Topology, resource: ResourceName, device: DeviceID) -> bool:
     """
-    Whether this allocator records a device: a GPU under any resource, as it may have been offered under another name
-    before, and a NIC under a resource that is offered now.
+    Whether this allocator records a device: a GPU under any resource, because the name of its resource may have changed, and
+    a NIC under a resource that is offered now.
     """
     owner = hardware.parent_of(device)
     return owner in hardware.gpu_by_id or (owner in hardware.nic_by_id and resource in hardware.offers_of)
 
 
 def usage_of_others(shown: Iterable[ContainerUsage], hardware: Topology) -> tuple[ContainerUsage, ...]:
-    """Returns CPUs, memory and foreign devices of all containers, sorted by owner; containers without any are left out."""
-    # A pod that ends may be reported together with its successor of the same name.
+    """Returns CPUs, memory and other plugins' devices of all containers that have any, sorted by owner."""
+    # A terminating pod may be reported together with a new pod of the same name.
     found: dict[Owner, list[ContainerUsage]] = {}
     for each in shown:
         found.setdefault(each.owner, []).append(each)
@@ -145,7 +145,7 @@ def usage_of_others(shown: Iterable[ContainerUsage], hardware: Topology) -> tupl
 
 
 def join_usages(owner: Owner, parts: Sequence[ContainerUsage], hardware: Topology) -> ContainerUsage:
-    """Joins several entries of one owner: all CPUs and foreign devices of any of them, and all memory blocks."""
+    """Joins several entries of one owner: the union of CPUs and devices, and all memory blocks."""
     devices: dict[ResourceName, set[DeviceID]] = {}
     for part in parts:
         for name, ids in part.devices.items():

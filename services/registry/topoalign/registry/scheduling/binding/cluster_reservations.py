@@ -1,14 +1,14 @@
 """
-Keeps the reservations of all nodes: receives those of every registry, and writes by compare-and-set.
+Keeps the reservations of all nodes: receives them from all registries, and writes by compare-and-set.
 
-The newest message of a node's subject has all of its reservations (`core.state.node_reservations`). A change is
-published with the position of the message that it is based on. If another registry has written meanwhile, the stream
-refuses it; then the newest message is read, and the caller decides again (`BusConflict`). Changes of several nodes are one
-atomic batch: all are stored or none. A message that is received or acknowledged late replaces no newer one.
+The newest message of a node's subject has all of its reservations (`core.state.node_reservations`). A change is published
+with the position of the message that it is based on. If another registry has written meanwhile, the stream refuses the
+change; then the newest message is read, and the caller decides again (`BusConflict`). Changes of several nodes are one
+atomic batch: all are stored or none. A message that arrives late never replaces a newer one.
 
-A reservation ends when the node reports the reserved devices, when it expires, or when it is cancelled. Every registry sees
-the first two by itself. They are written with the next change of the node, or within a second by the registry that wrote the
-newest message, or some seconds later by another one.
+A reservation ends when the node reports the reserved devices, when it expires, or when it is cancelled. Every registry
+detects the first two itself. They are written with the next change of the node; otherwise within a second by the registry
+that wrote the newest message, or some seconds later by another one.
 """
 
 from collections import Counter
@@ -64,8 +64,8 @@ class ReservationsByNode(dict[NodeName, NodeReservations]):
 
 def are_ambiguous_reservations(one: Reservation, other: Reservation) -> bool:
     """
-    Whether the node may use one of the reservations for the pod of the other, and that matters. For the reservation of a
-    deleted pod, which the node uses until it ends; requests of existing pods are compared by `admission_order`.
+    Whether the node may use one reservation for the pod of the other although they differ. This is for the reservation of a
+    deleted pod, which the node uses until it ends; `admission_order` compares the requests of existing pods.
     """
     if any(are_other_slots(a, b) or are_other_units(a, b) for a in one.containers for b in other.containers):
         return True
@@ -76,7 +76,7 @@ def are_ambiguous_reservations(one: Reservation, other: Reservation) -> bool:
 
 
 def are_other_slots(one: ReservedContainer, other: ReservedContainer) -> bool:
-    """Whether two containers have the same number of slots, and it matters which has which."""
+    """Whether two containers have the same number of slots, but different amounts or GPUs."""
     counts = {(name, len(ids)) for name, ids in one.devices.items()}
     if not (one.slots or other.slots) or counts.isdisjoint((name, len(ids)) for name, ids in other.devices.items()):
         return False
@@ -98,9 +98,9 @@ def unit_counts(container: ReservedContainer) -> dict[str, tuple[int, int]]:
 
 
 TIDY_SECONDS = 1.0
-"""Between two checks for ended reservations."""
+"""Time between two checks for ended reservations."""
 OTHERS_SECONDS = 5.0
-"""After this time a registry writes ended reservations although another one wrote the newest message."""
+"""Delay after which a registry writes ended reservations of a node whose newest message another registry wrote."""
 PAUSE = 0.05
 """Seconds before a message with an unknown result is published again."""
 
@@ -114,7 +114,7 @@ class ReservationChange(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     """Position of the message that the change is based on (`NodeReservations.position`)."""
     made: tuple[Reservation, ...] = ()
-    """New reservations; they replace those of the same pods."""
+    """New reservations, which replace those of the same pods."""
     cancelled: tuple[str, ...] = ()
     """UIDs of pods whose reservations end."""
 
@@ -134,8 +134,8 @@ class ClusterReservations:
     ) -> None:
         """
         `writer`: unique id of this replica. `facts`: the state of a node; raises NotFound. `changed` is called with each
-        node whose reservations have changed, `freed` with each node on which this registry ended a reservation without its
-        pod. `has_gone`: whether a node no longer exists.
+        node whose reservations have changed, `freed` with each node on which this registry ended a reservation that no pod
+        used. `has_gone`: whether a node no longer exists.
         """
         self.writer = writer
         self.epoch = int(clock.wall() * 1000)
@@ -149,7 +149,7 @@ class ClusterReservations:
         self._has_gone = has_gone
         self._known = ReservationsByNode()
         self._seq = 0
-        """Number of the last change of any node, so that no id is used twice, even if a forgotten node returns."""
+        """Number of the last change of any node. So no id is used twice, even if a forgotten node returns."""
         self._ended: dict[NodeName, float] = {}
         """Node -> monotonic seconds at which a reservation of its newest message ended."""
         self._read = False
@@ -159,7 +159,7 @@ class ClusterReservations:
         return None if self._read else "the reservations are not read yet"
 
     def of(self, node: NodeName) -> NodeReservations:
-        """The known reservations of a node, also ended ones."""
+        """The known reservations of a node, including ended ones."""
         return self._known.get(node) or NodeReservations()
 
     def held(self, node: NodeName) -> tuple[Reservation, ...]:
@@ -200,14 +200,14 @@ class ClusterReservations:
                 self._changed(node)
 
     def forget(self, node: NodeName, *, although_reserved: bool = False) -> None:
-        """Forgets a node that is gone, unless it has reservations. If it returns, its first change gets a conflict."""
+        """Forgets a deleted node, unless it has reservations. If the node returns, its first change gets a conflict."""
         if although_reserved or not self.of(node).reservations:
             self._known.drop(node)
 
     async def write(self, changes: Sequence[ReservationChange]) -> None:
         """
-        Publishes these changes, all or none, and returns once they are stored. Raises BusRefused, and BusConflict, after
-        reading the newest messages, if a change is not based on the newest one.
+        Publishes these changes, all or none, and returns once they are stored. Raises BusRefused. If a change is not based
+        on the newest message, reads the newest messages and raises BusConflict.
         """
         events = [self._event(change) for change in changes]
         batch = [
@@ -241,7 +241,7 @@ class ClusterReservations:
                 )
 
     async def refresh(self, node: NodeName) -> None:
-        """Reads the newest message of a node, again if another one came meanwhile. Waits for the bus; raises BusRefused."""
+        """Reads the newest message of a node; repeats this if another one arrives. Waits for the bus; raises BusRefused."""
         while True:
             before = self.of(node).position
             try:
@@ -250,7 +250,7 @@ class ClusterReservations:
                     break
             except BusUnavailable:
                 await self._clock.sleep(PAUSE)
-        if received is None:  # the stream was lost: the known state is written again with the next change
+        if received is None:  # the stream was lost: the next change writes the known state again
             self._known[node] = msgspec.structs.replace(self.of(node), position=0)
         elif received.position != self.of(node).position:
             self._take(received)
@@ -320,13 +320,13 @@ class ClusterReservations:
                     self._read = True
 
     def _position_of(self, received: Received) -> int:
-        """The position up to which the messages of this subject are known."""
+        """The position of the newest known message of this subject."""
         with suppress(Undecodable):
             return self.of(wire.decode_node_token(received.message.subject.rpartition(".")[2])).position
         return received.position
 
     def _take(self, received: Received) -> None:
-        """Applies the newest message of a node. An unreadable one changes only the position to write after."""
+        """Applies the newest message of a node. If it is unreadable, only the position for the next write changes."""
         try:
             event = wire.decode_event(received.message)
         except (Undecodable, wire.UnknownEvent) as error:

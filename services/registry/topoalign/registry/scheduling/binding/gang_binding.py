@@ -1,17 +1,16 @@
 """
-Reserves for a whole gang when the first of its pods is to be bound.
+Reserves devices for a whole gang when the first of its pods is bound.
 
-All pods of the gang without a node are planned together (`core.admission.gang_plan`) and reserved in one atomic batch,
-or none is. From then on the filter passes each pod on its planned node only. The reservation of a pod that is not bound in
-time expires like any other, so an incomplete gang releases everything except the devices of its bound pods.
+All pending pods of the gang are planned together (`core.admission.gang_plan`) and reserved in one atomic batch, or none is.
+From then on the filter passes only the planned node for each pod. If a pod is not bound in time, its reservation expires
+like any other, so an incomplete gang holds only the devices of its bound pods.
 
-Members are the pods that the API server reports as neither ended nor being deleted. A pod without a node that cannot be
-scheduled yet, or that names another scheduler than the pod to be bound, is not present: nothing is planned for it, and the
-gang waits.
+Members are the pods that the API server reports as neither ended nor being deleted. A pending member counts as absent if it
+cannot be scheduled yet, or has another `schedulerName` than the pod to be bound. While members are absent, nothing is
+planned, and the gang waits.
 
-A pod that has succeeded counts as present as long as a member has the same controller. So the replacement of a failed
-pod does not wait for finished pods, and a Job that runs again under the name of the gang waits until all of its own pods
-exist.
+A pod that has succeeded counts as present as long as a member has the same controller. So the replacement of a failed pod
+does not wait for finished pods. If the next Job has the same gang name, it waits until all of its own pods exist.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -44,20 +43,20 @@ from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.runtime.request_turns import TaskTurns
 
 GANG_SECONDS = 120.0
-"""Time for binding all pods of a gang. The scheduler binds some tens of pods a second, and retries after seconds."""
+"""Maximum time to bind all pods of a gang. kube-scheduler binds tens of pods a second, and retries after seconds."""
 MOST_TRIES = 3
-"""Plans of a gang in one bind, if other registries reserve on its nodes meanwhile."""
+"""Maximum number of plans in one bind, if other registries reserve on the nodes meanwhile."""
 MOST_ABSENT = 3
-"""Absent pods that a refusal names with the reason."""
+"""Maximum number of absent pods that a refusal names."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
 BestNodes = Callable[[PodToSchedule, NodeName | None], Awaitable[Sequence[NodeName]]]
-"""As `Scheduler.best`: the nodes that would admit a pod now, the best first, with the one that the scheduler has chosen."""
+"""As `Scheduler.best`: the nodes that would admit a pod now, the best first."""
 
 
 class GangWaits(NoFit):
-    """Raised for a pod of a gang that cannot start as a whole now."""
+    """Raised for a pod of a gang that cannot be bound as a whole now."""
 
     def __init__(self, gang: str, finding: str, remedy: str) -> None:
         super().__init__(f"gang {clean(gang, 300)}: {finding}", remedy)
@@ -73,13 +72,13 @@ class SeenMember(NamedTuple):
     controller: str
     """UID of its controller; empty: it has none."""
     has_succeeded: bool
-    """It is no longer a member, but may count as present."""
+    """Whether it has succeeded: it is no longer a member, but may count as present."""
     scheduler: str
     waits_for: str
     """As of `SeenPod`."""
 
     def absence(self, scheduler: str) -> str:
-        """Why it is not present for a pod of this scheduler; empty: it is. A bound pod always is."""
+        """Why it counts as absent for a pod of this scheduler; empty: it is present, as bound pods always are."""
         if self.node is not None:
             return ""
         other = "" if self.scheduler == scheduler else f"names the scheduler {clean(self.scheduler)}"
@@ -96,7 +95,7 @@ class Gangs:
         hardware: Callable[[NodeName], Topology],
         candidate: Callable[[NodeName], GangPlacement | None],
     ) -> None:
-        """`hardware`: of a node. `candidate`: the node with its allocations; None: it is no longer offered."""
+        """`hardware`: hardware of a node. `candidate`: a node with its allocations; None: it is no longer offered."""
         self._reservations = reservations
         self._hardware = hardware
         self._candidate = candidate
@@ -139,7 +138,7 @@ class Gangs:
         return [each for each, member in members.items() if member.node is None and not member.has_succeeded]
 
     async def plan(self, best: BestNodes, pod: PodToSchedule, node: NodeName) -> str:
-        """Reserves for the pod's whole gang; returns its name, or empty without one. Raises InvalidField and GangWaits."""
+        """Reserves for the pod's whole gang. Returns its name; empty: it has none. Raises InvalidField and GangWaits."""
         gang = gang_of(pod.request)
         if gang is None:
             return ""
@@ -161,7 +160,7 @@ class Gangs:
                 for uid, each in members.items()
                 if each.node is None and uid not in planned and holds_something(each.pod.request)
             ]
-            if all(each.uid != pod.uid for each in waiting):  # another registry has planned it, or it needs nothing
+            if all(each.uid != pod.uid for each in waiting):  # planned by another registry, or it needs nothing
                 return
             changes = await self._plan(gang.name, waiting, best, pod, node)
             if changes is None:
@@ -171,7 +170,7 @@ class Gangs:
             except BusConflict:
                 continue
             log.info("reserved for a gang", gang=clean(gang.name), pods=len(waiting), nodes=len(changes))
-            # Pods may have been deleted, or got another node, during the write.
+            # During the write, pods may have been deleted or bound to another node.
             known = self._members.get(gang.name, {})
             for change in changes:
                 for uid in [each.pod_uid for each in change.made]:
@@ -185,7 +184,7 @@ class Gangs:
         known = self._members.get(gang.name, {})
         members = {each: member for each, member in known.items() if not member.has_succeeded}
         if uid not in members:
-            raise GangWaits(gang.name, "the pod is not shown by the API server", "the scheduler tries again")
+            raise GangWaits(gang.name, "the API server does not report the pod", "the scheduler tries again")
         if {each.gang.size for each in members.values() if each.node is None} != {gang.size}:
             raise GangWaits(gang.name, "its pods differ in the gang's size", "give all of them the same")
         controllers = {each.controller for each in members.values()} - {""}

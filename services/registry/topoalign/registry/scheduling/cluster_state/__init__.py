@@ -1,1 +1,1 @@
-"""The state on which each kubelet would decide next: nodes, reported pods and assumed pods."""
+"""The state for the next decision of each kubelet: nodes, reported pods and assumed pods."""

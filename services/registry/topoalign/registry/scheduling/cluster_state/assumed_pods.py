@@ -1,20 +1,19 @@
 """
-Keeps two kinds of pods of a node: those that hold devices which the node has not reported yet, and those that have ended
-although the node still reports their devices.
+Tracks the assumed pods of a node, whose devices its facts do not have yet, and the terminated pods, whose devices they still
+have.
 
-A bound pod has its devices, CPUs and memory from the moment of the bind, because the next pod is filtered before the kubelet
-has admitted it. Three kinds of pods are assumed:
+The next pod is filtered before the kubelet has admitted a bound pod, so a bound pod holds its devices, CPUs and memory from
+the bind on. Three kinds of pods are assumed:
 
 - reserved pods, with the devices of their reservation;
-- bound pods without a known reservation, such as another scheduler's: `decide_demand` predicts the devices of each, in the
-  order of binding, on the node with the pods before it;
-- pods whose bind has begun here and which are not reserved yet: predicted in the same way, after the bound ones.
+- bound pods without a known reservation, for example of another scheduler: `decide_demand` predicts the devices of each, in
+  the order of binding, on the node with the pods before it;
+- pods whose bind has begun in this registry and that are not reserved yet: predicted in the same way, after the bound ones.
 
-An assumption ends separately for each device, by the rule of `core.state.node_reservations`: once the node has reported the
-device, the assumption is over for good, even if the container returns the device. A device that the node has allocated to
-any container is not counted twice.
+An assumption ends device by device (`core.state.node_reservations`). A device that the node has reported once stays ended
+after its container has ended. A device that the node has allocated to any container is not held a second time.
 
-A terminated pod holds nothing, although the facts may have its devices for some seconds.
+A terminated pod holds nothing, although the node's facts may have its devices for some seconds.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -59,7 +58,7 @@ class BoundPod:
     """A pod that is bound to the node, or will be soon."""
 
     names: PodNames
-    """Kept after the pod was reported: a record without the UID identifies it by these."""
+    """Kept after the node has reported the pod, because an allocation without a pod UID is identified by names."""
     waiting: PodToSchedule | None
     """The pod, until the node has reported it."""
     hold: Reservation | None = None
@@ -67,12 +66,12 @@ class BoundPod:
 
 
 class TerminatedPod(NamedTuple):
-    """A pod that the API server reports as terminated, or no longer has."""
+    """A pod that the API server reports as terminated or deleted."""
 
     names: frozenset[PodNames]
     """Its namespace and name, if known."""
     until: float
-    """Monotonic seconds up to which it counts as gone, also if the node's facts still have it."""
+    """Monotonic seconds until which its devices count as free, also if the node's facts still have them."""
 
 
 class NodePods:
@@ -84,7 +83,7 @@ class NodePods:
         self.terminated: dict[str, TerminatedPod] = {}
         """By UID."""
         self._reserved: dict[str, Reservation] = {}
-        """Without expiry times, so that equal reservations compare equal. The allocator that keeps them ends them."""
+        """Without their expiry, so that equal ones compare equal. `ClusterReservations` ends them."""
         self._bound: dict[str, BoundPod] = {}
         """In the order of binding."""
         self._assumed: dict[str, BoundPod] = {}
@@ -93,7 +92,7 @@ class NodePods:
         """UID -> the ended parts of its reservation."""
 
     def reserve(self, reservations: Sequence[Reservation]) -> bool:
-        """Replaces the reserved pods; a bound one keeps its devices until it is reported. Returns whether any changed."""
+        """Replaces the reserved pods. A bound pod keeps its devices until it is reported. Returns whether any changed."""
         now = {each.pod_uid: msgspec.structs.replace(each, seconds_left=0.0) for each in reservations}
         if list(now.values()) == list(self._reserved.values()):
             return False
@@ -123,7 +122,7 @@ class NodePods:
         return was_assumed and uid not in self._reserved and uid not in self._bound
 
     def end(self, uid: str, until: float) -> bool:
-        """Removes a pod. Returns whether it was assumed; then it counts as terminated `until` this monotonic second."""
+        """Removes a pod. Returns whether it was assumed. If so, it counts as terminated `until` this monotonic second."""
         self.terminating.discard(uid)
         names = self.names_of({uid})
         had = self._reserved.pop(uid, None), self._bound.pop(uid, None), self._assumed.pop(uid, None)
@@ -145,10 +144,7 @@ class NodePods:
         return tuple(uid for uid, each in self.terminated.items() if has_anything_of(facts, uid, each.names))
 
     def without_terminated(self, facts: NodeState) -> NodeState:
-        """
-        The facts without terminated pods. A record that has only a name is kept if a bound pod has the same name, because
-        it may belong to that pod.
-        """
+        """The facts without terminated pods. If a bound pod has the same name, only the UID counts."""
         if not self.terminated:
             return facts
         names = frozenset[PodNames]().union(*(each.names for each in self.terminated.values()))
@@ -161,7 +157,7 @@ class NodePods:
 
     @property
     def assumed(self) -> frozenset[str]:
-        """UIDs of the pods that are about to be bound here, and neither reserved nor bound."""
+        """UIDs of the pods whose bind to the node has begun, and that are neither reserved nor bound."""
         return frozenset(self._assumed.keys() - self.uids)
 
     @property
@@ -171,16 +167,16 @@ class NodePods:
 
     @property
     def pending(self) -> frozenset[str]:
-        """UIDs of the pods that are assumed or reserved here, or bound and not reported yet."""
+        """UIDs of the pods that are assumed or reserved, or bound and not yet reported by the node."""
         bound = (uid for uid, each in self._bound.items() if each.waiting is not None)
         return frozenset((*self._reserved, *self._assumed, *bound))
 
     def has_others(self, uid: str) -> bool:
-        """Whether any other pod is reserved here, or bound and not reported yet."""
+        """Whether any other pod is reserved, or bound and not yet reported by the node."""
         return bool(self.pending - self.assumed - {uid})
 
     def names_of(self, uids: Collection[str]) -> frozenset[PodNames]:
-        """The names of those of these pods that are bound to the node."""
+        """The names of these pods, if they are bound to the node."""
         return frozenset(self._bound[uid].names for uid in uids if uid in self._bound)
 
     @property
@@ -195,11 +191,11 @@ class NodePods:
 
     def waiting(self, state: NodeState, requested: Requested = unknown_request) -> list[tuple[PodToSchedule, bool]]:
         """
-        The pods, as of the last `settle`, that the kubelet may admit in any order because the node has reported nothing of
-        them yet; each with the prediction whether it will be admitted. `state`: the node without assumed pods.
+        The pods that the kubelet may admit next, in any order, each with whether it is predicted to be admitted. Call after
+        `settle`. `state`: the node without assumed pods; it has reported nothing of these pods.
         """
-        # A reserved pod with an unknown request keeps its position in every order. So does one that is planned with its
-        # gang, because its kubelet has not received it yet.
+        # Left out, because they hold their reservation in every order: reserved pods with an unknown request, and pods that
+        # are planned with their gang, which the kubelet has not received yet.
         found: list[tuple[PodToSchedule, Reservation | None]] = []
         for uid, hold in self._reserved.items():
             request = None if self._is_planned(uid) else requested(hold)
@@ -221,7 +217,7 @@ class NodePods:
         return uid in self._reserved and self._reserved[uid].planned and uid not in self._bound
 
     def settle(self, facts: NodeState, state: NodeState, rules: AdmissionRules) -> None:
-        """Updates the pods by these facts. `state`: the node as its kubelet has it, without assumed pods."""
+        """Updates the pods by these facts. `state`: the kubelet's state of the node, without assumed pods."""
         held = [*self._reserved.values(), *(each.hold for each in self._bound.values() if each.hold is not None)]
         for part in reported_parts(facts, held):
             self._reported.setdefault(part.pod_uid, set()).add(part)
@@ -244,9 +240,8 @@ class NodePods:
         self, state: NodeState, rules: AdmissionRules, without: Collection[str] = (), until: str = ""
     ) -> NodeState:
         """
-        A state of the node with the assumed pods, after the last `settle`. A pod without a prediction, because it did not
-        fit at the last `settle`, is predicted again: it may fit in this state. `without`: UIDs of pods that count as gone;
-        `until`: UID of the first bound or assumed pod that does not count.
+        The state of the node with the assumed pods. Call after `settle`. A bound pod that did not fit there may fit here.
+        `without`: UIDs of pods that count as deleted; `until`: UID of the first bound or assumed pod that does not count.
         """
         for uid, hold in self._reserved.items():
             if uid not in without:
@@ -270,8 +265,7 @@ class NodePods:
         """Whether the node has reported nothing of a pod. `unknown`: devices of containers that are not known yet."""
         if self._reported.get(hold.pod_uid):
             return False
-        # If a container that is not known yet has all devices of a resource that are reserved for a container of this pod,
-        # it may be that container.
+        # If a container without a known owner has all reserved devices of a resource, it may be the reserved container.
         return not any(
             all(part in unknown for device in ids for part in held.virtual_functions.get(device, (device,)))
             for held in reserved_allocations(hold)
@@ -281,13 +275,13 @@ class NodePods:
 
 
 def devices_of_unknown_containers(state: NodeState) -> frozenset[str]:
-    """The devices of containers that are not known yet; for a shared NIC, its virtual functions."""
+    """The devices of allocations without a known owner; for a shared NIC, its virtual functions."""
     unknown = (each for each in state.allocations.values() if each.owner is None)
     return frozenset[str]().union(*map(ids_held, unknown))
 
 
 def unreserved(pod: PodToSchedule) -> PodToSchedule:
-    """The pod without a reservation: its limits decide, and its annotations are ignored."""
+    """The pod as its kubelet sees it without a reservation: only its limits count, not its annotations."""
     return PodToSchedule(uid=pod.uid, request=msgspec.structs.replace(pod.request, annotations={}))
 
 
@@ -305,7 +299,7 @@ def predict(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> Rese
 
 
 def holds_something(request: PodRequest) -> bool:
-    """Whether a kubelet allocates something to the pod exclusively."""
+    """Whether a kubelet allocates devices, CPUs or memory exclusively to the pod."""
     if request.gets_exclusive_resources:
         return True
     return any(

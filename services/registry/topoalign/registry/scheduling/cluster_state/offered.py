@@ -1,8 +1,8 @@
 """
 Collects what the nodes of the cluster offer: resource names, and the settings of units and slots.
 
-Every node with known hardware counts until it is deleted, whether or not it is offered to the scheduler now. So all
-registries decide the same about a pod, independent of when they started.
+Every node with known hardware counts until it is deleted, even if the scheduler cannot use it now. So all registries decide
+the same about a pod, whenever they were started.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from topoalign.core.sharing.slot_defaults import FilledIn, slot_defaults
 
 
 class Offered(NamedTuple):
-    """What one node offers: as the fields of `OfferedResources`."""
+    """The resources of one node, with the fields of `OfferedResources`."""
 
     names: frozenset[ResourceName]
     units: frozenset[UnitResources]
@@ -35,22 +35,22 @@ class OfferedResources:
 
     def __init__(self) -> None:
         self.names: frozenset[ResourceName] = frozenset()
-        """All resources, and those that request amounts of GPUs in slots."""
+        """All resource names, with those that request amounts of GPUs in slots."""
         self.units: frozenset[UnitResources] = frozenset()
         """The settings with which GPUs are offered in units."""
         self.slots: frozenset[SlotResources] = frozenset()
         """The settings with which GPUs are offered in slots."""
         self.not_in_slots: frozenset[ResourceName] = frozenset()
-        """Resources that some node offers other than in slots; another node may offer the same in slots."""
+        """Resources that some node does not offer in slots. Another node may offer the same resource in slots."""
         self.compats: frozenset[str] = frozenset()
         """The compat modes of nodes with slots, as in `KubeletRules`; empty: topoalign's own."""
         self.sizes_version = 0
         """Grows when `sizes_on` of some node changes."""
         self._nodes: dict[NodeName, tuple[Topology, str, Offered]] = {}
         self._sizes: dict[GpuSizes, GpuSizes] = {}
-        """Each size once, so that nodes that are alike have the same object."""
+        """Each size once, so that equal nodes share one object."""
         self._counts = Counter[Offered]()
-        """How many nodes offer this."""
+        """Offer -> the number of nodes with it."""
         self._gpus = Counter[DeviceID]()
         """GPU -> the number of nodes that report it."""
 
@@ -60,7 +60,7 @@ class OfferedResources:
         return self._gpus.keys()
 
     def note(self, node: NodeName, hardware: Topology, usage: UsageObserved | None = None) -> None:
-        """Notes the hardware of a node, and its reading of the kubelet."""
+        """Records the hardware and the usage of a node."""
         before = self._nodes.get(node)
         compat = "" if usage is None or usage.kubelet is None else usage.kubelet.rules.compat
         if before is not None and before[0] is hardware and before[1] == compat:  # true for nearly every fact of a node
@@ -81,12 +81,12 @@ class OfferedResources:
         self._count_gpus(hardware.gpus, () if before is None else before[0].gpus)
 
     def names_on(self, node: NodeName) -> frozenset[ResourceName]:
-        """As `names`, of one node; empty: nothing is known of it."""
+        """The `names` of one node; empty: its hardware is not known."""
         known = self._nodes.get(node)
         return frozenset() if known is None else known[2].names
 
     def sizes_on(self, node: NodeName | None) -> GpuSizes:
-        """The sizes of a node's GPUs, the same object for nodes that are alike; unknown for an unknown node or None."""
+        """The sizes of a node's GPUs, one object for equal nodes. `UNKNOWN_SIZES` for an unknown node or None."""
         known = None if node is None else self._nodes.get(node)
         return UNKNOWN_SIZES if known is None else known[2].sizes
 
@@ -122,5 +122,5 @@ class OfferedResources:
                 del self._gpus[gpu.id]
 
     def left_out(self, pod: PodRequest) -> list[FilledIn]:
-        """The amounts that a pod with slots does not name (`slot_defaults`)."""
+        """The default amounts of a pod with slots (`slot_defaults`)."""
         return slot_defaults(pod, self.slots, self.not_in_slots, unit_resource_names(self.units))

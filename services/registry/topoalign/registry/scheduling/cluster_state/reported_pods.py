@@ -1,11 +1,11 @@
 """
-Keeps what the API server's watch reports: its nodes, the requests of waiting pods, and the nodes of bound ones.
+Keeps the data of the API server's watch: the nodes, the requests of pending pods, and the nodes of bound pods.
 
-Topoalign does not manage some nodes, such as those of NVIDIA's device plugin. The extender lets pods pass to them. A node
-without any published fact is unmanaged if its Node has the label `topoalign.io/managed: "false"`, or by the setting
-`TOPOALIGN_UNKNOWN_NODES`. A node with published facts is always managed, because its devices would otherwise be allocated
-twice; a label on it is logged once and noted. `topoalign forget` makes a node that was moved away unmanaged. Pods of gangs
-do not pass, because the gang cannot be reserved as a whole there.
+Some nodes are not managed by topoalign, for example those of NVIDIA's device plugin. The extender passes them for every pod,
+except for pods of gangs, which cannot be reserved as a whole there. A node without published facts is unmanaged if its Node
+has the label `topoalign.io/managed: "false"`, or by the setting `TOPOALIGN_UNKNOWN_NODES`. A node with published facts is
+always managed, because its devices would otherwise be allocated twice. If it has the label, this is logged once and shown in
+the readiness. `topoalign forget` makes a former node unmanaged.
 """
 
 from collections.abc import Callable
@@ -26,9 +26,9 @@ from topoalign.registry.scheduling.scheduling_api import PodToSchedule, drop_oth
 from topoalign.runtime.recent_dict import RecentDict
 
 REQUESTS_KEPT = 10_000
-"""Reserved pods whose requests are kept: far more than are bound and not reported yet."""
+"""Reserved pods whose requests are cached: far more than are bound and not yet reported."""
 MANAGED = "topoalign.io/managed"
-"""Label of a Node; `false`: topoalign does not manage it."""
+"""Label of a Node. `false`: topoalign does not manage it."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
@@ -41,7 +41,7 @@ class ReportedNodes:
         self.uids: dict[NodeName, str] = {}
         """By name."""
         self.listed = False
-        """Whether all of them were reported."""
+        """Whether the first list is complete."""
         self._traits: dict[NodeName, NodeTraits] = {}
         self._cluster = cluster
         self._pass_unknown = pass_unknown
@@ -50,7 +50,7 @@ class ReportedNodes:
         cluster.listeners.append(self._log_managed)
 
     def see(self, node: SeenNode) -> NodeName | None:
-        """Notes a node. Returns it if the label about its management has changed."""
+        """Records a Node. Returns its name if its label `topoalign.io/managed` has changed."""
         before = self._is_labelled(node.name)
         self.uids[node.name] = node.uid
         self._traits[node.name] = NodeTraits(
@@ -74,7 +74,7 @@ class ReportedNodes:
         return self._pass_unknown or self._is_labelled(node)
 
     def passes(self, pod: PodToSchedule, node: NodeName) -> bool:
-        """Whether the pod may go to the node because topoalign does not manage it."""
+        """Whether the filter passes the node for the pod because topoalign does not manage it."""
         return self.is_unmanaged(node) and GANG not in pod.request.annotations
 
     def finding(self) -> str | None:
@@ -83,7 +83,7 @@ class ReportedNodes:
         if not nodes:
             return None
         remedy = "remove the label, or run `topoalign forget`"
-        return f"topoalign runs nodes that are labelled {MANAGED}=false: {quoted(nodes)}; {remedy}"
+        return f"topoalign manages nodes that are labelled {MANAGED}=false: {quoted(nodes)}; {remedy}"
 
     def _is_labelled(self, node: NodeName) -> bool:
         return node in self._traits and self._traits[node].labels.get(MANAGED) == "false"
@@ -92,33 +92,33 @@ class ReportedNodes:
         if self._is_labelled(node) and node not in self._logged and node in self._cluster:
             self._logged.add(node)
             log.warning(
-                f"topoalign runs a node that is labelled {MANAGED}=false: the label has no effect", node=clean(node)
+                f"topoalign manages a node that is labelled {MANAGED}=false: the label has no effect", node=clean(node)
             )
 
     def allows(self, pod: PodToSchedule, node: NodeName) -> bool:
-        """Whether Kubernetes has the node, and its scheduler's filters allow it for the pod (`node_filters`)."""
+        """Whether Kubernetes has the node, and its own filters accept it for the pod (`node_filters`)."""
         traits = self._traits.get(node)
         return traits is not None and is_node_eligible(traits, pod.constraints)
 
     def has_gone(self, node: NodeName) -> bool:
-        """Whether Kubernetes has no such node; not before all of them are listed."""
+        """Whether Kubernetes has no such node. False before all nodes are listed."""
         return self.listed and node not in self.uids
 
 
 class ReportedPods:
-    """The pods by UID. A watch is a moment late, so a pod that it has not reported may exist."""
+    """The pods by UID. The watch lags, so a pod may exist that it has not reported."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, SeenPod] = {}
-        """Pods that are not bound, and request devices, CPUs or memory exclusively."""
+        """Pending pods that request devices, or exclusive CPUs or memory."""
         self.bound: dict[str, NodeName] = {}
-        """The nodes of pods that are bound and neither ended nor gone."""
+        """The nodes of bound pods that have neither ended nor been deleted."""
         self.listed = False
         """Whether all pods were reported."""
         self._reserved = RecentDict[str, PodRequest](REQUESTS_KEPT)
         """UID -> request, of the pods that this registry reserved last."""
         self._changed = anyio.Event()
-        """Set when the next pod is reported: only a few binds wait at a time."""
+        """Set when the next pod is reported. One event is enough, because only a few binds wait at a time."""
 
     def wait(self, pod: SeenPod) -> None:
         """Notes a pod without a node."""
@@ -136,7 +136,7 @@ class ReportedPods:
         self._reserved[uid] = request
 
     def request_of(self, reserved: Reservation) -> PodRequest | None:
-        """The request of a reserved pod. If this registry did not reserve for it, the watch may have it."""
+        """The request of a reserved pod: cached if this registry has reserved for it, or from the watch."""
         own = self._reserved.get(reserved.pod_uid)
         waiting = self.waiting.get(reserved.pod_uid)
         if own is not None or waiting is None:
@@ -145,7 +145,7 @@ class ReportedPods:
         return asked.request if asked is not None else None
 
     def has(self, uid: str) -> bool:
-        """Whether the pod is reported, and has neither ended nor been deleted."""
+        """Whether the watch has reported the pod, and it has neither ended nor been deleted."""
         return uid in self.waiting or uid in self.bound
 
     def end(self, uid: str) -> NodeName | None:
@@ -154,7 +154,7 @@ class ReportedPods:
         return self.bound.pop(uid, None)
 
     async def waiting_pod(self, namespace: str, name: str, uid: str, seconds: float) -> SeenPod | None:
-        """The pod if it has no node and is not being deleted. Waits at most `seconds` until it is reported."""
+        """The pod, if it is pending and not being deleted. Waits at most `seconds` until it is reported."""
         await self._until(lambda: self.has(uid), seconds)
         pod = self.waiting.get(uid)
         return pod if pod is not None and (pod.namespace, pod.name, pod.deleting) == (namespace, name, False) else None
@@ -175,7 +175,7 @@ class ReportedPods:
 
 
 def read_scheduled_pod(pod: SeenPod) -> PodToSchedule | None:
-    """The pod if it will hold exclusive resources of a node; None also for an invalid pod."""
+    """The pod, if it will hold exclusive resources of a node; None for others and for an invalid pod."""
     try:
         asked = pod.to_schedule()
     except InvalidField:

@@ -1,12 +1,12 @@
 """
-Keeps the state on which each node's kubelet would decide next: the view of the cluster for the scheduler's calls.
+Keeps the state for the next decision of each node's kubelet: the view of the cluster for the scheduler's calls.
 
-For each node of `Cluster` the view has its eligibility, its kind (hardware and rules, without uuids and the like), and the
-version of its last change. A node is offered to the scheduler only if its data is complete, it answers, it has one writer,
-and the rules of its kubelet are known; else every pod is refused with a code.
+For each node of `Cluster` the view has its eligibility, its kind (hardware and rules, without device ids), and the version
+of its last change. A node is offered to the scheduler only if its data is complete, its allocator answers, only one
+allocator publishes for it, and the rules of its kubelet are known. Otherwise every pod is refused with a code.
 
-A node is renewed when its facts arrive, between two calls; only facts that arrived just before a call are applied within it.
-The data of a prediction (`PredictionBasis`) is large and computed on demand; a few are cached.
+A node is renewed when its facts arrive, between two calls. Facts that arrive just before a call are applied in the call. The
+data of a prediction (`PredictionBasis`) is large, so it is computed on demand and cached for few nodes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ from topoalign.runtime.recent_dict import RecentDict
 from topoalign.runtime.request_turns import TaskTurns
 
 UNKNOWN_NODE = "UnknownNode"
-"""No fact of the node was received, or its Node was deleted."""
+"""No fact of the node was received, or Kubernetes has no such Node."""
 DUPLICATE_AGENT = "DuplicateAgent"
 """Two allocators publish for it."""
 NODE_NOT_WHOLE = "NodeNotWhole"
@@ -57,17 +57,17 @@ NODE_STALE = "NodeStale"
 KUBELET_UNKNOWN = KubeletUnknown.code
 """The rules or the allocations of its kubelet are not known."""
 NOT_KNOWN = frozenset({UNKNOWN_NODE, DUPLICATE_AGENT, NODE_NOT_WHOLE, NODE_STALE, KUBELET_UNKNOWN})
-"""Codes of obstacles that this registry has and another one may not have."""
+"""Codes of refusals that depend on what this registry has received, so another registry may not have them."""
 
 QUALITY = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
 FEW = 16
-"""Nodes that are renewed in one step, which takes some milliseconds."""
+"""Maximum number of nodes that are renewed in one step, which takes some milliseconds."""
 HELD_SECONDS = 0.005
-"""Delay of a renewal after an assumption or a reservation: a bind does both."""
+"""Delay of a renewal after an assumption or a reservation. A bind causes both, so they share one renewal."""
 TERMINATED_SECONDS = 15.0
 """
-How long the devices of a terminated pod count as free although the node's facts still have them. Usually the facts follow
-within a second; but a pod that was deleted by force may still run.
+How long the devices of a terminated pod count as free although the node's facts still have them. Usually the facts change
+within a second. After this time they count again, because a pod that was deleted by force may still run.
 """
 BASES_KEPT = 128
 """Nodes whose prediction basis is cached."""
@@ -81,18 +81,18 @@ class NodeView:
 
     name: NodeName
     place: int
-    """Its index in arrays with an entry for each node."""
+    """Index of the node in arrays with one entry per node."""
     version: int = 0
     """The version of the cluster at its last change."""
     refusal: str = UNKNOWN_NODE
-    """Why it is offered to no pod; empty: it is offered."""
+    """Why the node is offered to no pod; empty: it is offered."""
     kind: NodeKind | None = None
-    """None where it is not offered, as `free`."""
+    """None if the node is not offered. The same holds for `free`."""
     free: Free | None = None
     idle: Free | None = None
-    """The free resources of the empty node, if some devices are unhealthy or cordoned; None: none are."""
+    """The free resources without any pod, if some devices are unhealthy or cordoned; None: all devices are usable."""
     shape: Topology | None = None
-    """The revision of its published hardware."""
+    """Its published hardware."""
     left: Any = None
     """Its free resources, for its score; None if they are not known."""
 
@@ -112,14 +112,13 @@ class ClusterView:
         offered: Callable[[NodeName], None] = lambda node: None,
     ) -> None:
         """
-        `unsettled`: of the client that `cluster` is folded from. `scorer` scores the nodes. `foreign`: the code of the
-        refusal if another system allocates the node's GPUs; empty: none does. `unmanaged`: whether topoalign does not manage
-        the node; then it is not in the view. `offered` is called with each node that was not offered before or has more
-        free resources.
+        `unsettled`: from the client that folds `cluster`. `scorer` scores the nodes. `foreign`: code of the refusal if
+        another system allocates the node's GPUs; empty: none does. `unmanaged`: whether topoalign does not manage the node,
+        which then is not in the view. `offered` is called with each node that becomes offered or has more free resources.
         """
         self.scorer = scorer
         self.version = 0
-        """Rises with each change of a node."""
+        """Increases with each change of a node."""
         self.nodes: dict[NodeName, NodeView] = {}
         """In the order of their versions."""
         self.places: dict[NodeName, int] = {}
@@ -130,7 +129,7 @@ class ClusterView:
         self.nodes_with_pending: set[NodeName] = set()
         """Nodes with pods that are reserved, or bound and not reported yet."""
         self.turns = partial(TaskTurns, clock)
-        """For work on all nodes that takes long."""
+        """For long work on all nodes."""
         self._cluster = cluster
         self._unsettled_now = unsettled
         self._clock = clock
@@ -139,7 +138,7 @@ class ClusterView:
         self._unsettled = Unsettled(frozenset(), frozenset())
         self._pods: dict[NodeName, NodePods] = {}
         self._unassumed: set[NodeName] = set()
-        """Nodes to be renewed that have more free resources because the bind of a pod has failed."""
+        """Nodes to be renewed whose free resources have grown because a bind has failed."""
         self._labels: dict[NodeName, Mapping[str, str]] = {}
         self._deleted: set[NodeName] = set()
         self._free_places: list[int] = []
@@ -163,7 +162,10 @@ class ClusterView:
         self._is_due_now.set()
 
     def _mark_for_later(self, node: NodeName) -> None:
-        """Marks a node whose assumed or reserved pods have changed: its bind goes on before the renewal."""
+        """
+        Marks a node whose assumed or reserved pods have changed. It is renewed after `HELD_SECONDS`, so the bind goes on
+        first.
+        """
         self._due[node] = None
         self._is_due.set()
 
@@ -178,7 +180,7 @@ class ClusterView:
                 self._renew(next(iter(self._due)))
                 await turns.give()
             if not self._started:
-                # Copies that are adjacent in memory: a look-up of 5,000 scattered names takes half as long again.
+                # Copy the names, so that they are adjacent in memory: a look-up of 5,000 scattered names takes 50 % longer.
                 names = msgspec.json.decode(msgspec.json.encode(sorted(self.places)), type=list[NodeName])
                 self.places = {name: self.places[name] for name in names}
             self._started = True
@@ -189,8 +191,8 @@ class ClusterView:
                 await self._is_due_now.wait()
 
     def waiting(self) -> str | None:
-        """Readiness: why not every node is judged yet."""
-        return None if self._started else f"{len(self._due)} nodes are not looked at yet"
+        """Readiness: why not every node is evaluated yet."""
+        return None if self._started else f"{len(self._due)} nodes are not evaluated yet"
 
     def is_behind(self) -> bool:
         """Whether `renew` would renew more than a few nodes at once."""
@@ -198,11 +200,11 @@ class ClusterView:
         return len(self._due) > FEW
 
     async def catch_up(self) -> None:
-        """Does the work of `renew` except for a few nodes, and yields to the event loop."""
+        """Does most of the work of `renew`, and yields to the event loop; a few nodes may remain."""
         turns = self.turns()
         while self.is_behind():
             for node in tuple(self._due):
-                if node in self._due:  # else it was renewed meanwhile
+                if node in self._due:  # not renewed meanwhile
                     self._renew(node)
                     await turns.give()
 
@@ -230,12 +232,12 @@ class ClusterView:
         return self._clock.monotonic()
 
     def version_of(self, node: NodeName) -> int:
-        """The version at which the node changed last; 0: it is not known."""
+        """The version of the node's last change; 0: the node is not known."""
         view = self.nodes.get(node)
         return 0 if view is None else view.version
 
     async def until_changed(self, node: NodeName, version: int) -> None:
-        """Until the node has changed since this version."""
+        """Waits until the node has changed since this version."""
         while self.version_of(node) == version:
             await self._renewed.wait()
 
@@ -270,7 +272,7 @@ class ClusterView:
         if node not in self._pods:
             return
         if self._pods[node].unassume(pod_uid):
-            # The free resources trigger no requeue: after a failed bind the scheduler retries waiting pods by itself.
+            # This must not requeue pods: after a failed bind, kube-scheduler retries pending pods by itself.
             self._unassumed.add(node)
             self.mark(node)
         self._drop_empty(node)
@@ -289,7 +291,7 @@ class ClusterView:
         self._pods.setdefault(node, NodePods()).terminating.add(pod_uid)
 
     def terminating(self, node: NodeName) -> frozenset[str]:
-        """UIDs of the pods of the node that are being deleted, and still there."""
+        """UIDs of the pods of the node that are being deleted and still exist."""
         return frozenset(self.pods_on(node).terminating)
 
     def terminated(self, node: NodeName) -> tuple[str, ...]:
@@ -297,7 +299,7 @@ class ClusterView:
         return self.pods_on(node).terminated_in(self.facts(node)) if node in self._cluster else ()
 
     def expire_terminated(self) -> None:
-        """Lets facts count again for pods that terminated `TERMINATED_SECONDS` ago."""
+        """Counts the devices again of pods that terminated `TERMINATED_SECONDS` ago and that facts still have."""
         for node, pods in list(self._pods.items()):
             if pods.terminated and pods.expire(self._clock.monotonic()):
                 self.mark(node)
@@ -346,8 +348,8 @@ class ClusterView:
         self, state: NodeState, without: frozenset[str] = frozenset(), *, settle: bool = False
     ) -> PredictionBasis:
         """
-        The data of predictions for these facts of a node. `without`: UIDs of pods that count as gone; `settle`: whether
-        these are the node's current facts. Raises KubeletUnknown, and InvalidField for rules that no kubelet accepts.
+        The data of predictions for these facts of a node. `without`: UIDs of pods that count as deleted; `settle`: whether
+        these are the current facts. Raises KubeletUnknown, and InvalidField for rules that no kubelet accepts.
         """
         pods = self.pods_on(state.node)
         basis = prediction_basis(bare(pods.without_terminated(state)), self._clock.wall())
@@ -367,7 +369,7 @@ class ClusterView:
         return without_pods(self.facts(node), uids, self.pods_on(node).names_of(uids))
 
     def _look(self) -> None:
-        """Marks nodes whose allocations became certain or uncertain without a fact."""
+        """Marks nodes whose allocations became certain or uncertain without a new fact."""
         had = self._unsettled
         self._unsettled = self._unsettled_now()
         for before, now in zip(had, self._unsettled, strict=True):
@@ -437,7 +439,7 @@ class ClusterView:
 
 
 def obstacle(member: ClusterNode, unsettled: Unsettled) -> str:
-    """Returns the code of the refusal for every pod that does not depend on the kubelet; empty if there is none."""
+    """Returns the code with which the node refuses every pod, except for `KubeletUnknown`; empty: there is none."""
     state = member.state
     if state.node in unsettled.duplicate_agents:
         return DUPLICATE_AGENT

@@ -1,14 +1,14 @@
 """
 Decodes the arguments of kube-scheduler's calls from JSON.
 
-kube-scheduler writes Go's spelling (`NodeNames`), and Go reads keys in any case; so does this module. The usual spelling is
-decoded straight into the types below. Any other body is decoded a second time: keys in any case, unknown keys left out, and
-a repeated key refused, because readers differ on which of the two counts.
+kube-scheduler writes keys in Go's spelling (`NodeNames`). This module accepts keys in any case, as Go does. The usual
+spelling is decoded directly into the types below. Any other body is decoded a second time: with keys in any case, without
+unknown keys. A repeated key is refused, because decoders differ in which one counts.
 
 Only a node's name and labels, and a pod's requests, are decoded. Whole nodes are kept as bytes, because the answer returns
-them unchanged. The number of nodes is checked before they are decoded, because millions of them would fill the memory. Each
-name and each item but the first has a comma before it, so `MOST_NODES` commas among names are too many. Whole nodes have
-commas of their own; among these the commas are too many if they are closer together than in any node.
+them unchanged. The number of nodes is limited before they are decoded, because millions of nodes would fill the memory. The
+limit for names is `MOST_NODES` commas. Whole nodes contain further commas, so their limit is the least number of bytes per
+comma.
 """
 
 import types
@@ -28,11 +28,11 @@ from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
 from topoalign.runtime.strict_json import refuse_malformed
 
 MOST_NODES = 20_000
-"""Four times as many as a Kubernetes cluster is tested with."""
+"""Four times the largest supported Kubernetes cluster."""
 LARGEST_NAMES = MOST_NODES * 256
-"""Bytes of as many names of 253 characters, and of what separates them."""
+"""Bytes of `MOST_NODES` names of 253 characters, with quotes and commas."""
 LEAST_PER_COMMA = 16
-"""Bytes of whole nodes for each comma in them: about 30 in a real node, 2 in a list of items that are no nodes."""
+"""Least number of bytes per comma in whole nodes: a real node has about 30, a list of empty items 2."""
 
 
 class TooManyNodes(InvalidField):
@@ -41,20 +41,22 @@ class TooManyNodes(InvalidField):
     code = "InvalidField"
 
     def __init__(self, field: str) -> None:
-        super().__init__(field, f"more than {MOST_NODES} nodes", "send those of the cluster, as kube-scheduler does")
+        super().__init__(
+            field, f"more than {MOST_NODES} nodes", "send only nodes of the cluster, as kube-scheduler does"
+        )
 
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 NULL = Raw(b"null")
 LARGEST_POD = 1_000_000
-"""Bytes. An API server stores objects of up to 1.5 MiB, and annotations of up to 256 KiB in all."""
+"""Bytes. An API server stores objects of up to 1.5 MiB, with annotations of up to 256 KiB in total."""
 REMEMBERED = 512
-"""Pods that are not decoded again while their bytes are the same, as in filter and prioritize and on most retries."""
+"""Number of cached pods. The bytes of a pod are the same in filter, prioritize and most retries."""
 LARGEST_REMEMBERED = 16 * 1024
-"""Bytes of such a pod, so that all take at most 8 MiB. A plain pod has one KiB."""
+"""Maximum bytes of a cached pod, so that all take at most 8 MiB. A simple pod has one KiB."""
 LARGEST_RESPELLED = 8 * 1024 * 1024
-"""Bytes that may be decoded a second time, which takes 50 ms for each MiB."""
+"""Maximum bytes that are decoded a second time, which takes 50 ms per MiB."""
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +68,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class PreemptArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The arguments of preempt. Victims are named by UID, or with nodeCacheCapable=false whole pods."""
+    """The arguments of preempt. Victims are UIDs, or whole pods if nodeCacheCapable is false."""
 
     pod: Raw = field(name="Pod", default=NULL)
     victims: Raw = field(name="NodeNameToVictims", default=NULL)
@@ -131,12 +133,12 @@ class ExtenderCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call of filter or prioritize: the pod and the nodes."""
 
     pod: bytes
-    """JSON, for `read_called_pod`."""
+    """The pod's JSON, for `read_called_pod`."""
     nodes: Sequence[NodeName]
     labels: Mapping[NodeName, Mapping[str, str]] = {}
-    """Of whole nodes."""
+    """Whole node -> its labels."""
     whole: Mapping[NodeName, Raw] | None = None
-    """Node -> its JSON. None: the nodes were only named."""
+    """Node -> its JSON. None: the call has only names of nodes."""
 
 
 def read_arguments(body: bytes) -> ExtenderCall:
@@ -165,14 +167,14 @@ def read_arguments(body: bytes) -> ExtenderCall:
         metadata = typed(item, Object, "Nodes.items").metadata
         name = NodeName(metadata.name)
         if not name or name in whole:
-            raise InvalidField("Nodes.items", "a node without a name of its own", "send each node once")
+            raise InvalidField("Nodes.items", "a node without a unique name", "send each node once")
         whole[name] = item
         labels[name] = metadata.labels or {}
     return ExtenderCall(pod=bytes(arguments.pod), nodes=tuple(whole), labels=labels, whole=whole)
 
 
 def read_preempt(body: bytes) -> tuple[bytes, dict[NodeName, Victims]]:
-    """Decodes a call of preempt: pod and victims of each node. Raises Undecodable and TooManyNodes."""
+    """Decodes a call of preempt: the pod, and the victims of each node. Raises Undecodable and TooManyNodes."""
     arguments = decode_arguments(body, PreemptArguments)
     found = spelled(arguments.meta_victims, dict[NodeName, MetaVictims | None] | None, "NodeNameToMetaVictims")
     if found is None:

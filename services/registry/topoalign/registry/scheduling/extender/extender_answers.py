@@ -1,15 +1,15 @@
 """
 Encodes the answers to kube-scheduler's calls as JSON in Go's spelling.
 
-A node is in at most one map, because the text of the second one would win. A node in a preempt answer always has
-victims: null crashes the scheduler, and an empty list makes it drop the whole answer. Scores are integers, because `9.0`
-makes it drop the whole answer, too.
+A node is in at most one map, because the text in the second map would replace the first. A node in a preempt answer always
+has victims: null crashes kube-scheduler, and for an empty list it drops the whole answer. Scores are integers: for `9.0` it
+drops the whole answer, too.
 
-The text of a refusal is in a pod's events and in its condition PodScheduled. kube-scheduler groups nodes by the text, joins
-the groups by commas, and writes the result to the pod. The write requeues the pod, so a text that differs from call to call
-causes a loop of calls: 2,143 in 25 s for one pod. Therefore each code has one text, `Code: finding; remedy`, without
-numbers, names, times and commas, and one more for each reason why the end of pods would not help
-(`NodeRefusal.resolvability`). `topoalign why` shows the details. An invalid pod has a text that names the field.
+kube-scheduler groups nodes by the refusal text, joins the groups by commas, and writes the result to the pod's events and
+its condition PodScheduled. The write requeues the pod. So a text that differs from call to call causes a loop of calls:
+2,143 in 25 s for one pod. Therefore each code has one constant text, `Code: finding; remedy`, without numbers, names, times
+and commas. Codes have another text for each reason why the end of pods would not help (`NodeRefusal.resolvability`).
+`topoalign why` shows the details. The text for an invalid pod names the field.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,12 @@ from topoalign.registry.scheduling.scheduling_api import Filtered, Victims
 from topoalign.runtime.recent_dict import RecentDict
 
 OTHER = "would refuse the pod; ask topoalign why"
-"""The text after a code that this version does not know, for example of a newer node."""
+"""The text after an unknown code, for example from a newer node."""
 UNANSWERED = "no answer at present; wait or look at the log of the registry"
 """The text after the code of a temporary error."""
 
 LONGEST = 400
-"""Characters of a finding and of a remedy: an Event is cut at 1,024 bytes."""
+"""Maximum characters of a finding and of a remedy, because an Event is cut at 1,024 bytes."""
 
 FINDINGS: Mapping[str, str] = {
     # amounts
@@ -136,12 +136,12 @@ def text_of_error(code: str) -> str:
 
 VICTIMS_COUNT_FROM = (1, 38)
 """
-The first version of Kubernetes that calls preempt for nodes in FailedNodes. An earlier one evicts no pod for them, and fails
-in a new way at each attempt, which requeues the pod: 775 calls in 10 s.
+The first version of Kubernetes that calls preempt for nodes in FailedNodes. Earlier versions preempt no pods there, and
+write another error at each attempt, which requeues the pod: 775 calls in 10 s.
 """
 
 RENDERED_KEPT = 16
-"""Answers of which the bytes are kept: of 1,000 nodes one has 0.1 MB."""
+"""Number of cached answers. One for 1,000 nodes has 0.1 MB."""
 
 
 class NodeListAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +181,7 @@ class BindAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def filter_answer(asked: ExtenderCall, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
-    """Encodes which nodes pass, and why the others do not. `kubernetes`: the scheduler's version, major and minor."""
+    """Encodes the answer to filter. `kubernetes`: the scheduler's version, major and minor."""
     helps = kubernetes >= VICTIMS_COUNT_FROM
     failed: dict[NodeName, str] = {}
     unresolvable: dict[NodeName, str] = {}
@@ -196,14 +196,14 @@ def filter_answer(asked: ExtenderCall, filtered: Filtered, kubernetes: tuple[int
 
 
 class RenderedRefusals:
-    """Caches the bytes of answers without any node: all waiting pods of a class get the same answer."""
+    """Caches the bytes of answers in which all nodes refuse: all pending pods of a class get the same answer."""
 
     def __init__(self) -> None:
         self._rendered = RecentDict[int, tuple[Filtered, bool, tuple[int, int], bytes]](RENDERED_KEPT)
-        """By the identity of an answer, with the answer, so that no other one gets it."""
+        """id() of an answer -> the answer, for comparison, and its bytes."""
 
     def answer(self, asked: ExtenderCall, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
-        """Encodes as `filter_answer`, once for the same object."""
+        """As `filter_answer`, from the cache if the same object was encoded before."""
         known = self._rendered.get(id(filtered))
         named = asked.whole is None
         if known is not None and known[:3] == (filtered, named, kubernetes):

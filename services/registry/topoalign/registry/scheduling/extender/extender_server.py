@@ -24,14 +24,14 @@ from topoalign.runtime.http_server import listen_on_port, serve_application
 
 VARIABLE = "TOPOALIGN_SCHEDULER_TLS_DIR"
 POLL_SECONDS = 10.0
-"""Between two checks: a kubelet takes up to a minute to bring a changed Secret to the node."""
+"""Time between two checks. A kubelet needs up to a minute to update a changed Secret on the node."""
 CERTIFICATE = "tls.crt"
 KEY = "tls.key"
 AUTHORITY = "client-ca.crt"
 
 UTC_TIME = 0x17
 DER_VERSION = 0xA0
-"""Tags of DER: a time with two digits of the year, and the field that not every certificate has."""
+"""DER tags: a time with a two-digit year, and the optional version of a certificate."""
 
 Files = dict[str, bytes]
 
@@ -40,12 +40,12 @@ log = structlog.get_logger("topoalign.registry.certificates")
 
 class Certificates:
     """
-    The certificates of the scheduler's address: `tls.crt`, `tls.key`, and `client-ca.crt` if clients have to show one, too.
+    The certificates of the server: `tls.crt`, `tls.key`, and `client-ca.crt` if clients must present a certificate, too.
     A `ca.crt` is not read: a Secret of cert-manager has one for clients of this address.
 
-    They are read again every few seconds and compared by content, because a Secret is changed by swapping a link. New
-    ones are used for the next handshake. If files do not fit together, the certificates in use stay, and readiness shows
-    this. An expired certificate is served, and readiness has its date.
+    They are read again every few seconds and compared by content, because a Secret is updated by swapping a symbolic link.
+    The next handshake uses new files. If new files do not fit together, the old ones stay in use, and readiness reports
+    this. An expired certificate stays in use, and readiness reports its date.
     """
 
     def __init__(self, directory: Path, clock: Clock) -> None:
@@ -58,7 +58,7 @@ class Certificates:
         self._valid_until = not_after(self._files[CERTIFICATE])
         self._trouble: str | None = None
         self.context = context_of(directory, self._files)
-        """For the server: each handshake takes the current certificates."""
+        """The TLS context of the server. Each handshake uses the current certificates."""
         self.context.sni_callback = self._choose
 
     def trouble(self) -> str | None:
@@ -93,7 +93,7 @@ class Certificates:
         except InvalidField as error:
             refused = files if files is not None else error.finding
             if refused != self._refused:
-                log.warning("certificate refused, the one before stays in use", finding=error.finding)
+                log.warning("the new certificate was refused, and the old one stays in use", finding=error.finding)
             self._refused = refused
             self._trouble = f"not in use: {error.finding}"
 
@@ -109,7 +109,7 @@ def read_files(directory: Path) -> Files:
         return files | ({AUTHORITY: authority.read_bytes()} if authority.exists() else {})
     except OSError as error:
         finding = clean(f"{error.filename}: {error.strerror}", 300)
-        raise InvalidField(VARIABLE, finding, f"have {CERTIFICATE} and {KEY} in this directory") from error
+        raise InvalidField(VARIABLE, finding, f"put {CERTIFICATE} and {KEY} into this directory") from error
 
 
 def context_of(directory: Path, files: Files) -> ssl.SSLContext:
@@ -120,14 +120,14 @@ def context_of(directory: Path, files: Files) -> ssl.SSLContext:
     try:
         context.load_cert_chain(directory / CERTIFICATE, directory / KEY, password=lambda: b"")
         if AUTHORITY in files:
-            # A client that resumes a session shows no certificate, so none is resumed: TLS 1.3 does not without tickets.
+            # Disable resumption, because a client that resumes a TLS session presents no certificate: TLS 1.3 needs tickets.
             context.load_verify_locations(cadata=files[AUTHORITY].decode())
             context.verify_mode = ssl.CERT_REQUIRED
             context.minimum_version = ssl.TLSVersion.TLSv1_3
     except (ssl.SSLError, ValueError, OSError) as error:
         finding = f"the files do not fit together: {clean(str(error), 200)}"
         raise InvalidField(
-            VARIABLE, finding, f"have a PEM certificate in {CERTIFICATE} and its key in {KEY}"
+            VARIABLE, finding, f"put a PEM certificate into {CERTIFICATE} and its key into {KEY}"
         ) from error
     return context
 
@@ -144,8 +144,8 @@ def not_after(certificate: bytes) -> datetime:
         years = "%y" if kind == UTC_TIME else "%Y"
         found = datetime.strptime(time.decode(), f"{years}%m%d%H%M%SZ").replace(tzinfo=UTC)
     except (ValueError, IndexError) as error:
-        finding = f"{CERTIFICATE} has no certificate with a time of validity"
-        raise InvalidField(VARIABLE, finding, "have a PEM certificate in it") from error
+        finding = f"{CERTIFICATE} has no certificate with a validity period"
+        raise InvalidField(VARIABLE, finding, "put a PEM certificate into it") from error
     return found.replace(year=found.year - 100) if kind == UTC_TIME and found.year >= 2050 else found
 
 
@@ -173,17 +173,17 @@ IDLE_SECONDS = 120
 
 VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})([.+-].*)?")
 OLDEST = (1, 36)
-"""Used if no version is known: its answers harm no later version."""
+"""Used if the version is not known. Later versions accept its answers, too."""
 
 READINESS = "scheduler"
 """The Service of extender and webhook, whose readiness page is /readyz/scheduler."""
 
 DRAIN_SECONDS = 5.0
-"""After SIGTERM calls are answered for this time: more than the 4 s after which a bind is given up."""
+"""How long calls are answered after SIGTERM: longer than the 4 s of a bind."""
 
 HELP = "Time of a call of the scheduler, from the end of the request to the answer."
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
-"""A scheduler waits for five."""
+"""Histogram buckets. A scheduler waits for five seconds."""
 
 
 def call_seconds(registry: CollectorRegistry) -> Histogram:
@@ -202,9 +202,9 @@ async def serve_scheduler(
     task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """
-    Serves extender and webhook until cancelled, after SIGTERM for `DRAIN_SECONDS`; has started, with its URL, once it
-    listens. The settings must have a port. `kubernetes`: the version of the API server, used as the scheduler's if the
-    settings have none.
+    Serves extender and webhook until cancelled, and `DRAIN_SECONDS` longer after SIGTERM. Reports its URL as started once it
+    listens. The settings must have a port. `kubernetes`: the version of the API server, which counts as the scheduler's if
+    the settings have none.
 
     Raises InvalidField for an invalid version or certificates that cannot be used, and AddressInUse.
     """

@@ -1,8 +1,8 @@
 """
 The HTTP application that kube-scheduler calls: `POST /scheduler/{filter,prioritize,bind,preempt}`.
 
-An error costs the scheduler more than a refusal: it repeats an erroneous filter with growing pauses, whatever changes in
-the cluster. So each call has the answer that does least harm:
+After an error in filter, kube-scheduler retries the pod only by a growing backoff, not when the cluster changes. So errors
+are answered as follows:
 
     an invalid pod        filter refuses it on every node with a text that names the field, prioritize scores 0, preempt none
     a temporary error     filter and bind answer with `Error`, prioritize and preempt as above
@@ -40,18 +40,18 @@ from topoalign.runtime.request_turns import outlive_connection, take_turn
 LARGEST_BODY = 64 * 1024 * 1024
 """Bytes: 5,000 whole nodes of 12 KiB each."""
 SMALL_BODY = 1024 * 1024
-"""Bytes: larger bodies are read one at a time, so that a burst does not fill the memory."""
+"""Bytes. Larger bodies are read one at a time, so that a burst does not fill the memory."""
 BODY_SECONDS = 4.0
 """Time for the arrival of a body: less than the 5 s after which a kube-scheduler gives up."""
 
 Call = Callable[[bytes], Awaitable[bytes]]
-"""A function from body to body, both JSON."""
+"""A function from the JSON body of a request to that of its answer."""
 
 log = structlog.get_logger("topoalign.registry.extender")
 
 
 class RequestRefused(Exception):
-    """A request whose body is too large, too slow, or of another type. It is answered with an HTTP status."""
+    """Raised for a request body that is too large, too slow, or of another type. It has an HTTP status."""
 
     def __init__(self, status: int, code: str, finding: str, remedy: str) -> None:
         super().__init__(finding)
@@ -62,7 +62,7 @@ class RequestRefused(Exception):
 
 
 class Extender:
-    """Answers a kube-scheduler by a `Scheduler`, and binds pods with `BindsPods`."""
+    """Answers kube-scheduler's calls by a `Scheduler`, and binds pods by `BindsPods`."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Extender:
         timing: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """
-        `kubernetes`: major and minor version of the scheduler; `seconds`: for the arrival of a body; `timing`: measures a
-        call of this name while its context is open.
+        `kubernetes`: major and minor version of the scheduler; `seconds`: maximum time for the arrival of a body; `timing`:
+        context manager that measures a call of this name.
         """
         self._scheduling = scheduling
         self._binder = binder
@@ -105,7 +105,7 @@ class Extender:
         return timed
 
     async def filter(self, body: bytes) -> bytes:
-        """Which nodes would admit the pod."""
+        """Answers filter: the nodes that would admit the pod."""
         asked = read_arguments(body)
         try:
             pod = read_called_pod(asked.pod)
@@ -122,7 +122,7 @@ class Extender:
         return extender_answers.filter_answer(asked, filtered, self._kubernetes())
 
     async def prioritize(self, body: bytes) -> bytes:
-        """How good each node is for the pod."""
+        """Answers prioritize: the score of each node."""
         asked = read_arguments(body)
         try:
             pod = read_called_pod(asked.pod)
@@ -135,7 +135,7 @@ class Extender:
         return encode(list(map(Score, asked.nodes, scores)))
 
     async def preempt(self, body: bytes) -> bytes:
-        """On which nodes these victims would make room for the pod."""
+        """Answers preempt: the nodes that would admit the pod without these victims."""
         pod, victims = read_preempt(body)
         try:
             helped = await self._scheduling.preempt(read_called_pod(pod), victims)
@@ -145,7 +145,7 @@ class Extender:
         return extender_answers.preempt_answer(helped)
 
     async def bind(self, body: bytes) -> bytes:
-        """Binds the pod; it is bound when the answer has no error."""
+        """Answers bind. If the answer has no error, the pod is bound."""
         outlive_connection()
         asked = read_bind(body)
         try:
@@ -167,19 +167,19 @@ def make_application(routes: list[BaseRoute]) -> Starlette:
         Exception: answer_defect,
     }
     served = Starlette(routes=routes, exception_handlers=handlers)
-    served.router.redirect_slashes = False  # a redirect has no body, and goes to the host of the caller's Host header
+    served.router.redirect_slashes = False  # a redirect would use the host of the caller's Host header
     return served
 
 
 def call_route(path: str, call: Call, most: int, seconds: float) -> Route:
-    """A route for a call. `most`: bytes of the body; `seconds`: for its arrival."""
+    """A route for a call. `most`: maximum bytes of the body; `seconds`: maximum time for its arrival."""
     large = anyio.Lock()
 
     async def endpoint(request: Request) -> Response:
         try:
             body = await read_body(request, most, seconds, large)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+            return Response(status_code=400)  # the client has disconnected
         await take_turn()
         return Response(await call(body), media_type="application/json")
 
@@ -187,7 +187,7 @@ def call_route(path: str, call: Call, most: int, seconds: float) -> Route:
 
 
 async def read_body(request: Request, most: int, seconds: float, large: anyio.Lock) -> bytes:
-    """Raises RequestRefused for an invalid body, and ClientDisconnect. `large`: locked while a large body is read."""
+    """Reads a body. `large`: locked while a large body is read. Raises RequestRefused and ClientDisconnect."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RequestRefused(415, "UnsupportedMediaType", f"content type {quoted([kind])}", "send application/json")
@@ -202,20 +202,20 @@ async def read_body(request: Request, most: int, seconds: float, large: anyio.Lo
                 if size <= most:
                     chunks.append(chunk)
                 else:
-                    chunks.clear()  # and read on: an answer in the middle of a body is lost with the connection
+                    chunks.clear()  # but read to the end: an answer in the middle of a body would be lost
                 if size > 2 * most:
                     break
     if size > most:
         raise RequestRefused(
-            413, "TooLarge", f"a body of more than {most} bytes", "ask about fewer nodes, or set nodeCacheCapable"
+            413, "TooLarge", f"a body of more than {most} bytes", "send fewer nodes, or set nodeCacheCapable"
         )
     if waiting.cancelled_caught:
-        raise RequestRefused(408, "TooSlow", f"the body did not come within {seconds:g} s", "look at the network")
+        raise RequestRefused(408, "TooSlow", f"the body did not arrive within {seconds:g} s", "check the network")
     return b"".join(chunks)
 
 
 async def answer_refused(request: Request, exc: Exception) -> Response:
-    """Answers a request whose rest is not read."""
+    """Answers a refused request, whose rest is not read."""
     assert isinstance(exc, RequestRefused)
     answer = error(exc.code, exc.finding, exc.remedy, exc.status)
     answer.headers["Connection"] = "close"
@@ -226,8 +226,8 @@ async def not_served(request: Request, exc: Exception) -> Response:
     """Answers a request with an unknown address, or a method other than POST."""
     assert isinstance(exc, HTTPException)
     if exc.status_code == 405:
-        answer = error("MethodNotAllowed", f"{clean(request.method, 20)} is not possible here", "send a POST", 405)
+        answer = error("MethodNotAllowed", f"method {clean(request.method, 20)} is not supported", "send a POST", 405)
         answer.headers["Allow"] = "POST"
         return answer
-    remedy = "there are /scheduler/filter, prioritize, bind and preempt, and /webhook"
+    remedy = "use /scheduler/filter, prioritize, bind or preempt, or /webhook"
     return error("NotFound", f"nothing at {quoted([request.url.path])}", remedy, exc.status_code)

@@ -1,9 +1,9 @@
 """
 Caches the decision of each node about each class of pods. Only nodes that changed are decided again.
 
-Pods with the same request are one `PodClass`, whatever their names are: a pending pod holds nothing, and allocations of a
-pod with the same name belong to another pod (`as_others`). For each class and node the cache has a byte, the number of the
-refusal or 0, and the sort key of the node; and for each class the version of the cluster up to which these are valid.
+Pods with the same request are one `PodClass`. Their names do not matter: a pending pod holds nothing, and allocations of a
+pod with the same name belong to another pod (`as_others`). For each class and node the cache has one byte (the number of the
+refusal, 0: none) and the sort key of the node. For each class it has the version of the cluster up to which these are valid.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ from topoalign.runtime.recent_dict import RecentDict
 from topoalign.runtime.request_turns import TaskTurns
 
 MOST_STALE = 4
-"""Keys per node; above this most keys are of former states."""
+"""Maximum keys per node. If there are more, most belong to former states."""
 
 
 class NodeKeys:
@@ -58,7 +58,7 @@ class NodeKeys:
 
     @property
     def are_stale(self) -> bool:
-        """Whether most keys belong to no node any more, so that all should be computed again."""
+        """Whether most keys belong to no node, so that all should be computed again."""
         return len(self._keys) > MOST_STALE * len(self.numbers) + 64
 
     def scores_among(self, view: ClusterView, nodes: Sequence[NodeName], last: Collection[NodeName]) -> Sequence[int]:
@@ -67,7 +67,7 @@ class NodeKeys:
         places = view.places
         pending = view.nodes_with_pending
         numbers = [of_nodes[places[name]] if name in places and name not in last else 0 for name in nodes]
-        # A node with pending pods comes after others with an equal key, because a bind may have to wait there.
+        # Of nodes with equal keys, those with pending pods come last, because a bind may have to wait there.
         if pending:
             numbers = [-number if name in pending else number for name, number in zip(nodes, numbers, strict=True)]
         present = [*{*numbers}]
@@ -82,14 +82,14 @@ REQUESTS_KEPT = 1_024
 PODS_KEPT = 4_096
 """Pods whose class is cached."""
 MOST_SHAPES = 64
-"""Shapes for which the part of the request that the score depends on is cached."""
+"""Hardware shapes for which the part of a request that affects the score is cached."""
 COUNTING = frozenset((*ANNOTATIONS, *CHOOSING, GPU_COUNT, NODE_POLICY))
-"""Annotations by which a pod's devices are decided, by which the nodes are ranked, and which some nodes refuse."""
+"""Annotations that affect the choice of devices, the ranking of nodes, or refusals."""
 NAMING_GPUS = frozenset((USE_UUID, NO_USE_UUID))
-"""Annotations that nodes of one kind answer differently, because their GPUs have other uuids."""
+"""Annotations with uuids of GPUs, by which nodes of one kind may decide differently."""
 NAMESPACE = Namespace("pod to schedule")
 POD = PodName("pod to schedule")
-"""Invalid names, because no decision depends on names."""
+"""Placeholder names, which no pod can have: decisions do not depend on names."""
 DEVICES_UNKNOWN = "DevicesUnknown"
 """The kubelet has such devices, but the data of the node does not, so nothing can be predicted."""
 
@@ -98,7 +98,7 @@ class KindNeed:
     """A pod class evaluated for the nodes of one kind."""
 
     def __init__(self, demand: PodDemand, need: PodNeed | None, kind: NodeKind, view: ClusterView) -> None:
-        """`need`: the resource need on nodes of this kind. None: amounts alone do not decide."""
+        """`need`: the amounts that the pod needs on nodes of this kind. None: amounts alone do not decide."""
         self.demand = demand
         self.need = need
         self.is_decided_by_amounts = need is not None and need.complete
@@ -110,7 +110,7 @@ class KindNeed:
 
     @cached_property
     def takes(self) -> PodNeed | None:
-        """Its consumption on the NUMA nodes to which a kubelet aligns it, without annotations. None: not known."""
+        """The amounts that it takes from the NUMA nodes to which a kubelet aligns it. None: not known."""
         if self.need is not None and self.need.strict:  # a pod without annotations about devices
             return self.need
         bare = msgspec.structs.replace(self.demand.request, annotations={})
@@ -124,8 +124,8 @@ class KindNeed:
     @cached_property
     def may_be_parted(self) -> bool:
         """
-        Whether a kubelet that aligns the pod to other NUMA nodes may find too few resources that it does not align: parts
-        of GPUs, co-allocated devices, and devices of later containers.
+        Whether the kubelet may refuse the pod if it aligns it to other NUMA nodes, because too little is left of resources
+        that it does not count there: parts of GPUs, co-allocated devices, and devices of later containers.
         """
         has_rest = self.takes is not None and self.takes.rest is not None
         is_joint = any(each.joint is not None for each in self.demand.containers)
@@ -154,7 +154,7 @@ class RefusedByAll(NamedTuple):
 
 
 class PodClass:
-    """Pods that every node treats alike, with the decision of each node."""
+    """Pods about which each node decides equally, with the decision of each node."""
 
     def __init__(self, pod: PodRequest) -> None:
         """`pod`: valid, with names that no pod has."""
@@ -165,7 +165,7 @@ class PodClass:
         self.version = -1
         """The version of the cluster up to which `codes` and `keys` are valid."""
         self.refused_by_all: RefusedByAll | None = None
-        """Repeated for other pods that wait."""
+        """The answer if all nodes of the last call refused, for other pending pods of the class."""
         self.keys = NodeKeys()
         self._needs: WeakKeyDictionary[NodeKind, KindNeed] = WeakKeyDictionary()
 
@@ -231,7 +231,10 @@ class DecisionCache:
         classes: PodClasses,
         conflict: Callable[[PodClass, NodeView], str] = lambda request, node: "",
     ) -> None:
-        """`classes`: all pod classes. `conflict`: why a pod must not take resources of planned pods; empty: it may."""
+        """
+        `classes`: all pod classes. `conflict`: code of the refusal if a pod would take resources of planned pods; else
+        empty.
+        """
         self._view = view
         self._classes = classes
         self._conflict = conflict
@@ -252,7 +255,7 @@ class DecisionCache:
         return request.codes
 
     async def prepare(self, request: PodClass) -> None:
-        """Does the work of `codes`, which takes seconds if amounts do not decide, and yields to the event loop."""
+        """Does the work of `codes` and yields to the event loop. It takes seconds if amounts do not decide."""
         turns = self._view.turns()
         self._note_resources()
         if request.keys.are_stale:
@@ -264,18 +267,18 @@ class DecisionCache:
             due = [(node.version, node) for node in self._view.changed_since(request.version)]
             if not due:  # the changed nodes were dropped
                 return
-            # In the order of their changes, so that the next call continues where this one stops.
+            # In the order of changes, so that the next call continues where this one stops.
             for version, node in reversed(due):
-                if self._view.nodes.get(node.name) is node and node.version == version:  # else it comes later
+                if self._view.nodes.get(node.name) is node and node.version == version:  # a changed node comes again
                     self._note(request, node)
                 request.version = version
                 await turns.give()
                 self._note_resources()
-                if request.version != version:  # another call has judged nodes, or none of it counts any more
+                if request.version != version:  # another call has judged nodes, or the decisions were dropped
                     break
 
     def _note_resources(self) -> None:
-        """Drops decisions if new resources are known: an ignored resource may be a device now."""
+        """Drops all decisions if a node offers a new resource: before, the resource may have been ignored."""
         if self._resources != self._view.offers.names:
             self._resources = self._view.offers.names
             self._classes.reset()
@@ -284,7 +287,7 @@ class DecisionCache:
         code = self.judge(request, node)
         resolvability = self.resolvability(request, node) if code else None
         need = None if node.kind is None else request.of(node.kind, self._view)
-        # The pod could fit without other pods if the node is offered and no refusal is independent of free resources.
+        # The end of other pods can help if the node is offered and the refusal depends on free resources.
         may_help = need is not None and not need.unlisted and (need.need is None or not need.need.refused)
         request.codes[node.place] = self.number(
             code, helped=resolvability is None and may_help, resolvability=resolvability
@@ -308,7 +311,7 @@ class DecisionCache:
         return asked.unlisted or asked.on_empty
 
     def resolvability(self, request: PodClass, node: NodeView) -> Resolvability | None:
-        """Why the end of pods would not help on a node that refuses a pod. None: it would, or it is not about resources."""
+        """Why the end of other pods would not help on a node that refuses the pod. None: it would, or is irrelevant."""
         if node.refusal or node.kind is None:
             return None
         asked = request.of(node.kind, self._view)
@@ -359,8 +362,8 @@ def unlisted(demand: PodDemand, kind: NodeKind, view: ClusterView) -> str:
     missing = demand.device_names - kind.topology.devices.keys() - amount_resources(kind.topology)
     if kind.registered is not None and missing & kind.registered:
         return DEVICES_UNKNOWN
-    # As in the kubelet, a resource that no node offers and no plugin registered is ignored; but not amounts of GPUs in
-    # slots, because the pod would get the whole GPU, or none of it.
+    # As in the kubelet, a resource that no node offers and no plugin has registered is ignored. But amounts of GPUs in slots
+    # are not ignored, because the pod would get the whole GPU, or none.
     return UnknownResource.code if missing & (view.offers.names | {GPU, NIC, *USUAL_SLOTS.slots.resources}) else ""
 
 

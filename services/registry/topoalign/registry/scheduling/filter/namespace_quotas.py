@@ -1,14 +1,13 @@
 """
-Enforces ResourceQuotas for parts of GPUs: whether a namespace may have another pod.
+Enforces ResourceQuotas for parts of GPUs.
 
     new pods       are added to all pods of the namespace that have not ended, as in Kubernetes' own quotas
     waiting pods   are added to those that are bound, reserved or being bound: pods that were created at the same moment
                    would otherwise keep each other waiting for ever
 
-Only pods that request what quotas count are checked. While the quotas are not listed, pods that name an amount wait
-(`QuotasUnknown`). An amount that a pod does not name counts by the size of the GPUs of its node, so the result may differ
-from node to node; a new pod has no node yet and counts with the amounts that it names. A quota with scopes is not enforced,
-which is logged.
+Only pods that request resources with a quota are checked. Until the quotas are listed, pods with an amount wait
+(`QuotasUnknown`). If a pod has no amount, the size of its node's GPUs counts, so the result may differ from node to node. A
+new pod has no node yet, so only its own amounts count. Quotas with scopes are not enforced; this is logged.
 """
 
 from collections import Counter
@@ -50,16 +49,16 @@ class NamespaceUse:
         """UID -> node."""
         self._offers = offers
         self._per_gpu: PerGpu | None = None
-        """The names of amounts by which the pods were counted; None: they were not."""
+        """The resource names by which the pods were counted; None: they were not counted yet."""
         self._version = 0
         """Of the sizes by which the pods were counted."""
         self._sizes: dict[str, GpuSizes] = {}
         """UID -> sizes by which the pod was counted."""
         self._amounts: dict[str, Amounts] = {}
-        """UID -> amounts on its node; without a node those that it names."""
+        """UID -> amounts on its node; without a node only the amounts in its request."""
         self._elsewhere: dict[str, tuple[GpuSizes, Amounts]] = {}
         """UID of a pod without a node -> its amounts with GPUs of this size, as requested last."""
-        # The sums are updated as pods are created, bound and end: adding up 5,000 pods at each filter call takes 9 ms.
+        # The sums are updated at each change of a pod, because adding up 5,000 pods in each filter call takes 9 ms.
         self._all: Counter[ResourceName] = Counter()
         self._of_bound: Counter[ResourceName] = Counter()
 
@@ -157,8 +156,8 @@ class QuotasUnknown(Unavailable):
 
     def __init__(self) -> None:
         super().__init__(
-            "the ResourceQuotas of Kubernetes are not listed yet, and the pod asks for what they limit",
-            "wait; if it stays so, see whether the registry may list and watch resourcequotas (deploy/kubernetes)",
+            "the ResourceQuotas of Kubernetes are not listed yet, and they may limit resources of the pod",
+            "wait; if it stays so, check that the registry may list and watch resourcequotas (deploy/kubernetes)",
         )
 
 
@@ -173,9 +172,9 @@ class Quotas:
         freed: Callable[[], None] = lambda: None,
     ) -> None:
         """
-        `reserved`: UID of each reserved pod -> its nodes. `mates`: UID of a pod -> UIDs of the pods of its gang that wait
-        for a node, all of which are reserved with the first. `freed` is called after a failed bind because of which another
-        pod was refused: no event of Kubernetes follows.
+        `reserved`: UID of each reserved pod -> its nodes. `mates`: UID of a pod -> UIDs of the pending pods of its gang,
+        which are reserved together. `freed` is called after a failed bind if another pod was refused because of it, because
+        Kubernetes sends no event then.
         """
         self.listed = False
         """Whether all quotas are known."""
@@ -195,16 +194,16 @@ class Quotas:
         self._claimed_on: dict[str, NodeName] = {}
         """UID of such a pod -> the node."""
         self._read = set[str]()
-        """UIDs of pods that are being bound and not reported yet."""
+        """UIDs of pods that are being bound and that the watch has not reported yet."""
         self._refused_beside_claims = False
-        """Whether a pod was refused while others were being bound, which may fail."""
+        """Whether a pod was refused while others were being bound. If their bind fails, the pod may fit."""
 
     def see(self, quota: SeenQuota) -> bool:
-        """Notes a quota. Returns whether a limit has changed: Kubernetes also writes its own counts into quotas."""
+        """Records a quota. Returns whether a limit has changed, because Kubernetes also writes its counts into quotas."""
         if self._quotas.get(quota.uid) == quota:
             return False
         if quota.scoped and quota.limits:
-            log.warning("a quota with scopes is not counted", namespace=clean(quota.namespace), quota=clean(quota.name))
+            log.warning("quota with scopes not enforced", namespace=clean(quota.namespace), quota=clean(quota.name))
         self._quotas[quota.uid] = quota
         return self._renew(quota.namespace)
 
@@ -253,7 +252,7 @@ class Quotas:
         self._check(pod, None, lambda held: held.all())
 
     def check_waiting(self, pod: PodToSchedule, node: NodeName | None = None, without: Collection[str] = ()) -> None:
-        """Raises OverQuota and QuotasUnknown for a pod, with its gang, on this node; None: by the amounts that it names."""
+        """Raises OverQuota and QuotasUnknown for a pod, with its gang, on this node; None: by the amounts in its request."""
         reserved = self._reserved()
         held = self._held.get(pod.request.namespace)
         bound: Collection[str] = held.bound if held is not None else ()
@@ -296,7 +295,7 @@ class Quotas:
                 self._freed()
             raise
         else:
-            # The pod counts on: its reservation may end before Kubernetes reports the bind.
+            # The pod still counts, because its reservation may end before Kubernetes reports the bind.
             if uid in self._namespaces and uid not in self._read:
                 self._held[self._namespaces[uid]].bind(uid, node)
         finally:

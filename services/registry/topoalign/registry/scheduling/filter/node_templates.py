@@ -1,10 +1,10 @@
 """
 Predicts the decision of a node that does not exist yet, such as one that cluster-autoscaler may add, from its labels.
 
-The label `topoalign.io/machine` is compared with the same label of existing nodes, with the machine that they simulate, and
-with the catalogue; then `node.kubernetes.io/instance-type` with that of existing nodes. The template is the first matching
-node by name: its hardware and the rules of its kubelet, with nothing allocated. A machine of the catalogue has the rules
-of a kubelet without any configuration.
+The template is an existing node with the same label `topoalign.io/machine`, one that simulates this machine, the machine in
+the catalogue, or an existing node with the same label `node.kubernetes.io/instance-type`, in this order. Of several nodes
+the first by name counts. The template has the hardware and the kubelet's rules of the node, with nothing allocated. A
+machine of the catalogue has the rules of a kubelet without configuration.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +25,7 @@ UNCONFIGURED = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE, cpu_manager
 
 
 class NewNodes:
-    """The decisions of unknown nodes about a pod class, for one request, during which the view does not change."""
+    """The decisions of unknown nodes about a pod class, for one call, during which the view does not change."""
 
     def __init__(
         self, view: ClusterView, decisions: DecisionCache, request: PodClass, passes: Callable[[NodeName], bool]
@@ -35,16 +35,16 @@ class NewNodes:
         self._decisions = decisions
         self._request = request
         self._passes = passes
-        # A request may name thousands of unknown nodes, so equal ones are judged once.
+        # A call may have thousands of unknown nodes, so equal ones are judged once.
         self._codes: dict[str | NodeKind, int] = {}
-        """By the code of a refusal, or by the kind of the template."""
+        """Code of a refusal, or kind of the template -> number of the refusal."""
         self._templates: dict[tuple[str, str], NodeKind | None] = {}
         """Values of the two labels -> the template."""
         self._labelled: dict[tuple[str, str], NodeKind] | None = None
-        """(Label, value) -> the kind of the first node; the empty label stands for the simulated machine."""
+        """(Label, value) -> the kind of the first node with it. The empty label means the simulated machine."""
 
     def number(self, node: NodeName, labels: Mapping[str, str]) -> int:
-        """Returns the number of the refusal by a node with these labels, or one that others run; 0 if it would admit."""
+        """Returns the number of the refusal by a node with these labels; 0 if it would admit the pod or is unmanaged."""
         if self._passes(node):
             return 0
         code = self._view.foreign(node)

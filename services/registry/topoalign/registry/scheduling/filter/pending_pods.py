@@ -1,19 +1,18 @@
 """
-Checks whether a pod may take what other pods need: those that are planned to a node with their gangs, or itself later.
+Checks whether a pod would take resources that pods of gangs, planned to the node, need, and whether it may have to wait.
 
-A kubelet knows no reservations when it aligns a pod. So the reservations of planned pods do not keep another pod from their
-NUMA nodes:
+A kubelet does not know reservations. So it may align another pod to NUMA nodes that are reserved for planned pods:
 
     policy restricted, 3 GPUs are free on NUMA node 0 and 2 on node 1; b, of a gang, is planned to the 3
     q requests 1 GPU: together with b it fits on node 1, but the kubelet aligns it to node 0
 
-A pod that is admitted before the planned ones must leave enough for all of them, decided one after the other in the order of
-their reservations. The plan was made in this order. So of the planned pods the first one always passes, and any other one
-that leaves enough for the rest.
+A pod that is admitted before the planned pods must leave enough for all of them, decided one after the other in the order of
+their reservations, which is the order of the plan. So the first planned pod always passes, and another planned pod passes if
+it leaves enough for the rest.
 
-A single pending pod may also have to wait, if the end of other pods could lead the kubelet to refuse it. Such a pod requests
-parts of GPUs, or co-allocated NICs, or several containers, one of which may take what another needs. A node where a pod has
-had to wait is ranked last for it; the filter passes the node, because its kubelet would admit the pod now.
+A single pending pod may also have to wait, if the kubelet could refuse it after the end of other pods. Such a pod requests
+parts of GPUs or co-allocated NICs, or has several containers, one of which may take what another needs. The filter passes
+the node, because its kubelet would admit the pod now. But a node where a pod had to wait is ranked last for it.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -54,7 +53,7 @@ class WaitingPods:
         """UID of a pod -> the nodes where it had to wait."""
 
     async def refusal(self, node: NodeName, pod: PodToSchedule) -> str:
-        """`PODS_PENDING` if the end of others could lead the kubelet to refuse the pod; else empty. Raises InvalidField."""
+        """`PODS_PENDING` if the kubelet could refuse the pod after the end of others; else empty. Raises InvalidField."""
         view = self._view.nodes.get(node)
         if view is None or view.kind is None:
             return ""
@@ -96,7 +95,7 @@ class Crowd(NamedTuple):
     """Of the node."""
     pods: Sequence[PendingPod]
     free: Free
-    """The state without the reservations of these pods."""
+    """The free amounts without the reservations of these pods."""
 
 
 class PlannedPods:
@@ -128,7 +127,7 @@ class PlannedPods:
         return planned
 
     def refusal(self, request: PodClass, node: NodeView, gone: frozenset[str] = frozenset()) -> str:
-        """`GANG_FIRST` if a pod leaves too little for the planned pods; else empty. `gone`: UIDs of pods to leave out."""
+        """`GANG_FIRST` if a pod leaves too little for the planned pods; else empty. `gone`: UIDs of pods to ignore."""
         if not self._view.pods_on(node.name).planned:  # true for most of thousands of nodes
             if self._crowds:
                 self._crowds.pop(node, None)
@@ -145,7 +144,7 @@ class PlannedPods:
         return "" if fits_before_all(state, new, later_than("", planned)) else GANG_FIRST
 
     def _has_ample(self, request: PodClass, node: NodeView) -> bool:
-        """Whether amounts show that a pod leaves enough for every end of other pods. This holds on most nodes."""
+        """Whether amounts alone show that a pod leaves enough, whichever other pods end. This holds on most nodes."""
         if node.kind is None:
             return False
         crowd = self._crowds.get(node)
@@ -171,7 +170,7 @@ def pending_pod(name: str, request: PodClass, need: KindNeed, *, must_fit: bool 
 def later_than(uid: str, planned: list[Planned]) -> Later:
     """The planned pods for which a pod must leave enough."""
     uids = [each.uid for each in planned]
-    # A planned pod guards only other gangs that were planned before it; else two gangs could wait for each other.
+    # A planned pod must leave enough only for gangs that were planned before it; else two gangs could wait for each other.
     place = uids.index(uid) if uid in uids else len(planned)
     gang = planned[place].gang if uid in uids else ""
     others = [each.pending_pod for each in planned if each.uid != uid]

@@ -42,11 +42,11 @@ from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, Filtered,
 from topoalign.runtime.recent_dict import RecentDict
 
 PODS_KEPT = 4_096
-"""Pods whose result is kept, because waiting pods are checked repeatedly."""
+"""Pods whose result is cached, because pending pods are checked repeatedly."""
 
 
 class PodChecks:
-    """Finds invalid pods by what the nodes offer: the webhook denies them, and the filter refuses them on all nodes."""
+    """Finds pods that are invalid for all nodes: the webhook denies them, and the filter refuses them on all nodes."""
 
     def __init__(self, offers: OfferedResources, *, ranks_as_hami: bool = False) -> None:
         """`ranks_as_hami`: whether a pod's HAMi policy ranks the nodes."""
@@ -57,11 +57,11 @@ class PodChecks:
 
     @property
     def _compat(self) -> Compat:
-        """The compat mode of a pod for any node with slots: HAMi's rules accept all that topoalign's accept."""
+        """The compat mode for checks that hold for all nodes with slots: HAMi's rules accept all that topoalign's accept."""
         return "hami" if "hami" in self._offers.compats else ""
 
     def check(self, request: PodRequest) -> None:
-        """Raises the errors of `check_pod`, for a pod about which a kubelet decides."""
+        """Raises as `check_pod`, for a pod of a node with a kubelet."""
         offers = self._offers
         demand = check_pod(
             request, offers.units, offers.slots, self._compat, otherwise=offers.not_in_slots, by_kubelet=True
@@ -73,7 +73,7 @@ class PodChecks:
         return warnings_of(annotations, limits, self._offers.names, ranks_as_hami=self._ranks_as_hami)
 
     def check_waiting(self, pod: PodToSchedule) -> None:
-        """Checks a pod that may be checked again, and keeps the result."""
+        """As `check` for a pending pod, with a cached result."""
         offers = self._offers
         has_named_gpu = not offers.gpus.isdisjoint(uuid_selection(pod.request.annotations).wanted or ())
         offered = offers.units, offers.slots, offers.not_in_slots, self._compat, has_named_gpu
@@ -95,14 +95,14 @@ PLANNED_ELSEWHERE = "PlannedElsewhere"
 NOMINATED_KEPT = 1_024
 """Pods with a nominated node that refused them."""
 NOMINATED_SECONDS = 15.0
-"""How long a nominated node may still report its victims' devices; afterwards it refuses the pod like any other node."""
+"""How long a nominated node may still report its victims' devices. Afterwards it refuses the pod as other nodes do."""
 GANGS_KEPT = 256
 """Gangs whose candidate nodes are kept."""
 
 
 class NotReadYet(Unavailable):
     """
-    Raised while data that an answer depends on is missing.
+    Raised while the registry has not read all data that an answer depends on.
 
     Remedy: Wait until the registry has read what the nodes published; `/readyz` shows when.
     """
@@ -113,13 +113,13 @@ class NotReadYet(Unavailable):
 
 class VictimsTerminating(Unavailable):
     """
-    Raised for a pod that has preempted others on a node which still reports them. A refusal would start another preemption;
+    Raised for a pod that has preempted others on a node which still reports them. A refusal would start another preemption,
     an error does not (kube-scheduler v1.36).
     """
 
     def __init__(self, node: NodeName) -> None:
         super().__init__(
-            f"pods were preempted for the pod on node {clean(node)}, which does not show yet that they are gone",
+            f"node {clean(node)} still reports pods that were preempted for the pod",
             "the scheduler tries again",
         )
 
@@ -140,11 +140,11 @@ class Scheduler:
         quotas: Quotas | None = None,
     ) -> None:
         """
-        `behind`: why data that an answer depends on is missing. `planned`: UID of a pod -> the only node for it, if it is
-        planned with its gang. `allows`: whether Kubernetes' own filters allow the node for the pod. `passes`: whether the
-        pod may go there because topoalign does not manage the node. `requested`: the request of a reserved pod. `refused`
-        is called with a pod that all nodes of a call refuse, and the number of nodes for each `NodeRefusal.label`.
-        `quotas`: None: the registry has no access to Kubernetes.
+        `behind`: why data that an answer depends on is missing. `planned`: UID of a pod -> its node, if it is planned with
+        its gang. `allows`: whether Kubernetes' own filters accept the node for the pod. `passes`: whether the node passes
+        because topoalign does not manage it. `requested`: the request of a reserved pod. `refused` is called with a pod that
+        all nodes of a call refuse, and the number of nodes for each `NodeRefusal.label`. `quotas`: None if the registry has
+        no access to Kubernetes.
         """
         self.view = view
         self.passes = passes
@@ -162,12 +162,12 @@ class Scheduler:
         self.lone = WaitingPods(view, self._classes.of)
         """Judges pods without other pending pods."""
         self._asked = RecentDict[object, Sequence[NodeName]](GANGS_KEPT)
-        """Gang, pod class and constraints -> the nodes of the last call, which the scheduler's other filters allow."""
+        """Gang, pod class and constraints -> the nodes of the last call, which kube-scheduler's other filters passed."""
         self._nominated = RecentDict[tuple[str, NodeName], float](NOMINATED_KEPT)
         """UID of a pod and its nominated node -> monotonic second of its first refusal there."""
 
     async def prepare(self, pod: PodToSchedule) -> None:
-        """Does the long work of a following `filter` or `prioritize`, and yields to the event loop. Raises as `filter`."""
+        """Does the long work for a `filter` or `prioritize`, and yields to the event loop. Raises as `filter`."""
         turns = self.view.turns()
         while True:
             await self.view.catch_up()
@@ -186,7 +186,7 @@ class Scheduler:
         """
         request = self._request(pod)
         if GANG in pod.request.annotations and len(nodes) > 1:  # a single node may be the nominated one
-            known = self.view.nodes  # whose names are kept, not copies
+            known = self.view.nodes  # keep its names, not copies
             self._asked[key_of_gang(pod, request)] = tuple(known[node].name for node in nodes if node in known)
         return self._filter(pod, request, nodes, labels)
 
@@ -202,7 +202,7 @@ class Scheduler:
         refusals = self._decisions.refusals
         own = self.view.reserved_on.get(pod.uid)
         planned = self._planned_node(pod.uid)
-        repeated = own is None and planned is None and pod.nominated is None  # else the answer applies to this pod only
+        repeated = own is None and planned is None and pod.nominated is None  # else it holds for this pod only
         known = request.refused_by_all
         if repeated and known is not None and known.version == self.view.version and known.nodes == frozenset(nodes):
             self._refused(pod, known.counts)
@@ -244,11 +244,11 @@ class Scheduler:
         return filtered
 
     def _number_of_nominated(self, pod: PodToSchedule, request: PodClass, node: NodeName, number: int) -> int:
-        """The number of the nominated node's refusal. Raises VictimsTerminating while it may report the victims."""
+        """The number of the nominated node's refusal. Raises VictimsTerminating while it may still report the victims."""
         if not number or not self._decisions.refusals[number].helped_by_victims:
             self._nominated.pop((pod.uid, node), None)
             return number
-        # Its pods that are being deleted count as gone, as for preempt.
+        # Pods that are being deleted count as ended, as in preempt.
         if self.view.terminating(node):
             number = self._decisions.number(
                 self._refusal_without(pod, request, node, self.view.terminating(node)), helped=True
@@ -270,12 +270,12 @@ class Scheduler:
 
     async def best(self, pod: PodToSchedule, chosen: NodeName | None = None) -> Sequence[NodeName]:
         """
-        Returns the nodes that would admit the pod, the best first, among those that the scheduler's other filters allow and
-        the node that it has `chosen` now. Yields to the event loop, as `prepare`. Raises as `filter` does.
+        Returns the nodes that would admit the pod, the best first: of those that kube-scheduler's other filters have passed,
+        and the one that it has `chosen` now. Yields to the event loop, as `prepare`. Raises as `filter` does.
         """
         await self.prepare(pod)
         request = self._request(pod)
-        # Only the scheduler knows all of its filters: the last call for equal pods of the gang has their result.
+        # Only kube-scheduler knows the result of its other filters: the nodes of its last call for equal pods of the gang.
         asked = self._asked.get(key_of_gang(pod, request))
         if asked is None:
             asked = [node for node in self.view.nodes if self.allows(pod, node)]
@@ -293,7 +293,7 @@ class Scheduler:
         helped: dict[NodeName, Victims] = {}
         for node, each in victims.items():
             await turns.give()
-            self.view.renew()  # nodes may have changed, or gone, meanwhile
+            self.view.renew()  # nodes may have changed or been deleted meanwhile
             passes = self.passes(pod, node) or not self._refusal_without(pod, request, node, each.uids)
             if passes and quota_has_room(self.quotas, pod, node, each.uids):
                 helped[node] = each
@@ -302,14 +302,14 @@ class Scheduler:
 
     async def fits_in_every_order(self, node: NodeName, pod: PodToSchedule) -> str:
         """
-        Returns the code of why the pod may not be bound to the node now. Empty: its kubelet will admit it and all pods that
-        are bound or reserved there and not reported yet, in every order. Raises as `filter` does.
+        Returns the code of the reason why the pod may not be bound to the node now. Empty: the kubelet will admit it and all
+        pods that are bound or reserved and not yet reported by the node, in every order. Raises as `filter` does.
         """
         await self.view.catch_up()
         request = self._request(pod)
         view = self.view.nodes.get(node)
         holds = self.view.pods_on(node)
-        # The pod's own reservation does not count, and assumed pods do not: binds of a node reserve one after the other.
+        # The pod's own reservation and assumed pods do not count, because binds of a node reserve one after the other.
         uids = frozenset({pod.uid}) | holds.assumed
         if view is not None and holds.is_empty:  # no pod is pending, and nothing is held in addition to the facts
             return self._decisions.judge(request, view) or await self.lone.refusal(node, pod)
@@ -328,7 +328,7 @@ class Scheduler:
         if not planned and holds.pending <= moving and fit_as_equals(fixed.state, pending):
             return ""
         code = self._judge_without(request, node, uids)
-        if code:  # a container that is not known yet is counted beside what is reserved for its pod
+        if code:  # a container without a known owner counts in addition to the reservation of its pod
             return PODS_PENDING if devices_of_unknown_containers(facts) else code
         is_planned = any(each.uid == pod.uid for each in planned)
         if not waiting and not is_planned:
@@ -375,7 +375,7 @@ class Scheduler:
         return () if pod.nominated is None else self.view.terminating(pod.nominated)
 
     def _judge_without(self, request: PodClass, node: NodeName, uids: frozenset[str]) -> str:
-        """The code of a node's refusal without these pods; empty if it would admit the pod then."""
+        """The code of a node's refusal without these pods; empty: it would admit the pod."""
         view = self.view.nodes.get(node)
         if view is None or view.kind is None:
             return (self.view.foreign(node) or UNKNOWN_NODE) if view is None else view.refusal
