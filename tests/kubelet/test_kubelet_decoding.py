@@ -145,6 +145,7 @@ REFUSED = {
     "a name without a length": field(1, b"\n"),
     "a name that is not UTF-8": field(1, field(1, b"GPU-\xff\xfe")),
     "a long name that is not UTF-8": field(1, field(1, b"x" * 200 + b"\xff\xfe")),
+    "a field without a number": b"\x05abcd",
     "a group": b"\x0b" * 2_000,
     "noise": b"\xff" * 2_000,
 }

@@ -382,6 +382,14 @@ nics:
     )
 
 
+def test_a_pattern_for_addresses_does_not_match_a_nic_without_a_known_address() -> None:
+    nics = [nic(0), msgspec.structs.replace(nic(1), pci=None)]
+
+    found = made(machine(nics=nics), 'nics: [{pci: ["*"], exclude: true}]')
+
+    assert ["mlx5_1"] == listed(found)["topoalign.io/nic"]
+
+
 def test_more_shares_than_a_node_can_list_are_not_offered_and_that_is_loud() -> None:
     topology = machine([gpu(index) for index in range(128)], [nic(0)])
     found = made(topology, SHARE.replace("replicas: 2", "replicas: 1024") + "}]}}")

@@ -271,13 +271,19 @@ async def test_a_slow_head_behind_a_whole_request_is_answered(monkeypatch: pytes
     assert [200, 408] == [status for status, _, _ in found]
 
 
-@pytest.mark.parametrize("head", ["POST /" + "x" * 70_000, "POST /scheduler/filter HTTP/1.1\r\n" + "a: b\r\n" * 12_000])
-async def test_a_head_without_end_is_refused_before_its_time(head: str) -> None:
+UPGRADE = "GET / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: websocket\r\n" + "a: b\r\n" * 12_000 + "\r\n"
+
+
+@pytest.mark.parametrize(
+    "head", ["POST /" + "x" * 70_000, "POST /scheduler/filter HTTP/1.1\r\n" + "a: b\r\n" * 12_000, UPGRADE]
+)
+async def test_a_head_without_end_is_refused_before_its_time(head: str, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(RecordedScheduling()) as url:
         with RawClient(url) as client:
             status, _, answer = parsed(await client.rest(head.encode()))
 
     assert (431, "TooLarge") == (status, answer["code"])
+    assert [] == caplog.records
 
 
 LONG = {"a": "b" * 65_300}

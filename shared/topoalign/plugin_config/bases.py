@@ -187,8 +187,9 @@ def chooses_instance(choice: MigEntry, instance: MigDevice) -> bool:
 
 def chooses_nic(choice: NicEntry, nic: Nic) -> bool:
     """Whether an entry of `nics` matches this NIC, by name or PCI address."""
+    addresses = [nic.pci] if nic.pci is not None else []  # the pattern `*` matches an empty text, too
     return any(resource_names.matches_pattern(name, nic.id) for name in choice.names) or any(
-        resource_names.matches_pattern(pattern, nic.pci or "") for pattern in choice.pci
+        resource_names.matches_pattern(pattern, address) for pattern in choice.pci for address in addresses
     )
 
 

@@ -267,7 +267,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def _unsupported_upgrade_warning(self) -> None:
         """The parser reads nothing behind a request for another protocol, so the answer to it is the last one."""
-        self.cycle.keep_alive = False
+        if self.cycle is not None:  # a refused head has none
+            self.cycle.keep_alive = False
 
     def _begin_request(self) -> None:
         self._is_idle = self._head_is_complete = False
@@ -284,6 +285,9 @@ class HttpConnection(HttpToolsProtocol):
     def _end_with(self, status: int, code: str, finding: str) -> None:
         """Answers with an error, and closes, if the connection is not ending anyway."""
         if self.transport.is_closing():
+            return
+        if self.in_work is not None and self.in_work.response_started and not self.in_work.response_complete:
+            self.end()  # the client would read the error as a part of the answer before
             return
         body = msgspec.json.encode({"code": code, "finding": finding, "remedy": "send a whole HTTP/1.1 request"})
         head = (

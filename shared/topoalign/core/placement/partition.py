@@ -91,6 +91,9 @@ def best_by_subsets(scores: Scores, required: Sequence[int], size: int) -> tuple
     total = max(map(total_with, sets)) if required else total_of(everything)
     sets.sort(key=lambda mask: (worth[mask], mask), reverse=True)
     chosen = next(mask for mask in sets if total_with(mask) == total)
+    # `total_of` refers to itself, so its tables (some MiB) would stay until the next run of the garbage collector.
+    total_of.cache_clear()
+    worth.clear()
     return [member for member in range(devices) if chosen >> devices - 1 - member & 1], total
 
 

@@ -251,6 +251,8 @@ def field_at(data: bytes, at: int, end: int, kind: type[Message]) -> WireField:
             raise malformed_message(kind, "no fields of protobuf") from error
     if field_end > end:
         raise malformed_message(kind, "it ends early")
+    if not key >> 3:
+        raise malformed_message(kind, "no fields of protobuf")
     return WireField(key >> 3, key & 7, at, content, field_end)
 
 
