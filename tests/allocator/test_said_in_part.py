@@ -43,7 +43,7 @@ async def test_what_is_too_large_for_a_message_is_left_out_and_said() -> None:
     notes = predict(it.ledger.state.apply(msgspec.structs.replace(delivery, revision=9)), asked, 0).explanation.notes
 
     assert (rules, None) == (delivery.kubelet.rules, delivery.kubelet.devices)
-    assert "too much for one message" in delivery.kubelet.unknown
+    assert "too large for one message" in delivery.kubelet.unknown
     assert f"{delivery.kubelet.unknown}; {INSTEAD}" == notes[0]
     assert "whether a plugin lists example.com/fpga is not known" in notes[1]
     assert USED == delivery.containers

@@ -124,7 +124,7 @@ async def test_no_half_of_one_gpu_is_given_instead(names: Names, half: int) -> N
             refusal = await admit(it, half_of_two(it, "p"))
 
             assert isinstance(refusal, Refusal)
-            assert "needs equal parts of 'GPU-0', 'GPU-1'" in refusal.finding
+            assert "needs them in equal parts of 'GPU-0', 'GPU-1'" in refusal.finding
             await it.remove("p")
 
 
@@ -136,7 +136,7 @@ async def test_a_kubelet_that_aligns_elsewhere_is_refused() -> None:
         refusal = await admit(it, half_of_two(it, "p"))
 
         assert isinstance(refusal, Refusal)
-        assert "needs equal parts of 'GPU-0', 'GPU-2'" in refusal.finding
+        assert "needs them in equal parts of 'GPU-0', 'GPU-2'" in refusal.finding
         assert () == await it.allocations.prefer(CORES, it.units(0, 60)[CORES], [], 60)
 
 
