@@ -316,18 +316,18 @@ async def test_pauses_begin_anew_once_the_gpus_were_read(nvml_library: Path, tmp
             return [each["pause"] for each in logs if each["event"] == "no MPS daemon can be started"]
 
         async with node.up():
-            await node.until(lambda: [1.0] == pauses())
-            await node.clock.advance(1)
-            await node.until(lambda: [1.0, 2.0] == pauses())
+            await node.until(lambda: len(pauses()) >= 2)
             driver.play(script(gpus=range(2)))
             await node.clock.advance(2)
             await node.until(node.serving)
+            before = pauses()
             driver.play(failing)
             node.share("name: gpu, replicas: 8")
             await node.clock.advance(POLL_SECONDS)
-            await node.until(lambda: 3 == len(pauses()))
+            await node.until(lambda: len(pauses()) > len(before))
 
-        assert [1.0, 2.0, 1.0] == pauses()
+        assert [1.0, 2.0] == before[:2]
+        assert 1.0 == pauses()[len(before)]
 
 
 async def test_a_driver_that_hangs_is_named_and_waited_for(nvml_library: Path, tmp_path: Path) -> None:
