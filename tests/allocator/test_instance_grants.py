@@ -45,7 +45,7 @@ pytestmark = pytest.mark.anyio
 
 
 def check_instances(node: InstanceNode, names: Collection[str]) -> None:
-    """Each pod was told of the instances that its record has; no other instance is there, and none is anothers'."""
+    """Each pod received the instances of its record. No other instance exists, and no two pods share one."""
     recorded = [uuid for name in names for each in node.records(name) for uuid in each.instances.values()]
     told = [uuid for name in names for one in node.told(name) for uuid in one.split(",")]
     assert sorted(recorded) == sorted(told)

@@ -109,7 +109,7 @@ class InstanceLife(Life):
     async def put_right(self, former: str) -> None:
         """
         What an agent has to put right that starts where one has died: a container that the kubelet has admitted keeps its
-        instance; a pod that was refused is made anew, and admitted. Nothing else is left over. Then it ends.
+        instance; a pod that was refused is created again and admitted. Nothing else is left over. Then it ends.
         """
         if former and (DEFAULT, PodName(former)) not in self.kubelet.running:
             await self.give(pod(f"{former}-again"))

@@ -9,7 +9,7 @@ stream.
 A stream whose positions go back was lost or rolled back. All events of its replacement are read as new, and the fold drops
 repetitions as usual.
 
-A slow subscriber delays only itself. No call gives up: if the bus refuses, the subscriber waits as for a bus that is away,
+A slow subscriber delays only itself. No call gives up: if the bus refuses, the subscriber waits as for an unreachable bus,
 and logs the refusal once.
 """
 

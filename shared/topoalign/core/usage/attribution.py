@@ -283,7 +283,7 @@ def has_library(state: NodeState) -> bool:
 
 
 def with_library(shares: NodeShares, reading: LibraryReading) -> NodeShares:
-    """The same, each holder with what its library counts of the device; a device that it does not hold is passed over."""
+    """The same, each holder with what its library counts of the device; a device that it does not hold is skipped."""
     counts: dict[tuple[AllocationID, DeviceID], LibraryCount] = {
         (use.allocation, count.device): count for use in reading.containers for count in use.counts
     }

@@ -3,7 +3,7 @@ Decodes the answers of the kubelet's PodResources, most of which are devices.
 
 A kubelet lists each device in a message of its own, with its resource and its NUMA nodes (v1.36.3): 16 containers with 20
 and 60 units of GPUs have 1,280, which take the generated code 40 ms. So resources and ids are read here, in a seventh of
-that time, NUMA nodes are passed over, and the generated code decodes the rest.
+that time, NUMA nodes are skipped, and the generated code decodes the rest.
 
 Source: PodResources v1.
 """

@@ -83,7 +83,7 @@ class EditProvider(msgspec.Struct, frozen=True):
 
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
         """Adds the edits to the answer for a container. Raises ContainerUnready and StateFault."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract; every provider defines it
 
 
 class DeviceLists(EditProvider, frozen=True):
