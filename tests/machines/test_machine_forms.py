@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from machine_support import packed, unpacked
 
 from topoalign.core.model.topology.model import Topology
-from topoalign.machines.lstopo import read_lstopo
-from topoalign.machines.sysfs_archive import read_archive
 from topoalign.machines.sysfs_machine import read_sysfs
+from topoalign.tools.machine_formats.lstopo import read_lstopo
+from topoalign.tools.machine_formats.sysfs_archive import read_archive
 
 Facts = dict[str, object]
 CLASSES = {"gpu": "0302 [10de:2330]", "nic": "0207 [15b3:1021]", "other": "0502 [8086:0d93]"}

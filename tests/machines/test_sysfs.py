@@ -14,8 +14,8 @@ from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.topology_checks import validate
-from topoalign.machines.sysfs_archive import MOST_BYTES, Archive, read_archive
 from topoalign.machines.sysfs_machine import read_sysfs
+from topoalign.tools.machine_formats.sysfs_archive import MOST_BYTES, Archive, read_archive
 
 CPU, NODE = "sys/devices/system/cpu", "sys/devices/system/node"
 PCI = "sys/devices/pci0000:00"

@@ -9,16 +9,12 @@ is not a number. No link is followed out of the tree.
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from topoalign.core.model.topology.cpuset import LARGEST_ID, parse_cpuset
 
 LONGEST_FILE = 1 << 20
 """Bytes. The longest that is read is a node's meminfo, a few thousand."""
-
-CPUID = "hwloc-cpuid-info"
-"""A file that hwloc-gather-cpuid writes next to its dumps of registers."""
 
 _HEX_MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{0,8})*")
 
@@ -100,13 +96,6 @@ class Folder(Tree):
             return PurePosixPath(place).relative_to(self.root)
         except (OSError, ValueError):
             return None
-
-
-def describe_missing_tree(finding: str, names: Iterable[str]) -> str:
-    """`finding`, that there is no tree, and what the files of these names are if they are recognised."""
-    if any(name.rpartition("/")[2] == CPUID for name in names):
-        return f"{finding}; it is a dump of CPUID registers (hwloc-gather-cpuid), without NUMA nodes and PCI devices"
-    return finding
 
 
 def open_tree(root: Path | Tree) -> Tree:

@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 from topoalign.core.model.errors import InvalidMachine, clean
 from topoalign.core.model.topology.model import Topology
 from topoalign.machines.sysfs_cpus import CPUS
-from topoalign.machines.sysfs_files import LONGEST_FILE, Tree, describe_missing_tree
+from topoalign.machines.sysfs_files import LONGEST_FILE, Tree
 from topoalign.machines.sysfs_machine import read_sysfs
 
 MOST_BYTES = 128 << 20
@@ -49,7 +49,7 @@ class Archive(Tree):
         members = dict(_members(source))
         top = next((name.partition(CPUS)[0] for name in members if f"/{CPUS}/" in f"/{name}"), None)
         if top is None:
-            raise InvalidMachine(describe_missing_tree(f"no folder in it holds {CPUS}", members), _PACK_AGAIN)
+            raise InvalidMachine(f"no folder in it holds {CPUS}", _PACK_AGAIN)
         for name, content in members.items():
             if name.startswith(top):
                 self._add(name.removeprefix(top), content)
