@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_args
 import click
 
 from topoalign.cli import formatting, options, output
-from topoalign.cli.effects import Effect, printing
+from topoalign.cli.effects import Effect
 from topoalign.cli.exit_codes import REFUSED
 from topoalign.cli.link import NodeLink, on_node
 from topoalign.cli.options import Count, Size
@@ -84,8 +84,7 @@ def allocate_for_container(link: NodeLink, **asked: Any) -> int | None:
         "repeating the request is safe",
     )
     decision, topology = link.ask("allocate", request, Decision, effect)
-    with printing(effect):
-        status = print_decision(link.node, decision, topology, link.as_json)
+    status = print_decision(link.node, decision, topology, link.as_json)
     if status is None and not link.as_json:
         output.note(f"to release it: topoalign release {name}")
     return status
@@ -179,12 +178,11 @@ def release_allocations(link: NodeLink, target: str) -> None:
     )
     request = ReleaseRequest(node=link.node, target=target)
     released, _ = link.ask("release", request, tuple[AllocationID, ...], effect)
-    with printing(effect):
-        if link.as_json:
-            output.print_json({"node": link.node, "released": released})
-            return
-        for allocation in released:
-            output.print_line(f"released {clean(allocation, 120)}")
+    if link.as_json:
+        output.print_json({"node": link.node, "released": released})
+        return
+    for allocation in released:
+        output.print_line(f"released {clean(allocation, 120)}")
 
 
 @click.command()
@@ -204,10 +202,9 @@ def trust(link: NodeLink) -> None:
     """
     effect = Effect("the confirmation of the record", "`topoalign trust` can be repeated")
     reason, _ = link.ask("trust", TrustRequest(node=link.node), str | None, effect)
-    with printing(effect):
-        if link.as_json:
-            output.print_json({"node": link.node, "doubt": reason})
-        elif reason is None:
-            output.print_line("the record was confirmed already")
-        else:
-            output.print_line(f"the record is confirmed; it was unconfirmed: {clean(reason, 300)}")
+    if link.as_json:
+        output.print_json({"node": link.node, "doubt": reason})
+    elif reason is None:
+        output.print_line("the record was confirmed already")
+    else:
+        output.print_line(f"the record is confirmed; it was unconfirmed: {clean(reason, 300)}")
