@@ -116,7 +116,7 @@ def test_a_defect_is_not_hidden() -> None:
         ("", "Usage: topoalign"),
         ("alocate", "No such command 'alocate'"),
         ("version --jsn", "Did you mean '--json'"),
-        ("allocate --gpus 1.5", "'--gpus': '1.5' is not a whole number"),
+        ("allocate --gpus 1.5", "'--gpus': '1.5' is not a valid integer"),
         ("allocate --memory lots", "'--memory': 'lots' is not a size"),
         ("allocate --policy strict", "'--policy'"),
         ("allocate", "nothing is requested"),

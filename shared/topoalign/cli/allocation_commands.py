@@ -10,7 +10,7 @@ from topoalign.cli import formatting, options, output
 from topoalign.cli.effects import Effect
 from topoalign.cli.exit_codes import REFUSED
 from topoalign.cli.link import NodeLink, on_node
-from topoalign.cli.options import Count, Size
+from topoalign.cli.options import parse_size
 from topoalign.core.demand.node_filters import Constraints
 from topoalign.core.demand.unserved import UnservedResource, served_by
 from topoalign.core.model.decisions import Decision, Refusal, with_notes
@@ -29,11 +29,16 @@ from topoalign.core.model.requests import (
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_warnings import paths_of_limits, warnings_of
 
+COUNT = click.IntRange(0, 1_000_000)
+"""The upper bound is larger than any count on any machine."""
+
 request_options = options.add_options(
-    click.option("--gpus", type=Count(), default=0, help="GPUs (nvidia.com/gpu)."),
-    click.option("--cpus", type=Count(), default=0, help="Exclusive CPUs."),
-    click.option("--memory", type=Size(), default=0, help="Memory: 64Gi, 1.5G or a number of bytes."),
-    click.option("--nics", type=Count(), default=0, help="NICs (topoalign.io/nic)."),
+    click.option("--gpus", type=COUNT, default=0, metavar="N", help="GPUs (nvidia.com/gpu)."),
+    click.option("--cpus", type=COUNT, default=0, metavar="N", help="Exclusive CPUs."),
+    click.option(
+        "--memory", type=parse_size, default="0", metavar="SIZE", help="Memory: 64Gi, 1.5G or a number of bytes."
+    ),
+    click.option("--nics", type=COUNT, default=0, metavar="N", help="NICs (topoalign.io/nic)."),
     click.option(
         "--annotation",
         "annotations",

@@ -17,7 +17,6 @@ import msgspec
 
 from topoalign.cli import formatting, link, output
 from topoalign.cli.exit_codes import REFUSED
-from topoalign.cli.options import Count
 from topoalign.client.stored_records import read_cluster
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, NodeTraits, Taint
 from topoalign.core.demand.unserved import UnservedResource, asked_names, served_by
@@ -71,7 +70,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options of a question to a cluster, and passes them to the command as `query`."""
 
     @click.option(
-        "--pods", type=Count(least=1, most=MOST_PODS), metavar="N", help="Number of equal pods to place.  [default: 1]"
+        "--pods", type=click.IntRange(1, MOST_PODS), metavar="N", help="Number of equal pods to place.  [default: 1]"
     )
     @click.option("--scoring", type=click.Choice(SCORINGS), help="How nodes are ranked.  [default: quality]")
     @click.option("--snapshot", type=FILE, metavar="FILE", help="Write the facts about the cluster to this file.")
