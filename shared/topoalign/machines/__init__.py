@@ -38,9 +38,10 @@ def load_machine(source: str) -> Machine:
     path = Path(source)
     try:
         if path.is_dir():
+            from topoalign.machines.sysfs_files import Tree
             from topoalign.machines.sysfs_machine import read_sysfs
 
-            return Machine(name=path.resolve().name, topology=read_sysfs(path), source=source)
+            return Machine(name=path.resolve().name, topology=read_sysfs(Tree(path)), source=source)
         if path.exists() and not path.is_file():  # a pipe would be waited for, and a device read, without end
             raise InvalidMachine(
                 f"{quoted([source])} is neither a file nor a folder", "give a regular file, or - and pipe the text in"

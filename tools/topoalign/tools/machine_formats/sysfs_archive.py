@@ -39,7 +39,7 @@ def read_archive(source: io.BytesIO) -> Topology:
 
 
 class Archive(Tree):
-    """A tree in an archive. What stands around the folder that holds `sys` is left out."""
+    """A tree in an archive, in memory. What stands around the folder that holds `sys` is left out."""
 
     def __init__(self, source: io.BytesIO) -> None:
         """Raises InvalidMachine if it is too large or holds no such folder, and what its packing raises if it is broken."""
