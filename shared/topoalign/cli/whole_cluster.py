@@ -289,12 +289,13 @@ class KubectlFailed(Unavailable):
     """
     Raised when the program kubectl gives no usable answer.
 
-    Remedy: Check that kubectl is installed and can read pods and nodes.
+    Remedy: Check that kubectl is installed and can read pods and nodes, or give `--pod-file`.
     """
 
     def __init__(self, finding: str) -> None:
         super().__init__(
-            clean(finding, 300), "see that kubectl is installed and can read pods and nodes of the cluster"
+            clean(finding, 300),
+            "see that kubectl is installed and can read pods and nodes of the cluster, or describe the pod with --pod-file",
         )
 
 
