@@ -281,29 +281,6 @@ def test_without_a_readable_checkpoint_cpus_and_memory_still_count(
     assert "2 resources on 8 NUMA nodes are merged without delay" == found["kubelet merge"]["detail"]
 
 
-@pytest.mark.parametrize(
-    ("policy", "verdict"), [("restricted", "warning"), ("best-effort", "warning"), ("none", "ok"), ("", "warning")]
-)
-def test_slots_with_numa_nodes_are_judged_by_the_kubelets_policy(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy: str, verdict: str
-) -> None:
-    """By that of no policy where it is not known; without the setting there is no line."""
-    file = tmp_path / "topoalign.yaml"
-    kubelet = tmp_path / "config.yaml"
-    kubelet.write_text(CONFIG.replace("restricted", policy))
-    arguments = ["--kubelet-config", str(kubelet)] if policy else []
-    monkeypatch.setenv("TOPOALIGN_MACHINE", "hgx-h100")
-    monkeypatch.setenv("TOPOALIGN_CONFIG", str(file))
-
-    file.write_text("sharing: {slots: {numaTopology: true}}\n")
-    found = examined(capsys, *arguments)[1]["slots"]
-    file.write_text("sharing: {slots: {}}\n")
-
-    assert verdict == found["verdict"]
-    assert verdict == "ok" or "a NUMA node has at most 4 of 8 GPUs" in found["detail"]
-    assert "slots" not in examined(capsys, *arguments)[1]
-
-
 def test_a_kubelet_without_a_configuration_file_is_a_warning(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -50,14 +50,7 @@ def test_each_configuration_in_a_wrapper_is_found_by_its_field(wrapper: str) -> 
     [
         (json.dumps(TWO), "document", "2 configurations: data.any, data[mig.yaml]"),
         (json.dumps(CONFIG_MAP).replace("single", "some"), "data.any.flags.migStrategy", "'some'"),
-        ("{kind: DaemonSet, spec: {}}", "kind", "'DaemonSet' is no configuration of a device plugin"),
-        ("{kind: ConfigMap, metadata: {name: a}}", "kind", "'ConfigMap' is no configuration of a device plugin"),
-        (
-            "{kind: ClusterPolicy, spec: {devicePlugin: {config: {name: slices}}}}",
-            "spec.devicePlugin.config.name",
-            "kubectl get configmap slices -o yaml",
-        ),
-        ("config: {name: slices, default: any}", "config.name", "kubectl get configmap slices -o yaml"),
+        ("{kind: DaemonSet, spec: {}}", "document", "unknown field `kind`"),
     ],
 )
 def test_a_wrapper_without_one_valid_configuration_is_refused(text: str, field: str, words: str) -> None:

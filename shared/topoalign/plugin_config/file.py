@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.model.errors import BadRequest, InvalidField, clean, quoted
+from topoalign.core.model.errors import BadRequest, InvalidField
 from topoalign.kubelet.files import configuration_file, documents
 from topoalign.kubelet.files.configuration_file import FieldMapping
 from topoalign.kubelet.files.documents import Document, InvalidDocument
@@ -29,8 +29,7 @@ from topoalign.plugin_config.findings import ConfigurationFinding
 # - `config.map` in the values of the chart nvidia-device-plugin, and `devicePlugin.config.data` in those of
 #   gpu-operator
 #
-# A file without these is a configuration itself. One that only names a ConfigMap (ClusterPolicy,
-# `devicePlugin.config.name`) is refused with that name.
+# A file without these is a configuration itself.
 #
 # Sources: k8s-device-plugin v0.20.0 and gpu-operator v25.10, their charts.
 
@@ -50,13 +49,9 @@ class Wrapped(NamedTuple):
 
 
 def configurations(raw: bytes, path: Path) -> list[Wrapped]:
-    """The configurations in a file, at least one, in its order. Raises InvalidDocument, and InvalidField for none."""
+    """The configurations in a file, at least one, in its order. Raises InvalidDocument."""
     parts = configuration_file.mappings_in(raw, str(path))
-    found = files(parts, str(path))
-    if found:
-        return found
-    check_no_object(parts)
-    return [Wrapped("", documents.parse_document(raw, str(path)))]
+    return files(parts, str(path)) or [Wrapped("", documents.parse_document(raw, str(path)))]
 
 
 def files(parts: Sequence[FieldMapping], source: str) -> list[Wrapped]:
@@ -70,19 +65,6 @@ def files(parts: Sequence[FieldMapping], source: str) -> list[Wrapped]:
         for path, values in [_values(part)]
         for key, value in values.items()
     ]
-
-
-def check_no_object(parts: Sequence[FieldMapping]) -> None:
-    """Raises InvalidField for an object of Kubernetes, or for the values of a chart, that have no configuration."""
-    for part in parts:
-        name = part.content.get("name")
-        if part.path[-1:] == ("config",) and isinstance(name, str) and name:
-            finding = f"names the ConfigMap {quoted([name])}, which has the configuration"
-            raise InvalidField(f"{part.field}.name", finding, f"give `kubectl get configmap {clean(name)} -o yaml`")
-    kind = parts[0].content.get("kind") if parts else None
-    if kind is not None:
-        remedy = "give the configuration file, or the ConfigMap that holds it"
-        raise InvalidField("kind", f"{quoted([str(kind)])} is no configuration of a device plugin", remedy)
 
 
 def _values(part: FieldMapping) -> tuple[configuration_file.Path, Mapping[object, object]]:
