@@ -39,7 +39,7 @@ from topoalign.allocator.reconciliation.liveness import (
 )
 from topoalign.allocator.reconciliation.usage_publisher import is_recorded_here, usage_of_others
 from topoalign.core.model.events import Allocation, Owner
-from topoalign.core.model.ids import AllocationID, Namespace, PodName
+from topoalign.core.model.ids import AllocationID
 from topoalign.core.ports import Clock
 
 APART_SECONDS = 1.0
@@ -153,8 +153,6 @@ class Reconciliation:
         self._settling = Settling()
         self._presence: defaultdict[AllocationID, Presence] = defaultdict(Presence)
         self._presence.update(dict.fromkeys(ledger.state.allocations, Presence(is_inherited=True)))
-        self._listed: frozenset[tuple[Namespace, PodName]] | None = None
-        """The pods of the last poll; None: there was none yet."""
         self._noted = 0.0
         """Monotonic seconds at the beginning of the newest poll."""
         self._early: set[str] = set()
@@ -163,7 +161,6 @@ class Reconciliation:
     def compare(self, poll: Poll) -> None:
         """Binds, releases and adopts by this poll. If it raises StateFault, some changes may be recorded."""
         self._settle(poll)
-        self._listed = frozenset((used.owner.namespace, used.owner.pod) for used in poll.listing.usage)
         listing = poll.listing
         if self._ledger.state.topology is None:
             return
@@ -223,13 +220,6 @@ class Reconciliation:
             log.info(
                 "allocations from before the reboot are kept until the kubelet has settled", allocations=len(stale)
             )
-
-    def lists(self, target: str) -> bool | None:
-        """Whether the kubelet listed a pod of this name (`NAMESPACE/NAME`) at the last poll; None: there was none yet."""
-        if self._listed is None:
-            return None
-        namespace, _, pod = target.partition("/")
-        return (Namespace(namespace), PodName(pod)) in self._listed
 
     def note(self, poll: Poll) -> None:
         """Notes the pods and checkpoint entries of a poll, also if the ledger is not compared with it."""

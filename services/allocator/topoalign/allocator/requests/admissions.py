@@ -113,30 +113,10 @@ def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeStat
     return True
 
 
-REMEDY = "name an allocation's id, or a pod as NAMESPACE/NAME"
-
-
-def lists_nothing(target: str) -> bool | None:
-    """Stands for `DeviceAllocations.lists` on a node without a kubelet: it is not known which pods run."""
-    return None
-
-
-def absence(target: str, listed: bool | None, *, by_kubelet: bool) -> str:
-    """
-    The sentence with which `explain` answers for a target without allocation, decision or ending. `by_kubelet`: whether a
-    kubelet admits the pods of this node; `listed`: whether it lists a pod of this name, None if it was not asked yet.
-
-    Raises NotFound where no such pod is known to run, for example of one that the kubelet refused.
-    """
-    if listed:
-        return f"{clean(target, 300)} runs here and has no device of ours: none of its containers asked for one"
-    if not by_kubelet:
-        raise NotFound("allocation or pod", target, REMEDY)
-    raise NotFound(
-        "allocation or pod" if listed is None else "allocation or running pod",
-        target,
-        f"{REMEDY}; a pod that the kubelet refused is not known here: `kubectl describe pod` has its reason",
-    )
+UNKNOWN = (
+    "name an allocation's id, or a pod as NAMESPACE/NAME; a pod that was refused or that requests no devices is not known "
+    "here: `kubectl describe pod` has its reason"
+)
 
 
 class Deadlines:
@@ -287,18 +267,15 @@ class Admissions:
         predictions: Predictions | None = None,
         hint_seconds: float = 0.25,
         ensure_fresh: Callable[[], Awaitable[None]] = nothing_to_ask,
-        lists: Callable[[str], bool | None] = lists_nothing,
     ) -> None:
         """
-        `predictions`: None: by the node's own rules and record. `lists` returns whether the kubelet lists a pod of this
-        name, None where there is no kubelet to ask. `ensure_fresh` is called before anything is allocated, as by
+        `predictions`: None: by the node's own rules and record. `ensure_fresh` is called before anything is allocated, as by
         `DeviceAllocations`.
         """
         self._ledger = ledger
         self._bus = bus
         self._rules = rules
         self._ensure_fresh = ensure_fresh
-        self._lists = lists
         self._kubelet_owns_devices = kubelet_owns_devices
         self._hint_seconds = hint_seconds
         self.predictions = predictions or Predictions(ledger, rules, None, kubelet_owns_devices=kubelet_owns_devices)
@@ -389,7 +366,7 @@ class Admissions:
         state = self._ledger.state
         notes = self._ledger.release_log.explain(request.target, state.allocations)
         if not live and decision is None and not notes:
-            notes = (absence(request.target, self._lists(request.target), by_kubelet=self._kubelet_owns_devices),)
+            raise NotFound("allocation or pod", request.target, UNKNOWN)
         ailing = {device: health for held in live for device, health in state.ailing(held).items()}
         return Explained(allocations=live, decision=decision, ailing=ailing, notes=notes)
 
