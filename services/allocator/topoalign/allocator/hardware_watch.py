@@ -26,7 +26,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NobodyAnswers, StateFault, Unavailable
 from topoalign.core.model.events import DeviceHealthChanged, HealthState, Reading, TopologyDiscovered
 from topoalign.core.model.ids import AllocationID
-from topoalign.core.model.requests import AliveRequest, AnnounceRequest, Published, PublishedRequest
+from topoalign.core.model.requests import NodeRequest, Published
 from topoalign.core.ports import Bus, Clock
 from topoalign.runtime.clock import until_tick
 
@@ -141,9 +141,9 @@ class HardwareWatch:
         endpoint is trusted by its numbers.
         """
         node = self._ledger.node
-        question = msgspec.json.encode(PublishedRequest(node=node))
+        question = msgspec.json.encode(NodeRequest(node=node))
         try:
-            answer = await self._bus.ask(wire.published_subject(node), question, ASK_AGAIN_SECONDS)
+            answer = await self._bus.ask(wire.discovery_subject(node, "published"), question, ASK_AGAIN_SECONDS)
             published = wire.decode_answer(answer, dict[str, Published]).get(kind)
         except NobodyAnswers:
             return True
@@ -190,10 +190,10 @@ class HardwareWatch:
     async def _ask(self) -> bool:
         """Asks discovery for its newest revisions. Returns whether it answered."""
         node = self._ledger.node
-        question = msgspec.json.encode(AliveRequest(node=node))
+        question = msgspec.json.encode(NodeRequest(node=node))
         delivery = {"topology": self._topology, "health": self._health}
         try:
-            answer = await self._bus.ask(wire.alive_subject(node), question, ASK_AGAIN_SECONDS)
+            answer = await self._bus.ask(wire.discovery_subject(node, "alive"), question, ASK_AGAIN_SECONDS)
             self.newest = wire.decode_answer(answer, dict[str, tuple[int, int]])
         except (Unavailable, BadRequest) as error:
             log.debug("discovery does not answer", finding=error.finding)
@@ -220,9 +220,9 @@ class HardwareWatch:
 
     async def _ask_to_announce(self) -> None:
         """Asks discovery to publish again, under new numbers, because its last reading may be lost."""
-        question = msgspec.json.encode(AnnounceRequest(node=self._ledger.node))
+        question = msgspec.json.encode(NodeRequest(node=self._ledger.node))
         try:
-            await self._bus.ask(wire.announce_subject(self._ledger.node), question, ASK_AGAIN_SECONDS)
+            await self._bus.ask(wire.discovery_subject(self._ledger.node, "announce"), question, ASK_AGAIN_SECONDS)
         except Unavailable as error:
             log.debug("discovery does not announce", finding=error.finding)
 

@@ -11,7 +11,7 @@ from topoalign.allocator.ports import Poll
 from topoalign.core import wire
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.ids import DeviceID, ResourceName
-from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, Endpoint
 from topoalign.core.state.fold import NodeState
@@ -111,11 +111,11 @@ class SharedFilesOnDemand:
         return await self._files.read()
 
     def endpoint(self) -> Endpoint:
-        """Answers UseRequest with what the libraries count."""
+        """Answers NodeRequest with what the libraries count."""
         subject = wire.admission_subject(self._state().node, "library-use")
-        return Endpoint(name="library-use", subject=subject, answer=answer_with(UseRequest, self._answer))
+        return Endpoint(name="library-use", subject=subject, answer=answer_with(NodeRequest, self._answer))
 
-    async def _answer(self, request: UseRequest) -> "LibraryReading":
+    async def _answer(self, request: NodeRequest) -> "LibraryReading":
         if request.node != (node := self._state().node):
             raise InvalidField("node", f"{clean(request.node)!r} is not this node", f"ask {node!r} here")
         return await self.read()

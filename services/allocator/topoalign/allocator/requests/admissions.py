@@ -49,20 +49,18 @@ from topoalign.core.model.errors import (
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import HintAnswer
 from topoalign.core.model.ids import CPU, AllocationID, NodeName
-from topoalign.core.model.maintenance import TrustRequest
 from topoalign.core.model.requests import (
     AdmissionRules,
     AllocateRequest,
     ClockReading,
-    ClockRequest,
     ConfirmRequest,
     Deadline,
     ExplainRequest,
     Mode,
+    NodeRequest,
     PodRequest,
     ReleaseRequest,
     RuleChanges,
-    SnapshotRequest,
     override_rules,
 )
 from topoalign.core.model.reservations import Reservation
@@ -125,7 +123,7 @@ class Deadlines:
 
     A request can wait anywhere: in a socket buffer, at the NATS server, in this process while it is stopped. Its asker
     has given up by then, and what is granted to it all the same is held for good. So a request names a deadline, on the
-    clock of the process that judges it: the asker reads this clock first (`ClockRequest`). The clock is a new one with each
+    clock of the process that judges it: the asker reads this clock first (`NodeRequest`). The clock is a new one with each
     start. docs/decisions/0009-deadlines.md has the reasons.
 
         clock read: 100.0; the asker waits 10 s in all, 0.5 s of which are gone: deadline 109.5; at 131.0 it is refused
@@ -293,9 +291,9 @@ class Admissions:
             "what-if": answer_with(AllocateRequest, self.predictions.what_if),
             "confirm": answer_with(ConfirmRequest, self.predictions.confirm),
             "explain": answer_with(ExplainRequest, self.explain),
-            "snapshot": answer_with(SnapshotRequest, self.snapshot),
-            "trust": answer_with(TrustRequest, self.trust),
-            "clock": answer_with(ClockRequest, self.clock),
+            "snapshot": answer_with(NodeRequest, self.snapshot),
+            "trust": answer_with(NodeRequest, self.trust),
+            "clock": answer_with(NodeRequest, self.clock),
         }
         node = self._ledger.node
         return [
@@ -370,17 +368,17 @@ class Admissions:
         ailing = {device: health for held in live for device, health in state.ailing(held).items()}
         return Explained(allocations=live, decision=decision, ailing=ailing, notes=notes)
 
-    async def snapshot(self, request: SnapshotRequest) -> tuple[int, int]:
+    async def snapshot(self, request: NodeRequest) -> tuple[int, int]:
         """Publishes a snapshot of all live allocations; returns its (epoch, seq)."""
         check_own(self._ledger, request.node)
         return self._ledger.announce()
 
-    async def clock(self, request: ClockRequest) -> ClockReading:
+    async def clock(self, request: NodeRequest) -> ClockReading:
         """The reading of this process's clock, from which the asker makes the deadline of its next request."""
         check_own(self._ledger, request.node)
         return self.deadlines.reading()
 
-    async def trust(self, request: TrustRequest) -> str | None:
+    async def trust(self, request: NodeRequest) -> str | None:
         """Confirms the record on an operator's request; returns why it was unconfirmed, None if it was not."""
         check_own(self._ledger, request.node)
         unconfirmed = self._ledger.unconfirmed
