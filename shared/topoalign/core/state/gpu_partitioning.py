@@ -24,6 +24,9 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import equal_part, larger_amount, lost_instances, offered_in_slots
 
+HeldPart = Part | Amount
+"""What a container holds of a GPU by one device; by a slot an amount."""
+
 Way = Literal["whole", "MIG", "time slices", "MPS", "units", "slots"]
 
 
@@ -119,7 +122,7 @@ class _Record(NamedTuple):
     holder: object
     pod: object
     """Its container and its pod; the allocation's id where they are not known."""
-    parts: tuple[tuple[DeviceID, DeviceID, Part], ...]
+    parts: tuple[tuple[DeviceID, DeviceID, HeldPart], ...]
 
 
 @dataclass
@@ -127,7 +130,7 @@ class _ContainerParts:
     """What one container has of a GPU by all of its records."""
 
     first: Allocation
-    devices: dict[DeviceID, Part] = field(default_factory=dict)
+    devices: dict[DeviceID, HeldPart] = field(default_factory=dict)
     lost: list[DeviceID] = field(default_factory=list)
     surplus: Parts = field(default_factory=Parts)
     """Cores and bytes by slots beyond those of later records. Of a slot with first 60 and then 30 cores 30."""
@@ -156,8 +159,8 @@ def _used_by_gpu(state: NodeState, profiles: Mapping[DeviceID, str]) -> Mapping[
                 lost.lost.append(uuid)
     # Then what is in several records, the newest first. Most devices are in one alone.
     times = Counter(device for record in records for device, _, _ in record.parts)
-    newest: dict[DeviceID, tuple[_Record, Part]] = {}
-    largest: dict[DeviceID, Part] = {}
+    newest: dict[DeviceID, tuple[_Record, HeldPart]] = {}
+    largest: dict[DeviceID, HeldPart] = {}
     pods: dict[DeviceID, set[object]] = {}
     for record in reversed(records):
         for device, gpu, part in record.parts:
@@ -189,12 +192,12 @@ def _used_by_gpu(state: NodeState, profiles: Mapping[DeviceID, str]) -> Mapping[
     return {gpu: tuple(used(holder, mine) for holder, mine in by.items()) for gpu, by in held.items()}
 
 
-def _larger_part(part: Part, other: Part) -> Part:
+def _larger_part(part: HeldPart, other: HeldPart) -> HeldPart:
     """What two records have by one device: by a slot the larger amount of both, else `part`."""
     return larger_amount(part, other) if isinstance(part, Amount) and isinstance(other, Amount) else part
 
 
-def parts_of_allocation(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, Part]]:
+def parts_of_allocation(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, HeldPart]]:
     """Device, its GPU or NIC and which part of that it is, for all that an allocation holds; by a slot an amount of it."""
     gpus = {**hardware.parents, **allocation.parents}
     in_slots = offers_in_slots(hardware)
@@ -272,7 +275,7 @@ def sum_parts(parts: Iterable[Parts]) -> Parts:
     return found
 
 
-def _count_parts(parts: Iterable[Part], profiles: Mapping[DeviceID, str]) -> Parts:
+def _count_parts(parts: Iterable[HeldPart], profiles: Mapping[DeviceID, str]) -> Parts:
     """So many parts of one GPU as one. `profiles`: uuid of an instance -> name of its profile."""
     whole = False
     slices = 0
