@@ -265,26 +265,6 @@ async def rebooted_without_checkpoint(node: Node) -> None:
 # A kubelet that has lost count
 
 
-@pytest.mark.parametrize("mounted", [True, False])
-async def test_a_record_without_an_owner_keeps_what_the_checkpoint_has(node: Node, mounted: bool) -> None:
-    """
-    A record without an owner keeps what the checkpoint has of it, and after 30 s nothing else. The kubelet asked for a
-    device of an init container beside another one, and refused the pod afterwards.
-    """
-    await node.device_allocations.allocate(GPU, [[GPUS[0]]])
-    await node.device_allocations.allocate(GPU, [[GPUS[0], GPUS[1]]])
-    write(node, entry("uid-1", GPUS[0]))
-    directories(node, "uid-1")
-    if not mounted:
-        node.kubelet.directories = None
-    await later(node, 25)
-    before = node.live()
-    await later(node, 10)
-
-    assert {"GPU-0,GPU-1": None} == before
-    assert {"GPU-0": None} == node.live()
-
-
 # A kubelet that is asked before an Allocate
 
 

@@ -8,7 +8,6 @@ Compares the ledger with each poll of the kubelet: binds owners, releases ended 
 - A pod that the kubelet rejected after Allocate has entries in the checkpoint and no directory. It counts as missing.
 - If the kubelet has lost the devices of a container, the allocation stays as long as the pod exists. If the kubelet has
   allocated the devices to another container meanwhile (`Allocation.displaced`), it returns when that one ends.
-- An allocation without an owner is replaced if the checkpoint has only some of its devices and no container has the others.
 - After a damaged journal the ledger is unconfirmed. Once discovery has published the hardware, devices that only the
   checkpoint has are adopted, too, and then the ledger is confirmed.
 """
@@ -61,8 +60,8 @@ class PollFinding(Enum):
     """Exactly its devices are reported with one owner."""
     APART = auto()
     """
-    Its devices are reported with several owners, only in part, or together with others; or it has no owner and the
-    checkpoint has only some of its devices. If this lasts, it contradicts the allocation.
+    Its devices are reported with several owners, only in part, or together with others. If this lasts, it contradicts the
+    allocation.
     """
     FORGOTTEN = auto()
     """The kubelet has lost the devices of its container, which runs."""
@@ -255,8 +254,7 @@ class Reconciliation:
         if self._is_settled(poll) and self.liveness.has_returned(allocation, listing):
             assert allocation.owner is not None
             return PollFinding.FORGOTTEN, Binding(allocation.id, allocation.owner, allocation.pod_uid)
-        is_partly_kept = allocation.owner is None and self.liveness.is_kept_in_part(allocation, listing)
-        return PollFinding.APART if is_partly_kept else PollFinding.MISSING, None
+        return PollFinding.MISSING, None
 
     def _binding(self, allocation: Allocation, owner: Owner, uid: str, listing: KubeletListing) -> Binding | None:
         """Returns the binding to record for an allocation reported with this owner; None: nothing new."""
