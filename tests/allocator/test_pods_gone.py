@@ -868,7 +868,7 @@ async def test_explain_names_the_successor_of_a_superseded_allocation(node: Node
 
     assert (
         f"default/first main had GPU-0 (allocation {superseded}, pod UID uid-1), and no longer holds it: the kubelet "
-        f"allocated its devices again; now default/second main has it (allocation {node.allocation(GPUS[0]).id})",
+        f"allocated its devices again (allocation {node.allocation(GPUS[0]).id})",
     ) == former.notes
     assert former.notes == (await explained(node, superseded)).notes
     assert "no allocation or pod named 'default/refused'" == refused.value.finding
@@ -895,9 +895,9 @@ def test_no_more_endings_are_remembered_than_can_be_told() -> None:
     ]
     endings.note(live, gone)
 
-    assert () == endings.explain("4", {})
-    assert 1 == len(endings.explain("5", {}))
-    assert MOST_EXPLAINED == len(endings.explain("default/p", {}))
+    assert () == endings.explain("4")
+    assert 1 == len(endings.explain("5"))
+    assert MOST_EXPLAINED == len(endings.explain("default/p"))
 
 
 # Readiness

@@ -361,11 +361,10 @@ class Admissions:
         check_own(self._ledger, request.node)
         live = tuple(self._named(request.target))
         decision = self._decisions.get(request.target)
-        state = self._ledger.state
-        notes = self._ledger.release_log.explain(request.target, state.allocations)
+        notes = self._ledger.release_log.explain(request.target)
         if not live and decision is None and not notes:
             raise NotFound("allocation or pod", request.target, UNKNOWN)
-        ailing = {device: health for held in live for device, health in state.ailing(held).items()}
+        ailing = {device: health for held in live for device, health in self._ledger.state.ailing(held).items()}
         return Explained(allocations=live, decision=decision, ailing=ailing, notes=notes)
 
     async def snapshot(self, request: NodeRequest) -> tuple[int, int]:
