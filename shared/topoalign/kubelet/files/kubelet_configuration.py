@@ -85,9 +85,10 @@ def load_with_note(path: Path, placement: Placement = Placement.TOPOLOGY) -> tup
         configuration_file.mappings_in(documents.read_bounded(path), str(path))
     )
     try:
-        return rules_of(found.document, placement), found.note
+        rules = rules_of(found.content, placement)
     except InvalidField as error:
-        raise found.at(error) from error
+        raise configuration_file.nested_error(found.field, error) from error
+    return rules, f"the configuration of the kubelet was taken from {found.field}" if found.field else None
 
 
 def rules_of(document: documents.Document, placement: Placement = Placement.TOPOLOGY) -> AdmissionRules:
@@ -97,8 +98,7 @@ def rules_of(document: documents.Document, placement: Placement = Placement.TOPO
     Raises InvalidField with the path of a value that is wrong, or that the kubelet would not start with.
     """
     if (document.get("kind"), document.get("apiVersion")) != (KIND, API_VERSION):
-        remedy = "give the file that the kubelet is given with --config"
-        raise documents.other_kind(document, KIND, API_VERSION, remedy)
+        raise documents.other_kind(document, KIND, API_VERSION, configuration_file.REMEDY)
     remedy = "write it as KubeletConfiguration v1beta1 has it: numbers and booleans of options in quotes"
     found: KubeletConfiguration = documents.convert_document(document, KubeletConfiguration, remedy)
     policies = {each.value: each for each in Policy}
