@@ -40,7 +40,6 @@ def read(text: str) -> PodRequest:
 @pytest.mark.parametrize(
     ("resources", "field", "remedy"),
     [
-        ("resource: {limits: {nvidia.com/gpu: 1}}", "spec.containers[0].resource", "write resources"),
         ("resources: {limit: {nvidia.com/gpu: 1}}", "spec.containers[0].resources.limit", "limits, requests, claims"),
         ("resources: {nvidia.com/gpu: 1}", "spec.containers[0].resources.nvidia.com/gpu", "amounts inside limits"),
         ("resources: {limits: {cpus: 2}}", "spec.containers[0].resources.limits[cpus]", "write cpu, memory,"),

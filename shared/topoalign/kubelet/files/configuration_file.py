@@ -3,8 +3,8 @@ Finds the KubeletConfiguration in a file: the file that the kubelet is given wit
 
 It is an object of the kind KubeletConfiguration, wherever it stands (ConfigMap `data.kubelet` of kubeadm, one of several
 YAML documents, a file in a MachineConfig); or `kubeletconfig`, the answer of a node's `/configz`, which has the flags and
-drop-in files merged. Files of distributions with a part of a configuration (Talos, OpenShift, GKE, nodeadm, eksctl) are refused: no
-decision can be predicted from a part.
+drop-in files merged. Files of distributions with a part of a configuration (Talos, OpenShift, GKE, nodeadm, eksctl) are
+refused: no decision can be predicted from a part.
 
 Sources: kubelet v1.36.3; kubeadm v1.36.
 """
