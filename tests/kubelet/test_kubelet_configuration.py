@@ -160,8 +160,8 @@ OPTIONS = "topologyManagerPolicy: restricted\ntopologyManagerPolicyOptions: "
         (MEMORY_STATIC + "{memory: 1}", "reservedMemory: Expected `array`"),
         ("1: x", "document: Expected `str`"),
         ("systemReserved: {1: x}", "systemReserved: Expected `str`"),
-        ('kubeReserved: {cpu: "99999999999999999999999"}', r"kubeReserved\[cpu\]: '9+' is too large"),
-        (MEMORY_STATIC + "[{limits: {memory: 99999999999Gi}}]", r"limits\[memory\]: '9+Gi' is too large"),
+        ('kubeReserved: {cpu: "99999999999999999999999"}', r"kubeReserved\[cpu\]: '9+' is no amount"),
+        (MEMORY_STATIC + "[{limits: {memory: 99999999999Gi}}]", r"limits\[memory\]: '9+Gi' is no amount"),
         ("featureGates: {AllBeta: true, AllAlpha: 'true', A: 'false'}", r"featureGates\[\.\.\.\]: Expected `bool`"),
     ],
 )

@@ -195,8 +195,7 @@ def reserved_count(found: KubeletConfiguration, manager: str) -> int:
         if (text := reserved.get("cpu")) is not None:
             amount = resource_quantities.thousandths(text)
             if amount is None:
-                finding = f"{quoted([text])} {resource_quantities.quantity_finding(text)}"
-                raise InvalidField(f"{field}[cpu]", finding, "write 500m or 2")
+                raise InvalidField(f"{field}[cpu]", f"{quoted([text])} is no amount", "write 500m or 2")
             total += amount
     if named or manager == "none":
         return 0
@@ -225,8 +224,9 @@ def reserved_memory(found: KubeletConfiguration, manager: str) -> dict[int, dict
             if resource != MEMORY and not is_hugepages(resource):
                 raise InvalidField(field, "neither memory nor hugepages", "reserve memory or hugepages-<size> here")
             if not size:
-                why = "is no amount above 0" if size == 0 else resource_quantities.quantity_finding(str(amount))
-                raise InvalidField(field, f"{quoted([str(amount)])} {why}", "write 1Gi or a number of bytes")
+                raise InvalidField(
+                    field, f"{quoted([str(amount)])} is no amount above 0", "write 1Gi or a number of bytes"
+                )
             if resource in reserved.setdefault(entry.numa_node, {}):
                 raise InvalidField(field, "the node has it already", "name each resource of a node once")
             reserved[entry.numa_node][resource] = size
