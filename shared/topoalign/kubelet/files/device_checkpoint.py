@@ -28,7 +28,6 @@ class PodDevicesEntry(msgspec.Struct, frozen=True, rename="pascal"):
     """The plugin's ContainerAllocateResponse as it was on the wire."""
 
     def __str__(self) -> str:
-        """As go-spew prints it for hashing."""
         return (
             f"{{PodUID:(string){self.pod_uid} ContainerName:(string){self.container_name} "
             f"ResourceName:(string){self.resource_name} "

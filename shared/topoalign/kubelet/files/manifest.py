@@ -232,7 +232,6 @@ def amount(field: str, value: str | float, unit: Literal["cpu", "bytes", "device
 
 
 LIMITS = "limits."
-"""The prefix of the keys of `spec.hard` for limits."""
 
 
 def read_quota_limits(hard: Mapping[str, str | int | float]) -> dict[ResourceName, int]:
