@@ -24,7 +24,7 @@ from kubelet_support import MemoryAllocator, frame, node, serving, short_directo
 from topoalign.allocator.device_plugin.plugin_server import MOST_OTHERS, DevicePlugin
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID
-from topoalign.kubelet.grpc import arriving, grpc_connection, unix_sockets
+from topoalign.kubelet.grpc import arriving, grpc_connection, transport, unix_sockets
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import LOOKS, SMALL_REQUEST
 from topoalign.kubelet.grpc.decoding import Decoding, field
@@ -483,30 +483,25 @@ async def test_headers_that_unfold_to_megabytes_close_the_connection(content: by
         assert 1 == len((await kubelet.allocate(GPU_0)).container_responses)
 
 
-async def test_what_is_wrong_with_peers_is_logged_once_and_then_counted() -> None:
+def test_what_is_wrong_with_peers_is_logged_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     complaints = Complaints("p.sock")
+    now = 5.0
+    monkeypatch.setattr(transport, "monotonic", lambda: now)
     with structlog.testing.capture_logs() as logs:
         for _ in range(1_000):
             complaints.report("connection closed", "not gRPC", error="noise")
         complaints.report("connection refused", "peer runs as uid 7")
-        at_once = len(logs)
-        complaints.sum_up()
-        summed = logs[at_once:]
-        complaints.sum_up()
+        now += transport.AGAIN_SECONDS
         complaints.report("connection closed", "not gRPC", error="noise")
-        complaints.end()
 
-    assert 2 == at_once
-    assert [("not gRPC", 999)] == [(line["reason"], line["times"]) for line in summed]
-    assert 4 == len(logs)
+    assert ["not gRPC", "peer runs as uid 7", "not gRPC"] == [line["reason"] for line in logs]
 
 
-async def test_causes_without_end_are_not_logged_without_end() -> None:
+def test_causes_without_end_are_not_logged_without_end() -> None:
     complaints = Complaints("p.sock")
     with structlog.testing.capture_logs() as logs:
         for uid in range(1_000):
             complaints.report("connection refused", f"peer runs as uid {uid}")
-        complaints.end()
 
     assert len(logs) <= 64
 

@@ -250,7 +250,7 @@ def test_victims_as_a_scheduler_writes_them_are_read_once(monkeypatch: pytest.Mo
     others = [usual.replace(b"Pods", b"pods"), usual.replace(b'"Pods":[{', b'"x":0,"Pods":[{')]
     expected = [arguments.read_preempt(each) for each in others]
     again: list[bytes] = []
-    monkeypatch.setattr(arguments, "refuse_malformed", again.append)
+    monkeypatch.setattr(arguments, "refuse_ambiguous", again.append)
 
     assert [arguments.read_preempt(usual)] * 2 == expected
     assert [] == again

@@ -211,7 +211,6 @@ class KeptChannel:
 
     @contextmanager
     def _lent(self) -> Iterator[SharedChannel]:
-        """The connection, for one call."""
         # after a restart of the kubelet, another socket is at the path
         identity = unix_sockets.identity(self.path)
         if self._kept is not None and (self._kept.identity != identity or self._kept.begun >= MOST_CALLS):

@@ -25,7 +25,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.kubelet.files import manifest
 from topoalign.registry.scheduling import scheduling_api
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
-from topoalign.runtime.strict_json import refuse_malformed
+from topoalign.runtime.replies import refuse_ambiguous
 
 MOST_NODES = 20_000
 """Four times the largest supported Kubernetes cluster."""
@@ -209,7 +209,7 @@ def parse_pod(body: bytes) -> PodToSchedule:
     if len(body) > LARGEST_POD:
         raise InvalidField("Pod", f"{len(body)} bytes, more than {LARGEST_POD}", "make its annotations smaller")
     try:
-        refuse_malformed(body)
+        refuse_ambiguous(body)
         pod = msgspec.json.decode(body, type=manifest.PodManifest | None)
     except (msgspec.MsgspecError, RecursionError, Undecodable) as error:
         raise InvalidField("Pod", clean(str(error), 200), manifest.REMEDY) from error
@@ -262,7 +262,7 @@ def spelled(raw: Raw, kind: Any, what: str) -> Any:
             return usual
     if len(body) > LARGEST_RESPELLED:
         raise Undecodable(what, f"not as kube-scheduler writes it, and more than {LARGEST_RESPELLED} bytes")
-    refuse_malformed(body)
+    refuse_ambiguous(body)
     try:
         return msgspec.json.decode(msgspec.json.encode(go_spelled(msgspec.json.decode(body), kind)), type=kind)
     except (msgspec.MsgspecError, RecursionError) as error:
