@@ -1,7 +1,7 @@
 """Nodes with real allocators, an API server in memory, and registries that bind pods."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
 import anyio
 from api_server_support import shown_pod
@@ -123,6 +123,9 @@ class ScriptedChecks(BindChecks):
 
     def passes(self, node: NodeName, pod: PodToSchedule) -> bool:
         return False
+
+    def claim(self, pod: PodToSchedule, node: NodeName) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
         self.assumed.add((node, pod.uid))
