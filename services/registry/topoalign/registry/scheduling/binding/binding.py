@@ -49,7 +49,6 @@ from topoalign.registry.ports import (
 from topoalign.registry.scheduling.binding.cluster_reservations import (
     ClusterReservations,
     ReservationChange,
-    are_ambiguous_reservations,
 )
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
 from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
@@ -382,9 +381,9 @@ class PodBinder:
             made = reserved_for(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)
             if not made.containers:
                 return None
-            # `fits` ignores reservations of deleted pods, but the node still answers from them until they expire.
-            held = (each for each in self._reservations.held(node) if each.pod_uid != pod.uid)
-            if any(are_ambiguous_reservations(made, each) for each in held if not self._reported.has(each.pod_uid)):
+            # `fits` ignores reservations of deleted pods, but the node still answers from them until they end.
+            held = {each.pod_uid for each in self._reservations.held(node)} - {pod.uid}
+            if not all(map(self._reported.has, held)):
                 return PodsPending(node)
             if reserved_device_set(made) & self._reserved_for_others(pod.uid, node):
                 # The node has allocated the devices to another pod, which is not reported yet.
