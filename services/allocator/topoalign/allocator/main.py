@@ -10,12 +10,10 @@ from anyio.abc import TaskStatus
 from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.containers.lazy_limiters import (
-    LimiterOnDemand,
-    SharedFilesOnDemand,
-    keep_directories,
-    keep_priorities,
-)
+from topoalign.allocator.containers.hami_core.feedback import Feedback
+from topoalign.allocator.containers.hami_core.shared_files import SharedFiles
+from topoalign.allocator.containers.hami_core.slot_directories import DirectoryCleanup
+from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.journal import FileJournal
@@ -69,7 +67,7 @@ class KubeletSide:
         self.instances = Instances(
             instance_log, NvmlInstances(clock, DRIVER_SECONDS), lambda: ledger.move(ledger.state)
         )
-        self.limiter = LimiterOnDemand(lambda: self.configuration.flags.vcuda_root, lambda: ledger.state.hardware)
+        self.limiter = VcudaLimiter(lambda: self.configuration.flags.vcuda_root, lambda: ledger.state.hardware)
         self.allocations = DeviceAllocations(
             ledger,
             self.pod_resources,
@@ -108,7 +106,7 @@ class KubeletSide:
             confirmed=self.confirmed,
             by_variable_alone=self.by_variable_alone,
         )
-        self.shared_files = SharedFilesOnDemand(self.hami_root, lambda: ledger.state, clock)
+        self.shared_files = SharedFiles(self.hami_root, lambda: ledger.state, clock)
 
     async def keep_up(self, series: UseSeries) -> None:
         """
@@ -125,10 +123,9 @@ class KubeletSide:
                 collect_unused_instances, self.instances, self._ledger, clock, lambda: self.allocations.polled, report
             )
             tasks.start_soon(self.limiter.run, self.allocations, clock)
-            tasks.start_soon(keep_directories, self.hami_root, self.allocations, clock)
-            tasks.start_soon(
-                keep_priorities, self.hami_root, self.has_priorities, lambda: self.allocations.state, clock
-            )
+            tasks.start_soon(DirectoryCleanup(self.hami_root).run, self.allocations, clock)
+            feedback = Feedback(self.hami_root, self.has_priorities, lambda: self.allocations.state)
+            tasks.start_soon(feedback.run, clock)
 
     @property
     def configuration(self) -> Configuration:

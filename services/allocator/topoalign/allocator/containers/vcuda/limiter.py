@@ -29,8 +29,9 @@ from topoalign.allocator.allocate.pre_start import (
     limit_keys_by_kind,
     live_unit_entries,
 )
+from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers import limiter_files
-from topoalign.allocator.containers.limiter_files import RecordView, is_pod_present, with_checkpoint
+from topoalign.allocator.containers.limiter_files import is_pod_present, with_checkpoint
 from topoalign.allocator.containers.vcuda import unit_directories
 from topoalign.allocator.containers.vcuda.unit_directories import (
     CONFIG_FILE,
@@ -57,6 +58,7 @@ from topoalign.kubelet.grpc.api import vcuda
 from topoalign.kubelet.grpc.grpc_connection import GrpcConnection
 from topoalign.kubelet.grpc.transport import LONGEST_MESSAGE, GrpcServer, Load, Servicer, caller
 from topoalign.runtime.clock import until_tick
+from topoalign.runtime.metrics import ServiceMetric
 
 # The owner of a directory comes from the kubelet's checkpoint.
 #
@@ -246,6 +248,15 @@ class VcudaLimiter:
         self.refused = 0
         """Registrations that were refused."""
 
+    def figure(self) -> ServiceMetric:
+        """How many registrations were refused, for /metrics."""
+        return ServiceMetric(
+            "counter",
+            "topoalign_allocator_vcuda_refused",
+            "Registrations on vcuda.sock that were refused: the process was not in the container with these units.",
+            lambda: self.refused,
+        )
+
     async def starting(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
         """Prepares the directories of a container that is about to start. Raises StateFault and Unavailable."""
         if not (configured := self._root()):
@@ -287,7 +298,7 @@ class VcudaLimiter:
                 f"the processes of the container cannot be written: {error.strerror}", "make room on the node's disk"
             ) from error
 
-    async def run(self, allocations: RecordView, clock: Clock) -> None:
+    async def run(self, allocations: DeviceAllocations, clock: Clock) -> None:
         """Cleans up every `COLLECT_SECONDS`, sooner after a failure: a predecessor may still have the sockets."""
         failing = None
         try:
