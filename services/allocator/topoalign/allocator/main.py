@@ -29,7 +29,6 @@ from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatc
 from topoalign.allocator.service import Allocator, refuse_duplicate_agent
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, wait_for_successor
-from topoalign.core.model.requests import PodRequest
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.runtime.boot import boot_id
 from topoalign.runtime.context import Context
@@ -103,7 +102,7 @@ class KubeletSide:
             rules,
             self.watch,
             kubelet_owns_devices=True,
-            confirmed=self.confirmed,
+            confirmed=self.reservations.expect,
             by_variable_alone=self.by_variable_alone,
         )
         self.shared_files = SharedFiles(self.hami_root, lambda: ledger.state, clock)
@@ -144,11 +143,6 @@ class KubeletSide:
     def by_variable_alone(self) -> bool:
         """Whether containers see what NVIDIA_VISIBLE_DEVICES names, and nothing else."""
         return self.configuration.flags.plugin.by_variable_alone
-
-    def confirmed(self, pod: PodRequest) -> None:
-        """Called after a prediction was published to a registry, which is about to reserve its devices."""
-        self.allocations.remember(pod)
-        self.reservations.expect()
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
