@@ -175,7 +175,7 @@ class Predictions:
         kubelet: KubeletWatch | None,
         *,
         kubelet_owns_devices: bool,
-        confirmed: Callable[[PodRequest], None] = lambda pod: None,
+        confirmed: Callable[[], None] = lambda: None,
         by_variable_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """
@@ -207,7 +207,7 @@ class Predictions:
         if self._kubelet is not None:
             await (self._kubelet.read_all() if request.terminated else self._kubelet.read_changed())
         decision = self._predict(request.pod, {}, request.reserved)
-        self._confirmed(request.pod)
+        self._confirmed()
         return decision
 
     def _predict(
