@@ -220,13 +220,9 @@ def place_among(
 
 def _bounds_of(state: NodeState, container: ContainerDemand, resource: ResourceName, affinity: Mask | None) -> Bounds:
     """Which devices of a resource the kubelet takes. Raises what it refuses the container for."""
-    amount = container.devices[resource]
-    try:
-        choice = next(choose_for_container(state, container, resource, affinity))
-    except StopIteration as done:
-        return Bounds(amount, done.value, ())
+    choice = choose_for_container(state, container, resource, affinity)
     must = choice.must_include
-    return Bounds(amount, must, tuple(device for device in choice.available if device not in must))
+    return Bounds(choice.size, must, tuple(device for device in choice.available if device not in must))
 
 
 def _iterate_limits(state: NodeState, bounds: Mapping[ResourceName, Bounds], rules: AdmissionRules) -> Iterator[Limits]:

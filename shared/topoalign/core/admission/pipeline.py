@@ -7,14 +7,13 @@ not admit. In scope `pod` one merge serves them all. Once aligned, a container i
 what it got is applied to the state by the same fold that facts go through, so that the next container sees it.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from typing import TypeVar
 
 import msgspec
 
 from topoalign.core.admission.alignment import Aligned, NotAligned, align
 from topoalign.core.admission.alternatives import rank_alternatives
-from topoalign.core.admission.by_chance import Pick, picks_of
 from topoalign.core.admission.joint import place_jointly, place_within, sets_considered
 from topoalign.core.admission.shortages import describe_shortage
 from topoalign.core.cpu_assignment import read_reserved_cpus
@@ -46,7 +45,12 @@ from topoalign.core.model.requests import Scope
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.numa_sets.search import NumaSearchBudget
-from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDevices, choose_for_container
+from topoalign.core.placement.device_choice import (
+    NoHealthyDevice,
+    NotEnoughDevices,
+    choose_for_container,
+    likely_takeover,
+)
 from topoalign.core.placement.exclusive_cpus import NotWholeCores, allocate_cpus
 from topoalign.core.placement.memory_blocks import NotEnoughMemory, hold_allocation, memory_for
 from topoalign.core.policy import POLICIES
@@ -78,10 +82,8 @@ HALVES_BY_RESERVATION = (
 class AdmissionRun:
     """A decision in progress: the next step, what was given so far, and the explanation."""
 
-    def __init__(
-        self, state: NodeState, demand: PodDemand, *, explain: bool = False, taken: tuple[int, ...] = ()
-    ) -> None:
-        """`explain`: compare other sets, and name the amounts that decide. `taken`: random picks, by place in `picks`."""
+    def __init__(self, state: NodeState, demand: PodDemand, *, explain: bool = False) -> None:
+        """`explain`: compare other sets, and name the amounts that decide."""
         self.state = state
         self.demand = demand
         self.rules = rules = demand.rules
@@ -96,8 +98,6 @@ class AdmissionRun:
         self.considered: list[Considered] = []
         self.is_refused_by_policy = False
         self.by_chance: list[str] = []  # what the kubelet picks at random, for people
-        self.taken = taken
-        self.picks: list[list[Pick]] = []  # of each random pick that bears on later containers, those that are possible
 
     def decide(self) -> Steps[None]:
         """Aligns and gives, container by container. Raises NoFit where the pod is refused."""
@@ -198,8 +198,7 @@ class AdmissionRun:
         reusable = reusable_devices(held_by_pod(self.state, self.demand), resource)
         chooser = chooser_of(self.state, container, resource, self.rules.compat, hint.affinity)
         among = chooser.room() if chooser is not None and self.profile.seeks_units_by_gpu else None
-        picked: frozenset[DeviceID] | None = None
-        aligns_each = POLICIES[self.rules.policy].asks and self.rules.scope is Scope.CONTAINER
+        taken_over: frozenset[DeviceID] | None = None
         if self.profile.takes_over_at_random and 0 < amount < len(reusable):
             self.by_chance.append(
                 f"container {clean(container.container)} takes over {amount} of the {len(reusable)} {clean(resource)} of "
@@ -207,16 +206,12 @@ class AdmissionRun:
             )
             if chooser is not None:
                 chooser.check_takeover(reusable, amount)
-            # a later container is aligned by what this one leaves; an init container leaves all that it took over
-            elif aligns_each and container.role != "init" and container is not self.demand.containers[-1]:
-                # of the possible picks that of `taken`, and after its end the first one
-                place = self.taken[len(self.picks)] if len(self.picks) < len(self.taken) else 0
-                self.picks.append(picks_of(devices, reusable, amount))
-                picked = self.picks[-1][place].devices
-        choice_of = choose_for_container(self.state, container, resource, hint.affinity, among, picked)
+            else:
+                taken_over = likely_takeover(devices, reusable, amount)
+        choice = choose_for_container(self.state, container, resource, hint.affinity, among, taken_over)
         asking: PreferenceQuestion | None = None
-        try:
-            choice = next(choice_of)
+        preferred: Collection[DeviceID] | None = None
+        if choice.is_open:
             nics = container.devices.get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
             asking = PreferenceQuestion(
                 resource=resource,
@@ -231,17 +226,16 @@ class AdmissionRun:
                     nics_wanted=nics,
                 ),
             )
-            if chooser is None:
+            if chooser is not None:
+                preferred = chooser.prefer(choice, near)
+            else:
                 try:
                     reply = yield asking
                 except TopoalignError as error:
                     raise PreferenceFailed(resource, error) from error
                 assert not isinstance(reply, HintAnswer), "a PreferenceQuestion is answered with devices or None"
-                choice_of.send(reply)
-            else:
-                choice_of.send(chooser.prefer(choice, near))
-        except StopIteration as done:
-            chosen: tuple[DeviceID, ...] = done.value
+                preferred = reply
+        chosen = choice.complete(preferred)
         if self.explain:
             could = reusable.union(self.state.ownership.free(resource))
             could_have = [device for device in devices if device in could]
