@@ -14,7 +14,7 @@ import msgspec
 
 from topoalign.core.admission.alignment import Aligned, NotAligned, align
 from topoalign.core.admission.alternatives import rank_alternatives
-from topoalign.core.admission.joint import place_jointly, place_within, sets_considered
+from topoalign.core.admission.joint import describe_joint_devices, place_jointly, place_within
 from topoalign.core.admission.shortages import check_totals, describe_free_amounts
 from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
@@ -169,7 +169,7 @@ class AdmissionRun:
             place = place_jointly if container.together else place_within
             joint = place(self.state, container, self.rules, affinity)
             if self.explain:
-                self.considered += sets_considered(self.state, container, affinity, joint)
+                self.considered += describe_joint_devices(hardware, container, joint)
         given = dict(joint.devices)
         known = {*joint.devices, *container.together}
         apart = [name for name in container.devices if name not in known and name in hardware.devices]
