@@ -16,12 +16,12 @@ from topoalign.core.demand.unserved import UnservedResource, served_by
 from topoalign.core.model.decisions import Decision, Refusal, with_notes
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, NodeName, PodName
-from topoalign.core.model.maintenance import TrustRequest
 from topoalign.core.model.requests import (
     AllocateRequest,
     Compat,
     ContainerRequest,
     Mode,
+    NodeRequest,
     PodRequest,
     ReleaseRequest,
     RuleChanges,
@@ -206,7 +206,7 @@ def trust(link: NodeLink) -> None:
       topoalign trust --node gpu-7
     """
     effect = Effect("the confirmation of the record", "`topoalign trust` can be repeated")
-    reason, _ = link.ask("trust", TrustRequest(node=link.node), str | None, effect)
+    reason, _ = link.ask("trust", NodeRequest(node=link.node), str | None, effect)
     if link.as_json:
         output.print_json({"node": link.node, "doubt": reason})
     elif reason is None:

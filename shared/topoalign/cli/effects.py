@@ -17,7 +17,7 @@ import msgspec
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable, NobodyAnswers, Unavailable, Undecodable
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AllocateRequest, ClockReading, ClockRequest, Deadline, ReleaseRequest
+from topoalign.core.model.requests import AllocateRequest, ClockReading, Deadline, NodeRequest, ReleaseRequest
 from topoalign.core.ports import Bus
 
 
@@ -94,7 +94,7 @@ async def put(
 
 async def deadline_until(bus: Bus, node: NodeName, until: float) -> Deadline:
     """The deadline that is this moment of ours or a little before. Raises Unavailable."""
-    question = msgspec.json.encode(ClockRequest(node=node))
+    question = msgspec.json.encode(NodeRequest(node=node))
     body = await bus.ask(wire.admission_subject(node, "clock"), question, until - anyio.current_time())
     reading = wire.decode_answer(body, ClockReading)
     return Deadline(clock=reading.clock, at=reading.now + until - anyio.current_time())

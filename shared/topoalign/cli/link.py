@@ -40,7 +40,7 @@ from topoalign.core.ports import Bus, Stream
 from topoalign.core.state.checkpoint_owners import with_checkpoint_owners
 from topoalign.core.state.fold import NodeState, initial_state, newer_reading
 from topoalign.runtime.logging import configure_logging
-from topoalign.runtime.nats_bus import Access, connect_bus
+from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.settings import RuntimeSettings, from_environment
 
 R = TypeVar("R", bound=Reading)
@@ -159,7 +159,7 @@ async def connect_to_bus(url: str, log_level: str = "error") -> AsyncIterator[Bu
     """Connects to the bus at this address with the credentials of the environment. Raises BusUnavailable, BusRefused."""
     configure_logging(level=log_level)
     settings = from_environment(RuntimeSettings, os.environ)
-    async with connect_bus(url, name="topoalign-cli", wait=CONNECT_SECONDS, access=Access.of(settings)) as bus:
+    async with connect_bus(url, name="topoalign-cli", wait=CONNECT_SECONDS, access=settings) as bus:
         yield bus
 
 

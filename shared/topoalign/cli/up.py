@@ -25,7 +25,7 @@ from topoalign.cli.serve import ALLOCATING, EVERYWHERE, MACHINE, NODE_SERVICES, 
 from topoalign.core.model.errors import clean
 from topoalign.plugin_config import nvidia_fields
 from topoalign.runtime.logging import configure_logging
-from topoalign.runtime.nats_bus import Access, apply_stores
+from topoalign.runtime.nats_bus import apply_stores
 from topoalign.runtime.nats_server import local_nats
 from topoalign.runtime.runner import RunningServices, run_services
 from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
@@ -78,7 +78,7 @@ async def serve_with_nats(environment: dict[str, str], scratch: Path) -> None:
             environment[PREFIX + "NATS_URL"] = await start_nats(servers, scratch, NATS_PORT)
         else:
             runtime = from_environment(RuntimeSettings, environment)
-            await apply_stores(runtime.nats_url, Access.of(runtime))
+            await apply_stores(runtime.nats_url, runtime)
         with ExitStack() as while_running:
             async with background() as tasks:
 

@@ -149,13 +149,13 @@ def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: RuleChanges)
     offers = offers_of_machines(machine.shape for machine in machines)
     kubelets = [each.usage.kubelet for each in nodes if each.usage is not None]
     compats = {rules.get("compat"), *(each.rules.compat for each in kubelets if each is not None)}
-    demand = check_pod(pod, offers.units, offers.slots, "hami" if "hami" in compats else "", offers.otherwise)
+    demand = check_pod(pod, offers, "hami" if "hami" in compats else "")
     served = list_served_devices(record)
     if served is not None and (names := asked_names(demand) - served):
         raise UnservedResource(pod, names, served)
     for warning in warnings_of(pod.annotations, paths_of_limits(pod), served or offers.names):
         output.note(f"note: {warning}")
-    check_gpus_known(demand, {gpu.id for machine in machines for gpu in machine.gpus}, offers.slots, offers.otherwise)
+    check_gpus_known(demand, {gpu.id for machine in machines for gpu in machine.gpus}, offers)
 
 
 def list_served_devices(record: ClusterRecord) -> set[ResourceName] | None:

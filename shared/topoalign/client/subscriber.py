@@ -41,8 +41,9 @@ from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import newer_reading
 from topoalign.runtime.clock import SystemClock
-from topoalign.runtime.nats_bus import Access, connect_bus
+from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.request_turns import TaskTurns
+from topoalign.runtime.settings import Access
 
 MOST_WAITING = 1_000
 """Waiting messages above which a subscriber that was up to date counts as slow: some ten thousand are read in a second."""
