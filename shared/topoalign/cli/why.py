@@ -9,14 +9,15 @@ import click
 from topoalign.cli import options, whole_cluster
 from topoalign.cli.allocation_commands import pod_name, pod_request, request_options
 from topoalign.cli.explain import pod_in, pod_of_manifest
-from topoalign.cli.whole_cluster import FILE, ClusterOptions, ask_cluster, cluster_options, show_answer, show_reasons
+from topoalign.cli.options import PATH
+from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster, cluster_options, show_answer, show_reasons
 from topoalign.kubelet.files import documents, manifest
 
 
 @click.command()
 @click.argument("name", metavar="[POD]", required=False)
 @request_options
-@click.option("--pod-file", type=FILE, metavar="FILE", help="Ask for this Pod (YAML or JSON).")
+@click.option("--pod-file", type=PATH, metavar="FILE", help="Ask for this Pod (YAML or JSON).")
 @cluster_options
 @options.NATS
 @options.JSON

@@ -37,31 +37,29 @@ KUBELET_NUMA_LIMIT = 8
 NVML = "libnvidia-ml.so.1"
 STATE_DIR = Path("/var/lib/topoalign")
 
-PATH = click.Path(path_type=Path)
-
 
 @click.command()
 @click.option(
     "--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of the NATS to test.  [default: that of `up`]"
 )
-@click.option("--kubelet-dir", metavar="DIR", type=PATH, help="The kubelet's device plugin directory to test.")
+@click.option("--kubelet-dir", metavar="DIR", type=options.PATH, help="The kubelet's device plugin directory to test.")
 @click.option(
     "--kubelet-config",
     metavar="FILE",
-    type=PATH,
+    type=options.PATH,
     envvar="TOPOALIGN_KUBELET_CONFIG",
     help="The kubelet's configuration file.  [default: config.yaml above --kubelet-dir]",
 )
 @click.option(
     "--state-dir",
     metavar="DIR",
-    type=PATH,
+    type=options.PATH,
     default=STATE_DIR,
     envvar="TOPOALIGN_STATE_DIR",
     show_default=True,
     help="Directory of the allocator's journal.",
 )
-@click.option("--sysfs-root", type=PATH, default=Path("/sys"), show_default=True, hidden=True)
+@click.option("--sysfs-root", type=options.PATH, default=Path("/sys"), show_default=True, hidden=True)
 @click.option(
     "--node",
     envvar="TOPOALIGN_NODE",
