@@ -41,8 +41,6 @@ READ = (*share_annotations.OF_PODS, CORE_LIMIT, *ANNOTATIONS)
 AMOUNTS = frozenset(USUAL_SLOTS.slots.resources)
 WRITTEN = frozenset((ALLOCATED_ANNOTATION, PARTITION_TABLE))
 """Annotations that a scheduler or a node writes, of which the keys are near those."""
-DOMAINS = frozenset(key.partition("/")[0] for key in READ) | {"koordinator.sh", "volcano.sh"}
-"""Where a key is looked for under another domain."""
 
 
 def warnings_of(
@@ -69,7 +67,7 @@ def warnings_of(
             elif key == CORE_LIMIT:
                 yield f"{path}: has no effect; a container gets its tencent.com/vcuda-core"
             elif key not in READ and key not in WRITTEN and not key.startswith(OWN_DOMAIN):
-                meant = nearest_name(key, {*READ, *AMOUNTS}, any_domain=key.partition("/")[0] in DOMAINS)
+                meant = nearest_name(key, {*READ, *AMOUNTS})
                 if meant is not None:
                     where = " in resources.limits of a container" if meant in AMOUNTS else ""
                     yield f"{path}: nobody reads this key; did you mean {meant}{where}?"
