@@ -106,7 +106,6 @@ class KubeletSide:
             self.watch,
             kubelet_owns_devices=True,
             confirmed=self.confirmed,
-            by_variable_alone=self.by_variable_alone,
         )
         self.shared_files = SharedFilesOnDemand(self.hami_root, lambda: ledger.state, clock)
 
