@@ -35,7 +35,6 @@ from topoalign.core.demand.shares import (
     are_on_one_node,
     enough,
     gpus_of_numa_nodes,
-    gpus_with_enough,
     instance_memory,
     may_be_on,
     mode_of,
@@ -47,12 +46,11 @@ from topoalign.core.demand.shares import (
 from topoalign.core.hints.device_hints import gpus_for_units, slots_for, taken_over, units_on_gpus
 from topoalign.core.hints.reuse import held_by_pod, reusable_devices
 from topoalign.core.model.allocations import Allocation, amounts_of
-from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.model.topology.by_amounts import offers_in_slots
-from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.device_sets import DeviceSet
@@ -70,7 +68,6 @@ from topoalign.core.sharing.share_refusals import (
     ShareDoesNotFit,
     ShareFields,
     ShareSplit,
-    SlotsBeyondNumaNode,
     WholeGpuInUse,
 )
 from topoalign.core.sharing.shared_gpus import SharedGpu
@@ -101,13 +98,13 @@ def choose_gpus_for_units(
     rules.
     """
     some = frozenset(among)
+    if compat == "gaia" and (share.whole or share.gpus == 1):
+        asked = Amount(cores=share.cores * share.gpus, memory=share.memory)
+        every = tuple(shared_gpu(topology, gpu.id, gpu, left) for gpu in topology.gpus)
+        return tuple(gpu.device for gpu in choose_gpus_as_gaia(topology, every, asked, some))
     try:
-        if compat == "gaia" and (share.whole or share.gpus == 1):
-            asked = Amount(cores=share.cores * share.gpus, memory=share.memory)
-            every = tuple(shared_gpu(topology, gpu.id, gpu, left) for gpu in topology.gpus)
-            return tuple(gpu.device for gpu in choose_gpus_as_gaia(topology, every, asked, some))
         return choose_gpus_for_share(topology, left, share, some)
-    except (InvalidField, ShareDoesNotFit):
+    except ShareDoesNotFit:
         return ()
 
 
@@ -370,7 +367,7 @@ class SlotChooser:
                 others = self._choose(missing, gpus, must)
             except NoneByHami:
                 raise
-            except (InvalidField, ShareDoesNotFit):
+            except ShareDoesNotFit:
                 continue
             return (*choice.must_include, *(slot_of(available, gpu) for gpu in others))
         return ()
@@ -385,30 +382,11 @@ class SlotChooser:
             self.check_room()
         if why := self._objection([base_of(slot) for slot in slots]):
             self.check_room()
-            self._check_numa_nodes({*map(base_of, slots)})
             raise ShareSplit(
                 self._fields.gpus,
                 f"the node has enough left, but not where the kubelet's alignment leads: {why}",
                 WAIT if self.resource not in gpus_of_numa_nodes(self._state.hardware) else f"{WAIT}; {UNALIGNED}",
             )
-
-    def _check_numa_nodes(self, given: Collection[DeviceID]) -> None:
-        """Raises ShareDoesNotFit where slots have NUMA nodes, and those of these GPUs have fewer GPUs than are asked for."""
-        hardware = self._state.hardware
-        asked = self._share.gpus
-        on_nodes = gpus_of_numa_nodes(hardware).get(self.resource, Counter())
-        nodes = {node for gpu in given if (node := numa_node_of(hardware, gpu)) is not None}
-        there = sum(on_nodes[node] for node in nodes)
-        most = max(on_nodes.values(), default=0)
-        if not there or there >= asked:
-            return
-        if asked > most:
-            raise SlotsBeyondNumaNode(self._fields, asked, most)
-        raise ShareSplit(
-            self._fields.gpus,
-            f"{asked} GPUs are asked for, and the kubelet aligns slots to NUMA nodes {format_cpuset(nodes)} with {there}",
-            f"ask for fewer GPUs; {UNALIGNED}",
-        )
 
     def _objection(self, gpus: Sequence[DeviceID]) -> str:
         """Why these GPUs cannot be used for the container; empty: they can."""
@@ -416,8 +394,7 @@ class SlotChooser:
         share = self._share
         left = self._left
         if len({*gpus}) < len(gpus):
-            able = {*gpus_with_enough(hardware, left, share), *self._own}
-            return f"some are of one GPU: {several_of_one_gpu(hardware, self.resource, gpus, able)[0]}"
+            return "some slots are of one GPU"
         if unwanted := [gpu for gpu in gpus if gpu in left and not may_be_on(hardware, share, gpu)]:
             return f"{quoted(sorted(unwanted))} is not what the pod's annotations accept"
         if lacking := [gpu for gpu in gpus if gpu not in left or not enough(left[gpu], share, self._own.get(gpu))]:
@@ -445,28 +422,6 @@ class SlotChooser:
                     asked = left.instance_for(instance_memory(left, self._share)) or asked
                 found[slot] = asked
         return found
-
-
-def several_of_one_gpu(
-    topology: Topology, resource: ResourceName, gpus: Sequence[DeviceID], able: Collection[DeviceID]
-) -> tuple[str, str]:
-    """Why a kubelet gives a container several slots of one GPU, and the remedy. `able`: GPUs with enough left."""
-    asked = len(gpus)
-    nodes = {numa_node_of(topology, gpu) for gpu in gpus}
-    near = [gpu for gpu in able if numa_node_of(topology, gpu) in nodes]
-    if len(able) < asked:
-        cause = f"{asked} GPUs are asked for, and {len(able)} of the node have enough left"
-        return cause, "ask for fewer GPUs, or wait until pods on this node end"
-    if len(near) < asked and resource in gpus_of_numa_nodes(topology):
-        where = f"NUMA node{'' if len(nodes) == 1 else 's'} {format_cpuset(node for node in nodes if node is not None)}"
-        return (
-            f"the kubelet takes the slots of {where}, where {len(near)} GPUs have enough left, and {asked} are asked for",
-            f"ask for at most {len(near)} GPUs, or list slots without NUMA nodes (sharing.slots.numaTopology: false)",
-        )
-    return (
-        f"{len(able)} GPUs have enough left, and the kubelet has chosen slots without the plugin's preference",
-        "delete the pod, and let a controller create it again",
-    )
 
 
 def slot_of(available: DeviceSet, gpu: DeviceID) -> DeviceID:
