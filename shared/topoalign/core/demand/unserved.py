@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from topoalign.core.demand.field_paths import containers_with_paths
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.resource_quantities import may_be_exclusive
-from topoalign.core.demand.shares import USUAL_NAMES, USUAL_SLOTS, amount_resources
+from topoalign.core.demand.shares import USUAL_AMOUNTS, USUAL_NAMES, amount_resources
 from topoalign.core.deviceshare.demand import RESOURCES, is_joint
 from topoalign.core.deviceshare.koordinator_names import FPGA, GPU_RESOURCES, RDMA
 from topoalign.core.model.errors import BadRequest, NoFit, clean, quoted
@@ -148,7 +148,7 @@ NOT_BY_KUBELET = (
     "names in the plugin configuration"
 )
 SETTINGS: Mapping[str, str] = {
-    **dict.fromkeys(USUAL_SLOTS.slots.resources, IN_SLOTS),
+    **dict.fromkeys(USUAL_AMOUNTS, IN_SLOTS),
     **dict.fromkeys(USUAL_NAMES, IN_UNITS),
     **dict.fromkeys(VOLCANO, AS_VOLCANO),
     **dict.fromkeys((*GPU_RESOURCES, *OLD_KOORDINATOR), NOT_BY_KUBELET),

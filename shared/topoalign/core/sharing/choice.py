@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from topoalign.core.demand.share_annotations import GpuOrder, GpuRules, Weights
-from topoalign.core.demand.shares import Share, enough
+from topoalign.core.demand.shares import Share, ShareFields, enough
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.placement.gpus.bandwidth import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology, candidate_sets
@@ -46,7 +46,6 @@ from topoalign.core.sharing.share_refusals import (
     NotEnoughShareSlots,
     NotEnoughUnusedGpus,
     ShareDoesNotFit,
-    ShareFields,
     ShareSplit,
     describe_scattered_amounts,
     format_mib,

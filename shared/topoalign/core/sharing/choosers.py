@@ -31,6 +31,7 @@ from topoalign.core.demand.share_annotations import (
 )
 from topoalign.core.demand.shares import (
     Share,
+    ShareFields,
     SharesLeft,
     are_on_one_node,
     enough,
@@ -66,7 +67,6 @@ from topoalign.core.sharing.share_refusals import (
     NoneByHami,
     NotEnoughShareGpus,
     ShareDoesNotFit,
-    ShareFields,
     ShareSplit,
     WholeGpuInUse,
 )

@@ -1,9 +1,9 @@
 """Errors for shares that do not fit."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from topoalign.core.demand.share_annotations import NO_USE_TYPE, NO_USE_UUID, USE_TYPE, USE_UUID, VGPU_MODE
+from topoalign.core.demand.shares import ShareFields
 from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import NoFit, quoted
 
@@ -16,14 +16,6 @@ UNALIGNED = "without sharing.slots.numaTopology, or with its policy none, the ku
 def format_mib(size: int) -> str:
     """So many bytes in MiB, the unit of `nvidia.com/gpumem`: `16384 MiB`."""
     return f"{size / MIB:.10g} MiB"
-
-
-class ShareFields(NamedTuple):
-    """The paths of the fields of a request, for error messages."""
-
-    cores: str = "cores"
-    memory: str = "memory"
-    gpus: str = "gpus"
 
 
 OTHER_TYPE = f"of another type ({USE_TYPE}, {NO_USE_TYPE})"

@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Sequence
 import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR, Selection
-from topoalign.core.demand.shares import UNSET, HamiRequest, Share, SharesLeft
+from topoalign.core.demand.shares import UNSET, HamiRequest, Share, ShareFields, SharesLeft
 from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.derived_tables import computed_once
@@ -36,7 +36,7 @@ from topoalign.core.sharing.hami.fit import Surroundings, Unfit
 from topoalign.core.sharing.hami.gpu_links import link_score
 from topoalign.core.sharing.hami.gpu_scores import choose_gpus_as_hami, score_gpus
 from topoalign.core.sharing.hami.registration import PairScores
-from topoalign.core.sharing.share_refusals import NoneByHami, ShareFields
+from topoalign.core.sharing.share_refusals import NoneByHami
 from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.core.state.share_amounts import NONE_HELD
 

@@ -19,6 +19,7 @@ from topoalign.allocator.allocate.claims import AskedContainer, Claim, NodeView
 from topoalign.allocator.reconciliation.displacement import displaced_pod_name, kept_of
 from topoalign.core.demand.share_annotations import InvalidShare, read_gpu_rules
 from topoalign.core.demand.shares import (
+    ShareFields,
     gpus_of_numa_nodes,
     resources_in_slots,
     unknown_share,
@@ -44,7 +45,6 @@ from topoalign.core.sharing.share_refusals import (
     NotEnoughShareCores,
     NotEnoughShareMemory,
     ShareDoesNotFit,
-    ShareFields,
     ShareSplit,
 )
 from topoalign.core.state.fold import NodeState
