@@ -26,9 +26,6 @@ from dataclasses import dataclass
 import msgspec
 
 from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
-from topoalign.core.demand.share_annotations import (
-    Selection,
-)
 from topoalign.core.demand.shares import (
     Share,
     ShareFields,
@@ -59,13 +56,12 @@ from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.placement.device_choice import DeviceChoice
 from topoalign.core.placement.gpus.bandwidth import SetScorer, gpu_scores
 from topoalign.core.placement.preference import set_scorer
-from topoalign.core.sharing.choice import FIELDS, accepted_gpus, choose_gpus
+from topoalign.core.sharing.choice import FIELDS, choose_gpus, groups_by_numa_node, positions_with_enough
 from topoalign.core.sharing.gaia.evaluators import choose_gpus_as_gaia
 from topoalign.core.sharing.share_refusals import (
     UNALIGNED,
     WAIT,
     NoneByHami,
-    NotEnoughShareGpus,
     ShareDoesNotFit,
     ShareSplit,
     WholeGpuInUse,
@@ -250,11 +246,9 @@ def shared_gpu(topology: Topology, base: DeviceID, gpu: Gpu, left: SharesLeft) -
     """One of them, with nothing left if it is not in `left`. `gpu`: itself, or of which it is an instance."""
     here = left.get(base, NOTHING_LEFT)
     offer = offers_in_slots(topology).get(base)
-    if here.profiles:  # whether an instance fits is known already: what is left decides the order alone
-        held = Amount(cores=0, memory=here.offered.memory - here.left.memory)
-        here = msgspec.structs.replace(here, held=held, profiles=())
     return SharedGpu(
         device=base,
+        gpu=gpu.id,
         index=gpu.index,
         minor=gpu.index if gpu.minor is None else gpu.minor,
         numa_node=numa_node_of(topology, gpu.id),
@@ -269,27 +263,14 @@ def choose_gpus_for_share(
     topology: Topology, left: SharesLeft, share: Share, among: Collection[DeviceID], fields: ShareFields = FIELDS
 ) -> tuple[DeviceID, ...]:
     """The GPUs, of these, of each of which a container gets its part. Raises ShareDoesNotFit where too few would do."""
-    every = shared_gpus(topology, left)
-    cards = [card for card in every if card.device in among and card.device in left]
-    whole = [msgspec.structs.replace(card, device=topology.parent_of(card.device)) for card in cards]
-    accepted = [cards[at].device for at in accepted_gpus(whole, share.rules, fields)]
-    able = [gpu for gpu in accepted if enough(left[gpu], share)]
-    if share.rules.hami and len(on_one_node(topology, share, able)) >= share.gpus:
-        return choose_as_hami(topology, cards, left, share, able, fields)
-    wanted = able if len(able) >= share.gpus else accepted
-    # the least of them, where GPUs of different sizes are asked for by a percentage: each of `able` has its own
-    asked = [share.amount_of(left[gpu].offered) for gpu in wanted]
-    least = share._replace(
-        cores=CORES if share.whole else min(CORES - 1, *(each.cores for each in asked)),
-        memory=min(each.memory for each in asked),
-        percentage=0 if share.memory else share.percentage,
-        parts=0,
-        rules=msgspec.structs.replace(share.rules, uuids=Selection(wanted=tuple(wanted))),
-    )
-    chosen = choose_gpus(every, least, link_scorer(topology), fields)
-    if len(able) < share.gpus:
-        raise NotEnoughShareGpus(fields, share.gpus, len(able))
-    return tuple(card.device for card in chosen)
+    gpus = shared_gpus(topology, left)
+    may_be_chosen = [at for at, gpu in enumerate(gpus) if gpu.device in among and gpu.device in left]
+    able = positions_with_enough(gpus, share, fields, may_be_chosen)
+    if share.rules.hami:
+        groups_by_numa_node(gpus, able, share, fields)
+        able_gpus = {gpus[at].device for at in able}
+        return choose_as_hami(topology, [gpus[at] for at in may_be_chosen], share, able_gpus, fields)
+    return tuple(gpu.device for gpu in choose_gpus(gpus, able, share, link_scorer(topology), fields))
 
 
 class SlotChooser:
