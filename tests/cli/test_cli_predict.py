@@ -163,7 +163,7 @@ def test_a_refusal_says_whether_waiting_helps_and_what_would_fit(capsys: pytest.
     full = asked(capsys, *FROM_FILES, "--gpus", "7", "--policy", "none")[1]["decision"]
 
     assert ("never", "in-use") == (never["resolvability"], full["resolvability"])
-    assert never["finding"].endswith("each of NUMA nodes 0-3 has 1 nvidia.com/gpu free, 2 are needed")
+    assert never["finding"].endswith("; needed, and free on NUMA nodes 0-3: 2 nvidia.com/gpu (1, 1, 1, 1)")
     assert never["remedy"].startswith("the pod never fits on this node: ask for 1 instead of 2 nvidia.com/gpu")
     assert "wait until pods on this node end; or ask for 6 instead of 7 nvidia.com/gpu" == full["remedy"]
 

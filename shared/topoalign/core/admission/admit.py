@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import TypeVar
 
-from topoalign.core.admission.by_chance import Run, decide_most_likely
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply, Steps
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.hints.preconditions import check_decidable
@@ -74,14 +73,9 @@ def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules, *, explain: 
 
 
 def decide_demand(state: NodeState, demand: PodDemand, *, explain: bool = False) -> Decision:
-    """`admit` for a `PodDemand`. If a kubelet picks devices at random, the answer is the more likely decision."""
-
-    def run(taken: tuple[int, ...]) -> Run:
-        deciding = AdmissionRun(state, demand, explain=explain, taken=taken)
-        decision = drive(iterate_decision(deciding), lambda asked: answer_to(asked, state, demand.rules))
-        return decision, deciding.picks
-
-    return decide_most_likely(run, explain=explain)
+    """`admit` for a `PodDemand`."""
+    steps = iterate_decision(AdmissionRun(state, demand, explain=explain))
+    return drive(steps, lambda asked: answer_to(asked, state, demand.rules))
 
 
 def iterate_decision_for_request(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps[Decision]:

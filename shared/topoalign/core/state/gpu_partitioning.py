@@ -23,6 +23,9 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import equal_part, larger_amount, lost_instances, offered_in_slots
 
+HeldPart = Part | Amount
+"""What a container holds of a GPU by one device; by a slot an amount."""
+
 Way = Literal["whole", "MIG", "time slices", "MPS", "units", "slots"]
 
 
@@ -111,10 +114,10 @@ def _used_by_gpu(state: NodeState, profiles: Mapping[DeviceID, str]) -> Mapping[
     """GPU -> what each container has of it. `profiles`: uuid of an instance -> name of its profile."""
     hardware = state.hardware
     first: dict[tuple[DeviceID, object], Allocation] = {}
-    held = defaultdict[DeviceID, defaultdict[object, dict[DeviceID, Part]]](lambda: defaultdict(dict))
+    held = defaultdict[DeviceID, defaultdict[object, dict[DeviceID, HeldPart]]](lambda: defaultdict(dict))
     lost = defaultdict[tuple[DeviceID, object], list[DeviceID]](list)
     newest: dict[DeviceID, object] = {}
-    largest: dict[DeviceID, Part] = {}
+    largest: dict[DeviceID, HeldPart] = {}
     for each in state.allocations.values():
         holder = each.owner or each.id
         for device, gpu, part in parts_of_allocation(each, hardware):
@@ -136,12 +139,12 @@ def _used_by_gpu(state: NodeState, profiles: Mapping[DeviceID, str]) -> Mapping[
     return {gpu: tuple(used(gpu, holder) for holder in by) for gpu, by in held.items()}
 
 
-def _larger_part(part: Part, other: Part) -> Part:
+def _larger_part(part: HeldPart, other: HeldPart) -> HeldPart:
     """What two records have by one device: by a slot the larger amount of both, else `part`."""
     return larger_amount(part, other) if isinstance(part, Amount) and isinstance(other, Amount) else part
 
 
-def parts_of_allocation(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, Part]]:
+def parts_of_allocation(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, HeldPart]]:
     """Device, its GPU or NIC and which part of that it is, for all that an allocation holds; by a slot an amount of it."""
     gpus = {**hardware.parents, **allocation.parents}
     in_slots = offers_in_slots(hardware)
@@ -219,7 +222,7 @@ def sum_parts(parts: Iterable[Parts]) -> Parts:
     return found
 
 
-def _count_parts(parts: Iterable[Part], profiles: Mapping[DeviceID, str]) -> Parts:
+def _count_parts(parts: Iterable[HeldPart], profiles: Mapping[DeviceID, str]) -> Parts:
     """So many parts of one GPU as one. `profiles`: uuid of an instance -> name of its profile."""
     whole = False
     slices = 0
