@@ -51,9 +51,6 @@ class NotAligned(NoFit):
         )
 
 
-NOT_CLOSEST = "as narrow as can be; whether nothing is closer was not found within the limit on work"
-
-
 class Aligned(NamedTuple):
     """What a container is aligned to."""
 
@@ -85,7 +82,6 @@ def align(asked: HintRequest, answer: HintAnswer, work: NumaSearchBudget) -> tup
         hints=answer.providers,
         merged=merged,
         admitted=policy.admits(merged),
-        note=NOT_CLOSEST if work.ended else "",
     )
     return alignment, Aligned(merged, memory)
 

@@ -41,7 +41,7 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True):
     merged: TopologyHint
     admitted: bool
     note: str = ""
-    """Why the merge is not exact, for people: a search reached its limit on work. Empty: it is exact."""
+    """Why nothing is aligned, for people: a search reached its limit on work. Empty: it did not."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
