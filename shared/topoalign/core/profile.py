@@ -59,7 +59,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     compares_gpus_of_nodes: bool = False
     """Of equally narrow sets of NUMA nodes the one is taken that has the best connected GPUs; otherwise the lowest."""
     narrows_after_merge: bool = False
-    """A provider that narrows takes as few as it can of the NUMA nodes of the merge; otherwise all of them."""
+    """Memory is of as few as possible of the NUMA nodes of the merge; otherwise of all of them."""
     unaligned_beyond_limit: bool = False
     """Where the limit on work ends the alignment, a policy that admits without one goes on without."""
 
