@@ -55,7 +55,7 @@ def test_configurations_of_reports(
     [
         ("z_configz.json", 0, ["taken from kubeletconfig", "aligned to  NUMA 0"]),
         ("kubeadm-configmap.yaml", 0, ["taken from data.kubelet"]),
-        ("talos.yaml", exit_codes.INVALID, ["machine.kubelet.extraConfig.cpuManagerPolicy", "/configz"]),
+        ("talos.yaml", exit_codes.INVALID, ["no KubeletConfiguration", "/configz"]),
     ],
 )
 def test_kubelet_configurations_of_reports(

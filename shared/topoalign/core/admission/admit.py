@@ -20,7 +20,7 @@ from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.placement.preference import prefer
 from topoalign.core.profile import profile_of
-from topoalign.core.sharing.pod_checks import check_shares_known, check_shares_on
+from topoalign.core.sharing.pod_checks import check_shares_on
 from topoalign.core.state.fold import NodeState
 
 # A decision is a generator that yields its questions and returns its result, so the same steps run whether an answer comes
@@ -103,8 +103,6 @@ def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply
 def iterate_decision(run: AdmissionRun) -> Steps[Decision]:
     """Decides step by step. A driver throws a NoFit at a HintRequest, or a TopoalignError of a device plugin."""
     try:
-        if run.profile.refuses_unknown_resources:
-            check_shares_known(run.demand, run.state.hardware)
         check_decidable(run.state, run.demand)
         check_shares_on(run.demand, run.state.hardware)
         yield from run.decide()

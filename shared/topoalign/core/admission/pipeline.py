@@ -18,6 +18,7 @@ from topoalign.core.admission.joint import describe_joint_devices, place_jointly
 from topoalign.core.admission.shortages import check_totals, describe_free_amounts
 from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
+from topoalign.core.demand.share_annotations import CHOOSING
 from topoalign.core.demand.shares import asks_for_both_halves, share_in_slots
 from topoalign.core.demand.unserved import not_covered
 from topoalign.core.deviceshare.node_devices import ContainerDevices
@@ -295,8 +296,9 @@ class AdmissionRun:
     def _notes(self) -> Iterator[str]:
         """Notes on what a prediction cannot determine, and on behaviour of the kubelet that people do not expect."""
         hardware = self.state.hardware
+        is_choosing = not self.demand.annotations.keys().isdisjoint(CHOOSING)
         chooses_gpus = any(  # annotations choose the GPUs of which it asks for slots, or spread its units
-            (each.gpu_annotations and share_in_slots(hardware, each.devices) is not None)
+            (is_choosing and share_in_slots(hardware, each.devices) is not None)
             or (each.gpus > 1 and each.share_in_units(hardware) is not None)
             for each in self.demand.containers
         )
