@@ -53,7 +53,6 @@ from topoalign.core.placement.exclusive_cpus import NotWholeCores, allocate_cpus
 from topoalign.core.placement.memory_blocks import hold_allocation, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
-from topoalign.core.policy.merge.merge_time import slow_merge
 from topoalign.core.profile import profile_of
 from topoalign.core.sharing.choosers import check_shares, chooser_of, gpus_given, slots_given, with_peaks
 from topoalign.core.state.fold import NodeState
@@ -305,11 +304,6 @@ class AdmissionRun:
         if (self.demand.jointly or chooses_gpus) and not self.profile.aligns_jointly:
             yield BY_RESERVATION
         yield from self.by_chance
-        if not self.profile.merges_combinations:
-            return
-        for alignment in self.alignments:
-            if slow := slow_merge(alignment.hints, self.rules.policy, alignment.container):
-                yield slow
 
 
 def reason_of(misfit: NoFit) -> str:
