@@ -74,8 +74,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs per core, socket and last-level cache are averages, rounded down; otherwise they are counted."""
     counts_reusable_memory: bool = False
     """Whether the NUMA nodes of the alignment have enough memory is judged with what the pod may use again."""
-    needs_narrowest_memory: bool = True
-    """Where the limit on work ends the search for memory the pod is refused; otherwise all unused NUMA nodes serve."""
     gives_back_lowest_first: bool = True
     """Memory is given back from the lowest NUMA node on, whatever was taken of each."""
     gives_while_deciding: bool = True

@@ -16,6 +16,7 @@ from topoalign.core.model.decisions import Considered, PreferenceQuestion
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import connection_score
+from topoalign.core.placement.gpus.bandwidth import Members
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology
 from topoalign.core.placement.preference import (
     PLACEMENTS,
@@ -29,9 +30,6 @@ MOST_COMPARED = 256
 """Sets. A choice of 4 among 8 has 70."""
 MOST_KEPT = 5
 ALL_OF_THEM = "all that can be had on the NUMA nodes it is aligned to, or from its init containers"
-
-Members = tuple[int, ...]
-"""A set of devices by their positions, ascending."""
 
 
 def rank_alternatives(

@@ -207,7 +207,7 @@ class AlignmentSearch:
         gpus = {parent_of(gpu) for gpu in self._gpus(number)}
         near = list[list[Allocation]]()
         far = list[Allocation]()
-        for held in by_pod(self._state.allocations.values()):
+        for held in group_by_pod(self._state.allocations.values()).values():
             if gpus.isdisjoint(parent_of(device) for each in held for device in each.device_ids):
                 far += held
             else:
@@ -239,16 +239,20 @@ def _fits_with_competitors(
     return may_be_on(topology, share, gpu) and enough(rest, share)
 
 
-def by_pod(allocations: Iterable[Allocation]) -> Iterable[list[Allocation]]:
-    """The allocations by pods: what a pod has becomes free together. One whose pod is unknown is a group of its own."""
-    found = defaultdict[object, list[Allocation]](list)
+def group_by_pod(allocations: Iterable[Allocation]) -> dict[str, list[Allocation]]:
+    """
+    The allocations by the UID of their pod, or `namespace/name` where it is not known: what a pod has becomes free together.
+    One whose pod is unknown is a group of its own.
+    """
+    found = defaultdict[str, list[Allocation]](list)
     for each in allocations:
         owner = each.owner
         if each.pod_uid or owner is None:
-            found[each.pod_uid or each.id].append(each)
+            pod = each.pod_uid or each.id
         else:  # allocations that a prediction added have no namespace; their `pod` is the UID
-            found[(owner.namespace, owner.pod) if owner.namespace else str(owner.pod)].append(each)
-    return found.values()
+            pod = f"{owner.namespace}/{owner.pod}" if owner.namespace else owner.pod
+        found[pod].append(each)
+    return found
 
 
 def without_all(state: NodeState, gone: Iterable[Allocation]) -> NodeState:
