@@ -60,8 +60,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Of equally narrow sets of NUMA nodes the one is taken that has the best connected GPUs; otherwise the lowest."""
     narrows_after_merge: bool = False
     """Memory is of as few as possible of the NUMA nodes of the merge; otherwise of all of them."""
-    unaligned_beyond_limit: bool = False
-    """Where the limit on work ends the alignment, a policy that admits without one goes on without."""
 
     # What the container is given.
     gpus_first: bool = False
