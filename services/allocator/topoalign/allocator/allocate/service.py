@@ -152,8 +152,6 @@ class DeviceAllocations:
             settle_seconds=settings.settle_seconds,
         )
         self._preferences = Preferences(clock)
-        self._turn = anyio.Lock(fast_acquire=True)
-        """Held by the one call that polls the kubelet."""
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
         liveness = self._reconciliation.liveness
         view = NodeView(lambda: ledger.state, clock, reservations.current, liveness, settings.compat)
@@ -169,7 +167,7 @@ class DeviceAllocations:
         self._instance_calls = InstanceCalls(ledger, clock, instances, reservations.current, self._is_displaced)
         self._commits = GroupCommit(self._grants.record)
         self._poll_and_compare = SharedPoll(self._compare)
-        self._poll_to_prefer = SharedPoll(self._poll)
+        self._shared_poll = SharedPoll(self._poll)
         self.polled: Poll | None = None
         """The last poll that was compared with the ledger; None: none yet, or it failed."""
 
@@ -207,9 +205,9 @@ class DeviceAllocations:
             # the kubelet would take and Allocate would refuse.
             poll = None
             with suppress(Unavailable):
-                poll = await poll_for_grant(self._poll_to_prefer, self._clock, at)
+                poll = await poll_for_grant(self._shared_poll, self._clock, at)
         else:
-            poll = await self._poll_quickly(self._poll_to_prefer)
+            poll = await self._poll_quickly(self._shared_poll)
         ended = self._ended_by(poll)
         if ended:
             free = {*available} - {*must_include}
@@ -273,15 +271,12 @@ class DeviceAllocations:
             call = AllocateCall(resource, asked, self._ledger.version, made)
             answers = await self._commits.join(call)
             while answers is None:  # only PodResources shows whether a conflicting allocation is stale
-                async with self._turn:
-                    grant = Grant(self._pod_resources.written(), self._clock.monotonic())
-                    poll = await poll_for_grant(self._poll, self._clock, arrived)
-                    if self._ledger.unconfirmed is not None:
-                        self._confirm_record(poll)
-                    call.poll = poll
-                    call.grant = grant
-                    self._grants.record([call])
-                    answers = call.result()
+                call.grant = Grant(self._pod_resources.written(), self._clock.monotonic())
+                call.poll = await poll_for_grant(self._shared_poll, self._clock, arrived)
+                if self._ledger.unconfirmed is not None:
+                    self._confirm_record(call.poll)
+                self._grants.record([call])
+                answers = call.result()
             return answers
 
     def _confirm_record(self, poll: Poll) -> None:
