@@ -19,7 +19,7 @@ from functools import partial
 
 import anyio
 
-from topoalign.allocator.allocate.claims import NodeView, WholeDevices
+from topoalign.allocator.allocate.claims import NodeView
 from topoalign.allocator.allocate.co_allocation import JointClaim
 from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit, Preferences
 from topoalign.allocator.allocate.pre_start import ShareStarts, SlotStarts
@@ -109,8 +109,6 @@ FRESH_SECONDS = 5.0
 """Maximum age of an answer of the kubelet. If it is older, this process was stopped in between."""
 POLL_ATTEMPTS = 3
 """Maximum number of requests to PodResources for a fresh answer."""
-PREFER_SECONDS = 1.0
-"""How long a preference of whole devices waits for PodResources. Without an answer, all allocations count as held."""
 
 
 class DeviceAllocations:
@@ -159,7 +157,7 @@ class DeviceAllocations:
         self._units = UnitClaim(view)
         self._slots = SlotClaim(view)
         self._visible = VisibleGpus(view, by_variable_alone)
-        claims = WholeDevices(view), self._co_allocated, self._units, self._slots, self._visible
+        claims = self._co_allocated, self._units, self._slots, self._visible
         expect = self.owner_polls.expect
         self._grants = Grants(ledger, view, pod_resources, self._reconciliation, claims, self._preferences, expect)
         self._share_starts = ShareStarts(ledger, view)
@@ -200,14 +198,15 @@ class DeviceAllocations:
         """As `AllocatorPort.prefer`. Devices of containers that have ended by a poll count as free."""
         await self._reservations.until_read()
         at = self._clock.monotonic()
-        if self.state.allocations and self.state.hardware.kind_of(resource) in ("unit", "slot"):
-            # Wait for the poll as long as Allocate does: without it, the preference may be a GPU without enough left, which
-            # the kubelet would take and Allocate would refuse.
-            poll = None
+        poll = None
+        if self.state.allocations:
             with suppress(Unavailable):
-                poll = await poll_for_grant(self._shared_poll, self._clock, at)
-        else:
-            poll = await self._poll_quickly(self._shared_poll)
+                if self.state.hardware.kind_of(resource) in ("unit", "slot"):
+                    # Retry as long as Allocate does: without a poll, the preference may be a GPU without enough left, which
+                    # the kubelet would take and Allocate would refuse.
+                    poll = await poll_for_grant(self._shared_poll, self._clock, at)
+                else:
+                    poll = await self._shared_poll()
         ended = self._ended_by(poll)
         if ended:
             free = {*available} - {*must_include}
@@ -240,12 +239,7 @@ class DeviceAllocations:
         """Returns live allocations that have ended (`LivenessCheck.has_ended`). Raises Unavailable without a kubelet."""
         if not self.state.allocations:
             return []
-        poll = await self._poll_quickly(self._poll)
-        if poll is None:
-            raise Unavailable(
-                "PodResources did not answer in time", "check that the kubelet runs and is not overloaded"
-            )
-        return self._ended_by(poll)
+        return self._ended_by(await self._shared_poll())
 
     def _ended_by(self, poll: Poll | None) -> list[Allocation]:
         if poll is None:
@@ -253,13 +247,6 @@ class DeviceAllocations:
         live = [each for each in self.state.allocations.values() if each.id in poll.live]
         has_ended = self._reconciliation.liveness.has_ended
         return [each for each in live if has_ended(each, poll.listing, poll.at)]
-
-    async def _poll_quickly(self, poll: Callable[[], Awaitable[Poll]]) -> Poll | None:
-        """Polls the kubelet. None: no allocation is live, or the poll fails or takes longer than `PREFER_SECONDS`."""
-        if self.state.allocations:
-            with anyio.move_on_after(PREFER_SECONDS), suppress(Unavailable):
-                return await poll()
-        return None
 
     async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         """As `AllocatorPort.allocate`. Raises also HardwareUnknown, DeviceUnusable and Unavailable."""

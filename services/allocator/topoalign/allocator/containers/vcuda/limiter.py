@@ -344,8 +344,7 @@ class VcudaLimiter:
                 ) from error
 
     async def _prepare(self, root: Path, name: str, limits: Limits) -> None:
-        if read_config_owner(root, name) != (limits.pod_uid, limits.container):
-            await self._stop(root / name)
+        await self._stop(root / name)
         unit_directories.prepare_units_directory(root, name, limits)
         await self._serve(root, name)
 
