@@ -40,6 +40,7 @@ from topoalign.core.sharing.reserved_shares import bounds_for, is_within
 from topoalign.core.sharing.share_refusals import WholeGpuInUse
 from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.core.state.share_amounts import Holder, equal_part, exclusive_conflicts, larger_amount, sum_amounts
+from topoalign.runtime.recent_dict import RecentDict
 
 STARTED_AGAIN = "the kubelet starts the container again; check that its device plugin directory can be read"
 """The remedy while the kubelet does not report the container yet."""
@@ -63,14 +64,12 @@ class ContainerStarts:
     def __init__(self, ledger: Ledger, view: NodeView) -> None:
         self._ledger = ledger
         self._view = view
-        self._logged: dict[tuple[object, str], None] = {}
+        self._logged = RecentDict[tuple[object, str], None](MOST_LOGGED)
 
     def _record(self, name: object, owner: Owner | None, misfit: NoFit) -> None:
         if (name, misfit.code) in self._logged or owner is None:
             return
         self._logged[name, misfit.code] = None
-        if len(self._logged) > MOST_LOGGED:
-            del self._logged[next(iter(self._logged))]
         refusal = Refusal(
             reason="PreStartContainer",
             code=misfit.code,

@@ -221,13 +221,6 @@ class UnitClaim(Claim):
                 return None
         return OpenHalf(newest, not self._newest.is_second and needs_memory(newest))
 
-    def _recent_half(self, kind: UnitKind) -> OpenHalf | None:
-        """Returns the newest grant, if it may be a first half, without regard to the checkpoint."""
-        if self._newest is None or self._newest.is_second or self.view.now - self._newest.at > OPEN_SECONDS:
-            return None
-        newest = self.view.state.allocations.get(self._newest.id)
-        return None if newest is None or has_kind(newest, kind) else OpenHalf(newest, is_certain=False)
-
     def _is_entered(self, grant: Allocation, listing: KubeletListing) -> bool:
         """
         Whether the checkpoint has the container of a grant with a complete share; it may contain one half by chance.
@@ -300,8 +293,7 @@ class UnitClaim(Claim):
         for share, state in product(shares_asked(kind, question, reserved, now), states):
             spare = offered - held_among(state.ownership, resource, devices)
             fitting = {gpu: count for gpu, units in devices.by_base.items() if (count := len(units & spare))}
-            first = half if half is not None else self._recent_half(kind)
-            gpus = gpu_of_other_half(first, share, kind, must_include, fitting, is_reserved=own is not None)
+            gpus = gpu_of_other_half(half, share, kind, must_include, fitting, is_reserved=own is not None)
             if not gpus and own is None:
                 gpus = self._gpus_for(state, share, kind, question, fitting)
             if gpus:

@@ -12,7 +12,6 @@ container stays valid even if the journal is lost, and a missing directory can b
 The root is closed to other users of the host (mode 0700), because root in a container may leave setuid programs there.
 """
 
-import errno
 import os
 import re
 import secrets
@@ -22,7 +21,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
 from anyio import to_thread
 
 from topoalign.allocator.allocate.service import DeviceAllocations
@@ -63,7 +61,6 @@ from topoalign.plugin_config.hook_files import (
     PRELOAD,
     find_missing_file,
 )
-from topoalign.runtime.clock import until_tick
 from topoalign.runtime.whole_files import replace_file
 
 NAME = re.compile(r"slots-[0-9a-f]{32}")
@@ -142,11 +139,9 @@ def make_open(at: int, name: str) -> None:
 # of the kubelet, or if its checkpoint cannot be read.
 
 
-COLLECT_SECONDS = 5.0
 NOBODY = DirectoryOwner(AllocationID(""))
 """Owner of slots that only the checkpoint has: those of an init container, which may run again."""
 
-log = structlog.get_logger("topoalign.allocator.containers.hami_core")
 Held = tuple[ResourceName, frozenset[DeviceID]]
 
 
@@ -159,20 +154,15 @@ class DirectoryCleanup:
 
     async def run(self, allocations: DeviceAllocations, clock: Clock) -> None:
         """Cleans up every `COLLECT_SECONDS` until cancelled. Logs a failure once."""
-        failing = None
-        while True:
+
+        async def sweep() -> None:
             try:
-                try:
-                    self.clean_up(allocations.state, allocations.polled)
-                finally:
-                    if self._root():
-                        await to_thread.run_sync(self.remove_leftovers)
-                failing = None
-            except OSError as error:
-                if failing != (reason := f"{error.strerror}: {error.filename}"):
-                    log.warning("the directories of containers cannot be kept", reason=clean(reason, 200))
-                failing = reason
-            await clock.sleep(until_tick(clock, COLLECT_SECONDS))
+                self.clean_up(allocations.state, allocations.polled)
+            finally:
+                if self._root():
+                    await to_thread.run_sync(self.remove_leftovers)
+
+        await limiter_files.keep_directories(sweep, clock, limiter_files.COLLECT_SECONDS)
 
     def clean_up(self, state: NodeState, poll: Poll | None) -> None:
         """Restores and removes directories once. Raises OSError after it has done all that is possible."""
@@ -216,11 +206,7 @@ class DirectoryCleanup:
     def remove_leftovers(self) -> None:
         """Removes the content of renamed directories. Raises OSError if some of it cannot be removed."""
         if configured := self._root().rstrip("/"):
-            try:
-                limiter_files.remove_leftovers(Path(configured))
-            except OSError as error:
-                if error.errno != errno.ENOTEMPTY:  # the next cleanup continues
-                    raise
+            limiter_files.remove_leftovers(Path(configured))
 
     def _held(self, state: NodeState) -> dict[str, DirectoryOwner | None]:
         return {
