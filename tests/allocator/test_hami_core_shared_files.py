@@ -22,7 +22,7 @@ from topoalign.core.model.errors import BadRequest
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.processes import LibraryReading, LibraryUse
-from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio
@@ -262,9 +262,9 @@ async def test_what_files_say_is_told_over_the_bus() -> None:
         roots, bus = [""], MemoryBus()
         files = SharedFiles(lambda: roots[0], lambda: it.ledger.state, it.clock)
         node, counted = it.ledger.state.node, files.figure()
-        subject, question = wire.admission_subject(node, "library-use"), UseRequest(node=node)
+        subject, question = wire.admission_subject(node, "library-use"), NodeRequest(node=node)
 
-        async def ask(request: UseRequest) -> LibraryReading:
+        async def ask(request: NodeRequest) -> LibraryReading:
             return wire.decode_answer(await bus.ask(subject, msgspec.json.encode(request), within=1.0), LibraryReading)
 
         async with bus.serve("topoalign-allocator", [files.endpoint()]):
@@ -274,7 +274,7 @@ async def test_what_files_say_is_told_over_the_bus() -> None:
             await it.clock.advance(2)
             assert [6] == [each.counts[0].memory for each in (await ask(question)).containers]
             with pytest.raises(BadRequest, match="is not this node"):
-                await ask(UseRequest(node=NodeName("other")))
+                await ask(NodeRequest(node=NodeName("other")))
             write_at(4, b"\2")(it.cache("a") / NAME)
             await it.clock.advance(2)
             assert ["it has version 2.2, and of this size 1.1 or 1.2 is read"] == [

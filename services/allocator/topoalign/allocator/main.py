@@ -24,7 +24,7 @@ from topoalign.allocator.mig.instance_log import InstanceLog
 from topoalign.allocator.mig.instances import Instances, collect_unused_instances, lost_note, report_fault
 from topoalign.allocator.mig.nvml_instances import NvmlInstances
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
-from topoalign.allocator.requests.admissions import Admissions, Predictions, lists_nothing
+from topoalign.allocator.requests.admissions import Admissions, Predictions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch
 from topoalign.allocator.service import Allocator, refuse_duplicate_agent
 from topoalign.allocator.settings import AllocatorSettings
@@ -169,7 +169,6 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             predictions=kubelet.predictions if kubelet is not None else None,
             hint_seconds=settings.hint_seconds,
             ensure_fresh=hardware_watch.ensure_fresh,
-            lists=kubelet.allocations.lists if kubelet is not None else lists_nothing,
         )
         allocator = Allocator(
             ledger,

@@ -184,10 +184,6 @@ class DeviceAllocations:
         """As `AllocatorPort.faults`."""
         return self._instance_calls.faults
 
-    def lists(self, target: str) -> bool | None:
-        """Whether the kubelet lists a pod of this name, as of the last poll (`Reconciliation.lists`)."""
-        return self._reconciliation.lists(target)
-
     async def wait_past(self, version: int) -> None:
         """Waits until `version` is greater than this one. Any number of callers may wait."""
         await self._ledger.wait_past(version)

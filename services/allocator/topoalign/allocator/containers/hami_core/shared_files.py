@@ -33,7 +33,7 @@ from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.processes import LibraryCount, LibraryReading, LibraryUse
-from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.ports import Clock, Endpoint
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.metrics import ServiceMetric
@@ -260,11 +260,11 @@ class SharedFiles:
             return self._newest[0]
 
     def endpoint(self) -> Endpoint:
-        """Answers UseRequest with what the libraries count."""
+        """Answers NodeRequest with what the libraries count."""
         subject = wire.admission_subject(self._state().node, "library-use")
-        return Endpoint(name="library-use", subject=subject, answer=answer_with(UseRequest, self._answer))
+        return Endpoint(name="library-use", subject=subject, answer=answer_with(NodeRequest, self._answer))
 
-    async def _answer(self, request: UseRequest) -> LibraryReading:
+    async def _answer(self, request: NodeRequest) -> LibraryReading:
         if request.node != (node := self._state().node):
             raise InvalidField("node", f"{clean(request.node)!r} is not this node", f"ask {node!r} here")
         return await self.read()
