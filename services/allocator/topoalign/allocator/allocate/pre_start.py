@@ -82,10 +82,6 @@ class ContainerStarts:
         self._ledger.refuse(PodRequest(namespace=owner.namespace, name=owner.pod, containers=()), refusal)
 
 
-UNKNOWN = object()
-"""Marks an allocation that was not judged yet."""
-
-
 class NotAsReserved(NoFit):
     """
     Raised for a container whose slots differ from its reservation or are reserved for another pod.
@@ -123,7 +119,8 @@ class SlotStarts(ContainerStarts):
             del self._judged[name]
         for each in [*live.values()]:
             is_other_pods = each.reserved_for or each.denied
-            is_open = is_other_pods or self._judged.get((each.id, each.pod_uid), UNKNOWN) is not None
+            name = (each.id, each.pod_uid)
+            is_open = is_other_pods or name not in self._judged or self._judged[name] is not None
             if each.owner is not None and is_open and self._is_offered(each):
                 misfit = self._judge(each)
                 if misfit is None and is_other_pods and self._has_bounds(each):

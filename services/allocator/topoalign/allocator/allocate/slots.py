@@ -142,14 +142,12 @@ class SlotClaim(Claim):
         return {}
 
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
-        """Raises InvalidShare for several slots of one GPU, and ShareSplit as `check_reserved`."""
+        """Raises InvalidShare for several slots of one GPU."""
         gpus = [base_of(slot) for slot in devices]
         if twice := sorted({gpu for gpu in gpus if gpus.count(gpu) > 1}):
             raise InvalidShare(
                 f"{FIELD}: several slots of {quoted(twice)}; a container may have one of each GPU", REMEDY
             )
-        if not all(map(self.view.state.ownership.is_held, devices)):  # else the kubelet may repeat its call
-            self.check_reserved(resource, devices)
 
     def check_reserved(self, resource: ResourceName, slots: Collection[DeviceID]) -> None:
         """

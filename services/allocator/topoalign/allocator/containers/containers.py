@@ -13,7 +13,6 @@ from pathlib import Path
 import structlog
 
 from topoalign.allocator.containers import cdi, host_files
-from topoalign.allocator.containers.cdi import SpecificationFiles
 from topoalign.allocator.containers.hami_core.slot_directories import hami_core_edits
 from topoalign.allocator.containers.host_files import dev_root
 from topoalign.allocator.containers.mps import mps_edits
@@ -59,7 +58,7 @@ class Containers:
         self._configuration = configuration
         self._proc = proc
         self._cgroups = cgroups
-        self._files = SpecificationFiles(cdi_dir)
+        self._cdi_dir = cdi_dir
         self._specified: tuple[tuple[Configuration, Topology, tuple[int, ...]], frozenset[str]] | None = None
         """The inputs and the classes of the specifications. None: the next call has to write or check them."""
         self._minors: Mapping[host_files.Instance, int] | None = None
@@ -141,10 +140,10 @@ class Containers:
     def _specify(self, configuration: Configuration, topology: Topology, channels: tuple[int, ...]) -> Collection[str]:
         inputs = configuration, topology, channels
         specified = self._specified
-        if specified is None or specified[0] != inputs or not self._files.in_place():
+        if specified is None or specified[0] != inputs:
             specifications = cdi.specifications(configuration, topology, channels, self._minors or {})
-            if self._files.put(specifications):
-                log.info("CDI specifications written", directory=str(self._files.directory), kinds=list(specifications))
+            if cdi.write_specifications(self._cdi_dir, specifications):
+                log.info("CDI specifications written", directory=str(self._cdi_dir), kinds=list(specifications))
             specified = self._specified = inputs, frozenset(specifications)
         return specified[1]
 
