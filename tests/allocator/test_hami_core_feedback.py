@@ -118,26 +118,6 @@ async def test_what_was_told_is_taken_back() -> None:
             assert [RUNS] == recent(files["low"])
 
 
-async def test_files_are_read_once_after_priorities_are_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then no container can have been told to wait."""
-    rounds: list[Path] = []
-
-    def write_notes(root: Path, gpus: object) -> None:
-        rounds.append(root)
-
-    monkeypatch.setattr(feedback, "write_notes", write_notes)
-    is_on = [False]
-    async with hami_core_node() as (it, _):
-        told = Feedback(lambda: str(it.root), lambda: is_on[0], lambda: it.ledger.state)
-        counts = []
-        for each in (False, False, True, False, False):
-            is_on[0] = each
-            await told.update_notes()
-            counts.append(len(rounds))
-
-    assert [1, 1, 2, 3, 3] == counts
-
-
 async def test_nothing_but_a_region_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     async with hami_core_node() as (it, _):
         files = await with_files(it, high=0, low=1, linked=1, old=1, cut=1, gone=1)

@@ -126,7 +126,7 @@ class SlotStarts(ContainerStarts):
                 if misfit is None and is_other_pods and self._has_bounds(each):
                     self._ledger.bind([Binding(each.id, each.owner, each.pod_uid, each.displaced, as_reserved=True)])
 
-    def check(self, devices: Sequence[DeviceID], listing: KubeletListing | None) -> None:
+    def check(self, devices: Sequence[DeviceID], listing: KubeletListing) -> None:
         """Checks the slots of a starting container. Raises NotAsReserved, and Unavailable if the owner is not known."""
         self.observe()
         owned = self._ledger.state.ownership
@@ -136,7 +136,7 @@ class SlotStarts(ContainerStarts):
                 continue
             listed = as_listed(each, listing)
             if self._is_offered(each):
-                misfit = self._judge(listed, is_read=listing is not None and listing.checkpoint is not None)
+                misfit = self._judge(listed, is_read=listing.checkpoint is not None)
             else:
                 misfit = self._judged.get((each.id, listed.pod_uid))
             if misfit is not None:
@@ -238,12 +238,12 @@ def unknown_owner(slots: Iterable[DeviceID]) -> Unavailable:
     return Unavailable(finding, STARTED_AGAIN)
 
 
-def as_listed(record: Allocation, listing: KubeletListing | None) -> Allocation:
+def as_listed(record: Allocation, listing: KubeletListing) -> Allocation:
     """
     Returns the allocation with the owner from the checkpoint, if it has none. The owner has a pod UID and no pod name. If
     several containers of the pod have the devices, the container's name is empty, too.
     """
-    if record.owner is not None or listing is None:
+    if record.owner is not None:
         return record
     entries = checkpoint_entries_of(record, listing)
     holders = {(entry.pod_uid, entry.container) for entry in entries if not listing.is_gone(entry.pod_uid)}

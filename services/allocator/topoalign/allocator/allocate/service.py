@@ -282,23 +282,12 @@ class DeviceAllocations:
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """As `AllocatorPort.start_container`."""
         arrived = self._clock.monotonic()
-        owned = self.state.ownership
-        live = self.state.allocations
-        in_units = first_unit_kind(devices) is not None
-        holders = [live[name] for name in owned.overlapping(map(owned.holding, devices))]
-        # For slots with a reservation, the UID of the pod must be known, too.
-        is_known = all(
-            each.owner is not None and not each.reserved_for and (not each.denied or each.pod_uid != "")
-            for each in holders
-        )
-        is_known = is_known and bool(devices) and all(map(owned.is_held, devices))
-        is_needed = in_units or not is_known
-        poll = await poll_for_grant(self._poll_and_compare, self._clock, arrived) if is_needed else None
-        if in_units and poll is not None:
+        poll = await poll_for_grant(self._poll_and_compare, self._clock, arrived)
+        if first_unit_kind(devices) is not None:
             self._share_starts.check(resource, devices, poll)
             await self._starting(resource, devices, poll)
-        elif not in_units:
-            self._slot_starts.check(devices, poll.listing if poll is not None else None)
+        else:
+            self._slot_starts.check(devices, poll.listing)
 
     async def reconcile(self) -> None:
         """Compares the record with PodResources: binds owners, releases what has ended. Raises Unavailable."""

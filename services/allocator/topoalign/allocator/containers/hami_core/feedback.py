@@ -41,8 +41,6 @@ class Feedback:
         self._root = root
         self._is_on = is_on
         self._state = state
-        self._may_wait = True
-        """Whether a file may contain a note to wait, also of a former process."""
 
     async def run(self, clock: Clock) -> None:
         """Updates all notes every `ROUND_SECONDS` until cancelled, and then resets them."""
@@ -52,23 +50,16 @@ class Feedback:
                 await clock.sleep(until_tick(clock, ROUND_SECONDS))
         finally:
             with CancelScope(shield=True):
-                await self._release()
+                await self._write({})
 
     async def update_notes(self) -> None:
-        """Updates the notes of all containers once."""
-        root = self._root().rstrip("/")
-        if not root or not self._is_on():
-            await self._release()
-            return
-        self._may_wait = True
-        gpus = {each.directory: each.gpus for each in all_limited(self._state())}
-        await to_thread.run_sync(write_notes, Path(root), gpus)
+        """Updates the notes of all containers once. If this is switched off, no container waits."""
+        limited = all_limited(self._state()) if self._is_on() else ()
+        await self._write({each.directory: each.gpus for each in limited})
 
-    async def _release(self) -> None:
-        root = self._root().rstrip("/")
-        if root and self._may_wait:
-            await to_thread.run_sync(write_notes, Path(root), {})
-            self._may_wait = False
+    async def _write(self, gpus: Mapping[str, frozenset[DeviceID]]) -> None:
+        if root := self._root().rstrip("/"):
+            await to_thread.run_sync(write_notes, Path(root), gpus)
 
 
 def write_notes(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> None:

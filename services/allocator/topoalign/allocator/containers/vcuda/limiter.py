@@ -32,8 +32,6 @@ from topoalign.allocator.containers import limiter_files
 from topoalign.allocator.containers.limiter_files import is_pod_present, keep_directories, with_checkpoint
 from topoalign.allocator.containers.vcuda import unit_directories
 from topoalign.allocator.containers.vcuda.unit_directories import (
-    CONFIG_FILE,
-    PIDS_FILE,
     SOCKET,
     Limits,
     pids_of,
@@ -253,9 +251,8 @@ class VcudaLimiter:
         if not pids:
             remedy = f"see that the host's control groups are mounted at {self._cgroups}"
             raise StateFault(f"no process is found in the control group {who.group}", remedy)
-        files = {CONFIG_FILE: unit_directories.config_in(root, name), PIDS_FILE: pids_of(pids)}
         try:
-            unit_directories.write_registered(root, name, who.container_id, files, PIDS_FILE)
+            unit_directories.write_registered(root, name, who.container_id, pids_of(pids))
         except OSError as error:
             raise StateFault(
                 f"the processes of the container cannot be written: {error.strerror}", "make room on the node's disk"

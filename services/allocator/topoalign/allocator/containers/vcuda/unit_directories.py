@@ -128,18 +128,13 @@ def units_directory_name(resource: ResourceName, units: Collection[DeviceID]) ->
     return f"units-{digest_of(resource, frozenset(units))}"
 
 
-def config_in(root: Path, name: str) -> bytes:
-    """Reads the `vcuda.config` of a directory; empty if there is none."""
-    try:
-        with open_directory(root) as at, open_directory(name, at) as directory:
-            return read_file(directory, CONFIG_FILE)
-    except OSError:
-        return b""
-
-
 def read_config_owner(root: Path, name: str) -> tuple[str, str] | None:
     """Reads pod UID and container of a directory's owner; None if it has none yet, or an invalid `vcuda.config`."""
-    config = config_in(root, name)
+    try:
+        with open_directory(root) as at, open_directory(name, at) as directory:
+            config = read_file(directory, CONFIG_FILE)
+    except OSError:
+        return None
     if len(config) != CONFIG.size:
         return None
     pod_uid, _, container, *_ = CONFIG.unpack(config)
@@ -162,11 +157,12 @@ def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
             replace_file(CONFIG_FILE, encode_config(limits), durable=True, directory=directory)
 
 
-def write_registered(root: Path, name: str, container_id: str, files: dict[str, bytes], pids: str) -> None:
+def write_registered(root: Path, name: str, container_id: str, pids: bytes) -> None:
     """
-    Writes the changed files into the directory `container_id`, and the one named `pids` also above it. Raises OSError.
+    Writes `pids.config`, and into the directory `container_id` both files, as far as they have changed. Raises OSError.
     """
     with open_directory(root) as at, open_directory(name, at) as directory:
+        files = {CONFIG_FILE: read_file(directory, CONFIG_FILE), PIDS_FILE: pids}
         with suppress(FileExistsError):
             os.mkdir(container_id, MODE, dir_fd=directory)
         with open_directory(container_id, directory) as own:
@@ -174,8 +170,8 @@ def write_registered(root: Path, name: str, container_id: str, files: dict[str, 
             for file, content in files.items():
                 if read_file(own, file) != content:
                     replace_file(file, content, directory=own)
-        if read_file(directory, pids) != files[pids]:
-            replace_file(pids, files[pids], directory=directory)
+        if read_file(directory, PIDS_FILE) != pids:
+            replace_file(PIDS_FILE, pids, directory=directory)
 
 
 # The edits of a container in Allocate's answers. Computing time and memory have separate answers, and if both mount at
