@@ -126,21 +126,6 @@ async def test_an_agent_that_starts_anew_looks_for_the_owners_that_are_missing()
         assert [owner("train")] == owners(node)
 
 
-async def test_a_container_whose_owner_is_known_starts_without_a_poll() -> None:
-    node = Node()
-    await node.device_allocations.allocate(GPU, [GPUS[:1], GPUS[1:3]])
-    node.kubelet.show("train", *GPUS[:1])
-    await node.device_allocations.start_container(GPU, GPUS[:1])
-    assert 1 == node.kubelet.asked
-
-    await node.device_allocations.start_container(GPU, GPUS[:1])
-    assert 1 == node.kubelet.asked
-    await node.device_allocations.start_container(GPU, GPUS[1:3])
-    await node.device_allocations.start_container(GPU, GPUS[5:6])
-    await node.device_allocations.start_container(GPU, [])
-    assert 4 == node.kubelet.asked
-
-
 async def test_grants_whose_owners_are_shown_at_once_are_polled_for_as_rarely() -> None:
     """Eighty grants in eight seconds, each of whose owners is there at the next poll; after a pause the next is short."""
     node = Node()
