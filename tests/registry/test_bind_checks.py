@@ -71,6 +71,6 @@ def test_a_pod_that_gets_nothing_of_its_own_holds_nothing_in_its_bind() -> None:
     for uid, request in (("new", asking(1)), ("plain", pod(container("main"), name="plain"))):
         site.checks.assume(NODE, PodToSchedule(uid=uid, request=request))
     assumed = site.it.view.pods_on(NODE).assumed
-    site.checks.unassume(NODE, "new")
+    site.checks.view.unassume(NODE, "new")
 
     assert ({"new"}, set()) == ({*assumed}, {*site.it.view.pods_on(NODE).assumed})

@@ -33,7 +33,7 @@ from topoalign.registry.scheduling.filter.namespace_quotas import Quotas
 from topoalign.registry.scheduling.filter.scheduler import PodChecks, Scheduler
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesRecords, KubernetesWatch
-from topoalign.registry.scheduling.kubernetes.pod_events import BindEvents, EventWriter, refusal_event
+from topoalign.registry.scheduling.kubernetes.pod_events import EventWriter, refusal_event
 from topoalign.registry.scheduling.kubernetes.requeue import Requeue
 from topoalign.registry.scheduling.kubernetes.topology_objects import TopologyObjects
 from topoalign.registry.scheduling.scheduling_api import BindsPods, PodToSchedule
@@ -229,8 +229,9 @@ class SchedulingService:
             BindChecks(self.scheduler, settings.scheduler_name),
             partial(gangs.plan, self.scheduler.best),
             self._pods,
+            self._reports.submit,
         )
-        self.binder = BindEvents(binder, self.reservations.of_pod, self._reports.submit)
+        self.binder = binder
         if settings.publish_topologies:
             self.topologies = TopologyObjects(api, clock, self.view, self._nodes.uids.get)
         context.metrics.register(SchedulingMetrics(self.watch, binder.counts, self.reservations.counts, self.foreign))
