@@ -6,8 +6,8 @@ from view_support import NODE, OneNode
 
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
+from topoalign.registry.ports import NotReadYet
 from topoalign.registry.scheduling.binding.binding import BindChecks
-from topoalign.registry.scheduling.filter.scheduler import NotReadYet
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 pytestmark = pytest.mark.anyio

@@ -287,7 +287,7 @@ async def test_readiness_has_the_check_of_the_certificate(authority: Authority, 
     recorded = RecordedScheduling()
 
     async with anyio.create_task_group() as tasks:
-        url = await tasks.start(extender_server.serve_scheduler, context, settings, recorded, recorded, NO_WEBHOOK)
+        url = await tasks.start(extender_server.serve_scheduler, context, settings, recorded, recorded.bind, NO_WEBHOOK)
         reason = context.checks["scheduler certificate"]()
         of_service = context.readiness[extender_server.READINESS]["certificate"]()
         tasks.cancel_scope.cancel()
@@ -320,7 +320,7 @@ async def test_the_version_of_the_api_server_counts_where_none_is_set(
 
     async with anyio.create_task_group() as tasks, httpx.AsyncClient() as http:
         url = await tasks.start(
-            extender_server.serve_scheduler, context, settings, full, full, NO_WEBHOOK, lambda: found
+            extender_server.serve_scheduler, context, settings, full, full.bind, NO_WEBHOOK, lambda: found
         )
         answer = await http.post(f"{url}/scheduler/filter", json={"Pod": pod, "NodeNames": ["a"]})
         tasks.cancel_scope.cancel()
@@ -337,7 +337,9 @@ async def test_an_idle_connection_is_kept_longer_than_the_scheduler_does(monkeyp
     settings, scheduling = RegistrySettings(scheduler_port=0), RecordedScheduling()
 
     async with anyio.create_task_group() as tasks:
-        url = await tasks.start(extender_server.serve_scheduler, context, settings, scheduling, scheduling, NO_WEBHOOK)
+        url = await tasks.start(
+            extender_server.serve_scheduler, context, settings, scheduling, scheduling.bind, NO_WEBHOOK
+        )
         with RawClient(url) as client:
             answer = await client.rest(request_bytes("/scheduler/filter", go_json(BODY)))
         tasks.cancel_scope.cancel()

@@ -38,7 +38,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     client = Client(context.bus, context.clock, "registry", bodies=False, usage=scheduling)
     cluster = Cluster(usage=scheduling)
     metrics = RegistryMetrics(context.metrics, client)
-    registry = Registry(context.bus, context.clock, client, cluster, metrics, settings, gc.freeze)
+    registry = Registry(context.bus, context.clock, client, cluster, metrics, settings)
     series = NodeSeries(cluster, context.clock, per_allocation=settings.registry_allocation_series)
     context.checks["streams"] = registry.behind
     foreign = ForeignNodes(context.clock, cluster.is_answering)
@@ -47,7 +47,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     with freezing(asyncio.get_running_loop().call_soon_threadsafe):
         async with kubernetes(context, settings, replica := token_hex(6)) as api, anyio.create_task_group() as tasks:
             if scheduling:
-                side = SchedulingService(context, settings, client, cluster, registry, api, replica, gc.freeze, foreign)
+                side = SchedulingService(context, settings, client, cluster, registry, api, replica, foreign)
                 log.info("extender listens", url=await tasks.start(side.run))
             await registry.run(task_status=task_status)
 

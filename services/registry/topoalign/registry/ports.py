@@ -72,6 +72,17 @@ class ApiNotFound(TopoalignError):
         super().__init__(clean(finding, 300), "it was deleted, or never created: forget it")
 
 
+class NotReadYet(Unavailable):
+    """
+    Raised while the registry has not read all data that an answer depends on.
+
+    Remedy: Wait until the registry has read it; `/readyz` shows when.
+    """
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(finding, "wait until the registry has read it; /readyz shows when")
+
+
 class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a pod that the registry reads."""
 

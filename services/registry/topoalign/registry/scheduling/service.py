@@ -1,7 +1,7 @@
 """Builds and runs what serves kube-scheduler in the registry."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 import anyio
@@ -36,7 +36,7 @@ from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesRec
 from topoalign.registry.scheduling.kubernetes.pod_events import EventWriter, refusal_event
 from topoalign.registry.scheduling.kubernetes.requeue import Requeue
 from topoalign.registry.scheduling.kubernetes.topology_objects import TopologyObjects
-from topoalign.registry.scheduling.scheduling_api import BindsPods, PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import Bind, PodToSchedule
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
@@ -113,12 +113,9 @@ class NoKubernetes(Unavailable):
         )
 
 
-class NoBinder:
-    """Binds no pods, in a registry without access to Kubernetes."""
-
-    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
-        """Raises NoKubernetes."""
-        raise NoKubernetes
+async def refuse_bind(namespace: str, name: str, uid: str, node: NodeName) -> None:
+    """Binds no pods, in a registry without access to Kubernetes. Raises NoKubernetes."""
+    raise NoKubernetes
 
 
 NATS_AWAY_SECONDS = 5.0
@@ -138,19 +135,17 @@ class SchedulingService:
         registry: Registry,
         api: KubernetesApi | None,
         replica: str,
-        freeze: Callable[[], None] = lambda: None,
         foreign: ForeignNodes | None = None,
     ) -> None:
         """
         `client`, `cluster`: of the registry; they keep usage. `api`: None if the registry has no access to Kubernetes.
-        `replica`: an id that no other registry has. `freeze`: as of `Registry`. `foreign`: None: an object of its own.
+        `replica`: an id that no other registry has. `foreign`: None: an object of its own.
         """
         clock = context.clock
         self._context = context
         self._settings = settings
         self._registry = registry
         self._cluster = cluster
-        self._freeze = freeze
         self._is_serving = False
         """Whether all nodes were read once, or could not be read without NATS."""
         self._nodes = ReportedNodes(cluster, pass_unknown=settings.unknown_nodes == "pass")
@@ -198,7 +193,7 @@ class SchedulingService:
             quotas=self.quotas,
         )
         self.watch: KubernetesWatch | None = None
-        self.binder: BindsPods = NoBinder()
+        self.bind: Bind = refuse_bind
         self.topologies: TopologyObjects | None = None
         context.readiness[READINESS] = {"nodes": self.unread_nodes}
         context.checks["scheduler"] = self.behind
@@ -231,7 +226,7 @@ class SchedulingService:
             self._pods,
             self._reports.submit,
         )
-        self.binder = binder
+        self.bind = binder.bind
         if settings.publish_topologies:
             self.topologies = TopologyObjects(api, clock, self.view, self._nodes.uids.get)
         context.metrics.register(SchedulingMetrics(self.watch, binder.counts, self.reservations.counts, self.foreign))
@@ -272,7 +267,7 @@ class SchedulingService:
                 self._context,
                 self._settings,
                 self.scheduler,
-                self.binder,
+                self.bind,
                 webhook,
                 lambda: watch.version if watch is not None else None,
                 task_status=task_status,
@@ -307,7 +302,6 @@ class SchedulingService:
         if self._is_serving:  # filters were answered with an error meanwhile
             self._requeue.ask("NodesRead")
         self._is_serving = True
-        self._freeze()  # so that the garbage collector does not scan what stays at the next call
 
     def offers(self, resource: ResourceName) -> bool:
         """Whether some node offers this resource; every one before all nodes are read, so that no pod bypasses us."""

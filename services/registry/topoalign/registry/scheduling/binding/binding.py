@@ -256,7 +256,7 @@ class PodBinder:
         """Node -> its lock, while a bind waits for it or has it."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
-        """As `BindsPods.bind`."""
+        """As `Bind`."""
         try:
             with anyio.move_on_after(BIND_SECONDS) as scope:
                 await self._bind(namespace, name, uid, node)

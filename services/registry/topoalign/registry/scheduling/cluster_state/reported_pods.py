@@ -4,18 +4,17 @@ Keeps the data of the API server's watch: the nodes, the requests of pending pod
 Some nodes are not managed by topoalign, for example those of NVIDIA's device plugin. The extender passes them for every pod,
 except for pods of gangs, which cannot be reserved as a whole there. A node without published facts is unmanaged if its Node
 has the label `topoalign.io/managed: "false"`, or by the setting `TOPOALIGN_UNKNOWN_NODES`. A node with published facts is
-always managed, because its devices would otherwise be allocated twice. If it has the label, this is logged once and shown in
-the readiness. `topoalign forget` makes a former node unmanaged.
+always managed, because its devices would otherwise be allocated twice. If it has the label, the readiness shows this.
+`topoalign forget` makes a former node unmanaged.
 """
 
 from collections.abc import Callable
 
 import anyio
 import msgspec
-import structlog
 
 from topoalign.core.demand.node_filters import NodeTraits, is_node_eligible
-from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, PodRequest
 from topoalign.core.model.reservations import Reservation
@@ -30,8 +29,6 @@ REQUESTS_KEPT = 10_000
 MANAGED = "topoalign.io/managed"
 """Label of a Node. `false`: topoalign does not manage it."""
 
-log = structlog.get_logger("topoalign.registry.scheduling")
-
 
 class ReportedNodes:
     """The nodes of Kubernetes."""
@@ -45,9 +42,6 @@ class ReportedNodes:
         self._traits: dict[NodeName, NodeTraits] = {}
         self._cluster = cluster
         self._pass_unknown = pass_unknown
-        self._logged: set[NodeName] = set()
-        """Managed nodes whose label `false` was logged."""
-        cluster.listeners.append(self._log_managed)
 
     def see(self, node: SeenNode) -> NodeName | None:
         """Records a Node. Returns its name if its label `topoalign.io/managed` has changed."""
@@ -56,16 +50,12 @@ class ReportedNodes:
         self._traits[node.name] = NodeTraits(
             name=node.name, labels=node.labels, taints=node.taints, unschedulable=node.unschedulable
         )
-        if not self._is_labelled(node.name):
-            self._logged.discard(node.name)
-        self._log_managed(node.name)
         return node.name if self._is_labelled(node.name) != before else None
 
     def lose(self, node: NodeName) -> None:
         """Removes a node that was deleted."""
         self.uids.pop(node, None)
         self._traits.pop(node, None)
-        self._logged.discard(node)
 
     def is_unmanaged(self, node: NodeName) -> bool:
         """Whether topoalign does not manage this node of Kubernetes."""
@@ -87,13 +77,6 @@ class ReportedNodes:
 
     def _is_labelled(self, node: NodeName) -> bool:
         return node in self._traits and self._traits[node].labels.get(MANAGED) == "false"
-
-    def _log_managed(self, node: NodeName) -> None:
-        if self._is_labelled(node) and node not in self._logged and node in self._cluster:
-            self._logged.add(node)
-            log.warning(
-                f"topoalign manages a node that is labelled {MANAGED}=false: the label has no effect", node=clean(node)
-            )
 
     def allows(self, pod: PodToSchedule, node: NodeName) -> bool:
         """Whether Kubernetes has the node, and its own filters accept it for the pod (`node_filters`)."""

@@ -16,7 +16,7 @@ from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.ports import Clock
 from topoalign.registry.scheduling.extender.handlers import Extender, make_application
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
-from topoalign.registry.scheduling.scheduling_api import BindsPods
+from topoalign.registry.scheduling.scheduling_api import Bind
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
@@ -195,7 +195,7 @@ async def serve_scheduler(
     context: Context,
     settings: RegistrySettings,
     scheduling: Scheduler,
-    binder: BindsPods,
+    bind: Bind,
     webhook: Webhook,
     kubernetes: Callable[[], tuple[int, int] | None] = lambda: None,
     *,
@@ -213,7 +213,7 @@ async def serve_scheduler(
     version = parse_kubernetes_version(settings.scheduler_kubernetes)
     seconds = call_seconds(context.metrics)
     extender = Extender(
-        scheduling, binder, lambda: version or kubernetes() or OLDEST, timing=lambda call: seconds.labels(call).time()
+        scheduling, bind, lambda: version or kubernetes() or OLDEST, timing=lambda call: seconds.labels(call).time()
     )
     certificates = None
     if settings.scheduler_tls_dir:

@@ -27,14 +27,13 @@ from topoalign.registry.api import answer_defect, answer_product_error, error
 from topoalign.registry.scheduling.extender import extender_answers
 from topoalign.registry.scheduling.extender.arguments import read_arguments, read_bind, read_called_pod, read_preempt
 from topoalign.registry.scheduling.extender.extender_answers import (
-    BindAnswer,
     FilterAnswer,
     Score,
     encode,
     text_of_error,
 )
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
-from topoalign.registry.scheduling.scheduling_api import BindsPods
+from topoalign.registry.scheduling.scheduling_api import Bind
 from topoalign.runtime.request_turns import outlive_connection, take_turn
 
 LARGEST_BODY = 64 * 1024 * 1024
@@ -62,12 +61,12 @@ class RequestRefused(Exception):
 
 
 class Extender:
-    """Answers kube-scheduler's calls by a `Scheduler`, and binds pods by `BindsPods`."""
+    """Answers kube-scheduler's calls by a `Scheduler`, and binds pods."""
 
     def __init__(
         self,
         scheduling: Scheduler,
-        binder: BindsPods,
+        bind: Bind,
         kubernetes: Callable[[], tuple[int, int]],
         *,
         seconds: float = BODY_SECONDS,
@@ -78,7 +77,7 @@ class Extender:
         context manager that measures a call of this name.
         """
         self._scheduling = scheduling
-        self._binder = binder
+        self._bind = bind
         self._kubernetes = kubernetes
         self._seconds = seconds
         self._timing = timing
@@ -149,13 +148,13 @@ class Extender:
         outlive_connection()
         asked = read_bind(body)
         try:
-            await self._binder.bind(asked.pod_namespace, asked.pod_name, asked.pod_uid, asked.node)
+            await self._bind(asked.pod_namespace, asked.pod_name, asked.pod_uid, asked.node)
         except TopoalignError as failure:
             log.warning(
                 "not bound", pod=f"{asked.pod_namespace}/{asked.pod_name}", node=asked.node, finding=str(failure)
             )
-            return encode(BindAnswer(error=text_of_error(failure.code)))
-        return encode(BindAnswer())
+            return encode({"Error": text_of_error(failure.code)})
+        return encode({"Error": ""})
 
 
 def make_application(routes: list[BaseRoute]) -> Starlette:

@@ -20,6 +20,7 @@ from topoalign.core.scoring.scorers import HAMI
 from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod
 from topoalign.core.sharing.pod_warnings import warnings_of
 from topoalign.core.sharing.quota_amounts import OverQuota
+from topoalign.registry.ports import NotReadYet
 from topoalign.registry.scheduling.cluster_state.assumed_pods import (
     Requested,
     devices_of_unknown_containers,
@@ -98,17 +99,6 @@ NOMINATED_SECONDS = 15.0
 """How long a nominated node may still report its victims' devices. Afterwards it refuses the pod as other nodes do."""
 GANGS_KEPT = 256
 """Gangs whose candidate nodes are kept."""
-
-
-class NotReadYet(Unavailable):
-    """
-    Raised while the registry has not read all data that an answer depends on.
-
-    Remedy: Wait until the registry has read what the nodes published; `/readyz` shows when.
-    """
-
-    def __init__(self, finding: str) -> None:
-        super().__init__(finding, "wait until the registry has read what the nodes have published; /readyz shows when")
 
 
 class VictimsTerminating(Unavailable):

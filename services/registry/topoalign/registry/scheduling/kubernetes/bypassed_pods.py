@@ -8,8 +8,6 @@ because the bus may deliver the reservation after the API server reports the Bin
 
 from collections.abc import Callable, Collection
 
-import structlog
-
 from topoalign.core.model.errors import InvalidField, clean, quoted
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName, ResourceName
@@ -24,8 +22,6 @@ NOTED_SECONDS = 3600.0
 """How long a resource is noted after the last such pod."""
 MOST_REMEMBERED = 10_000
 """Reserved pods that are kept: many more than are bound within `CHECK_SECONDS`."""
-
-log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class BypassedPods:
@@ -98,13 +94,6 @@ class BypassedPods:
         if not names:
             return
         for name in names:
-            if name not in self._noted:
-                log.warning(
-                    "pods are bound without asking the extender: add the resource to managedResources of the scheduler",
-                    resource=clean(name),
-                    pod=clean(f"{pod.namespace}/{pod.name}"),
-                    node=clean(node),
-                )
             self._noted[name] = self._clock.monotonic()
         entries = ", ".join(f"{{name: {clean(name)}}}" for name in names)
         note = (

@@ -144,34 +144,6 @@ class Review(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     request: ReviewRequest
 
 
-class DenialStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a pod is denied."""
-
-    code: int
-    message: str
-    reason: str
-
-
-class Response(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The response to the request of the same UID."""
-
-    uid: str
-    allowed: bool
-    status: DenialStatus | None = None
-    patch: str | None = None
-    patch_type: str | None = None
-    warnings: tuple[str, ...] | None = None
-    """Shown by the client that creates the pod."""
-
-
-class ReviewAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The message to the API server."""
-
-    api_version: str = API_VERSION
-    kind: str = KIND
-    response: Response
-
-
 class JsonPatch(msgspec.Struct, frozen=True, kw_only=True):
     """A change of the pod, as JSON Patch (RFC 6902) has it."""
 
@@ -241,13 +213,13 @@ class Webhook:
                 raise Forbidden(change.field, f"is not {clean(str(change.value))}", "leave it to the mutating webhook")
         except (BadRequest, NoFit, Unavailable) as error:
             log.info("pod denied", namespace=asked.namespace, code=error.code, finding=error.finding)
-            return msgspec.json.encode(ReviewAnswer(response=deny_pod(asked.uid, error)))
+            return review_answer(asked.uid, allowed=False, status=denial_status(error))
         # The API server shows each warning once, whichever webhook returns it.
-        response = Response(uid=asked.uid, allowed=True, warnings=self._warnings(asked) or None)
+        response: dict[str, object] = {"warnings": warnings} if (warnings := self._warnings(asked)) else {}
         if changes:
             patch = base64.b64encode(msgspec.json.encode(changes)).decode()
-            response = msgspec.structs.replace(response, patch=patch, patch_type="JSONPatch")
-        return msgspec.json.encode(ReviewAnswer(response=response))
+            response |= {"patch": patch, "patchType": "JSONPatch"}
+        return review_answer(asked.uid, allowed=True, **response)
 
     def _judge(self, asked: ReviewRequest, *, mutating: bool) -> list[JsonPatch]:
         """Returns the changes of a pod. Raises Forbidden, InvalidField and the errors of the checks for a denied one."""
@@ -383,11 +355,18 @@ def annotations_of(pod: ReviewedPod | None) -> Mapping[str, str]:
     return {key: value or "" for key, value in (annotations or {}).items()}
 
 
-def deny_pod(uid: str, error: TopoalignError) -> Response:
-    """The response that denies the pod."""
+def review_answer(uid: str, *, allowed: bool, **response: object) -> bytes:
+    """The message to the API server with the response to the request of this UID."""
+    return msgspec.json.encode(
+        {"apiVersion": API_VERSION, "kind": KIND, "response": {"uid": uid, "allowed": allowed, **response}}
+    )
+
+
+def denial_status(error: TopoalignError) -> dict[str, object]:
+    """Why a pod is denied."""
     code, reason = (403, "Forbidden") if isinstance(error, Forbidden | OverQuota) else (422, "Invalid")
     if isinstance(error, Unavailable):
         code = 503
         reason = "ServiceUnavailable"
     message = f"topoalign: {clean(error.finding, 1000)}; {clean(error.remedy, 1000)}"
-    return Response(uid=uid, allowed=False, status=DenialStatus(code=code, message=message, reason=reason))
+    return {"code": code, "message": message, "reason": reason}
