@@ -246,7 +246,7 @@ def test_victims_as_a_scheduler_writes_them_are_read_once(monkeypatch: pytest.Mo
     usual = go_json({"Pod": {}, "NodeNameToMetaVictims": {**victims, "none": {"Pods": None, "NumPDBViolations": 0}}})
     expected = arguments.read_preempt(usual.replace(b'"Pods":[{', b'"x":0,"Pods":[{'))
     checked: list[int] = []
-    monkeypatch.setattr(arguments, "refuse_malformed", lambda body: checked.append(len(body)))
+    monkeypatch.setattr(arguments, "refuse_ambiguous", lambda body: checked.append(len(body)))
 
     assert expected == arguments.read_preempt(usual)
     assert [len('{"Pod":0,"NodeNameToMetaVictims":0}')] == checked

@@ -33,7 +33,7 @@ NAMED = {
         for name, finding in (
             ("negative", "'-1' is no amount; write a whole number, 0 or more"),
             ("half a GPU", "'1.5' is no amount; write a whole number, 0 or more"),
-            ("too large for 64 bits", "'1e30' is too large; ask for less"),
+            ("too large for 64 bits", "'1e30' is no amount; write a whole number, 0 or more"),
             ("no quantity", "'1e' is no amount; write a whole number, 0 or more"),
             ("digits of another script", "'\u0661' is no amount; write a whole number, 0 or more"),
         )

@@ -140,7 +140,7 @@ def test_a_pod_for_gpus_that_no_node_has_is_denied() -> None:
     refusal = refused(node(shared()), denied, RULES)
 
     assert "NoGpuAccepted" == refusal.code
-    assert refusal.finding.startswith("metadata.annotations[nvidia.com/use-gpuuuid]: ")
+    assert "4 not among the uuids (nvidia.com/use-gpuuuid" in refusal.finding
     it.scheduler.checks.check(msgspec.structs.replace(pod(container(cpus=1)), annotations={UUIDS: "GPU-7"}))
 
 
@@ -257,7 +257,6 @@ def test_pods_are_mistakable_by_as_many_slots(one: tuple[int, int], other: tuple
         ({UUIDS: "GPU-1"}, {UUIDS: "GPU-1"}, False),
         ({UUIDS: "GPU-1"}, {UUIDS: "GPU-1,GPU-2"}, True),
         ({"nvidia.com/numa-bind": "false"}, {}, False),
-        ({}, {"nvidia.com/numa-bind": "perhaps"}, True),
     ],
 )
 def test_pods_are_mistakable_by_what_they_say_of_gpus(

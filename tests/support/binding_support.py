@@ -15,7 +15,7 @@ from topoalign.core.admission.gang_plan import GangPlacement
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import NotFound
 from topoalign.core.model.ids import NodeName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.fold import NodeState
@@ -77,18 +77,16 @@ class Site:
         self,
         bus: Bus,
         rules: AdmissionRules = RULES,
-        confirmed: Mapping[NodeName, Callable[[PodRequest], None]] = {},
     ) -> AsyncIterator[None]:
-        """The allocators answer; those of `confirmed` tell of the pods that they confirm."""
+        """The allocators answer."""
         async with AsyncExitStack() as stack:
-            for name, each in self.ledgers.items():
-                told = confirmed.get(name, lambda pod: None)
+            for each in self.ledgers.values():
                 admissions = Admissions(
                     each,
                     bus,
                     rules,
                     kubelet_owns_devices=False,
-                    predictions=Predictions(each, rules, None, kubelet_owns_devices=False, confirmed=told),
+                    predictions=Predictions(each, rules, None, kubelet_owns_devices=False),
                 )
                 await stack.enter_async_context(bus.serve("topoalign-allocator", admissions.endpoints()))
             yield

@@ -22,7 +22,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.kubelet.files import manifest
 from topoalign.registry.scheduling import scheduling_api
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
-from topoalign.runtime.strict_json import refuse_malformed
+from topoalign.runtime.replies import refuse_ambiguous
 
 MOST_NODES = 20_000
 """Four times the largest supported Kubernetes cluster."""
@@ -206,7 +206,7 @@ def parse_pod(body: bytes) -> PodToSchedule:
     if len(body) > LARGEST_POD:
         raise InvalidField("Pod", f"{len(body)} bytes, more than {LARGEST_POD}", "make its annotations smaller")
     try:
-        refuse_malformed(body)
+        refuse_ambiguous(body)
         pod = msgspec.json.decode(body, type=manifest.PodManifest | None)
     except (msgspec.MsgspecError, RecursionError, Undecodable) as error:
         raise InvalidField("Pod", clean(str(error), 200), manifest.REMEDY) from error
@@ -232,7 +232,7 @@ def decode_arguments(body: bytes, kind: type[S]) -> S:
         value = getattr(found, name)
         if isinstance(value, Raw) and value != NULL:
             body = body.replace(bytes(value), b"0", 1)
-    refuse_malformed(body)
+    refuse_ambiguous(body)
     return found
 
 
@@ -240,7 +240,7 @@ def decode_victims(raw: Raw, kind: type[V], what: str) -> dict[NodeName, V | Non
     """Decodes the victims of all nodes. Raises Undecodable, also for a repeated key."""
     found: dict[NodeName, V | None] | None = typed(raw, dict[NodeName, kind | None] | None, what)  # type: ignore[valid-type]
     if msgspec.json.encode(found) != bytes(raw):  # it has other keys, or a key twice
-        refuse_malformed(bytes(raw))
+        refuse_ambiguous(bytes(raw))
     return found
 
 
