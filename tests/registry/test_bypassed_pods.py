@@ -16,7 +16,6 @@ from topoalign.registry.scheduling.binding.cluster_reservations import ClusterRe
 from topoalign.registry.scheduling.kubernetes import bypassed_pods
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import (
     CHECK_SECONDS,
-    NOTED_SECONDS,
     BypassedPods,
 )
 from topoalign.runtime.tasks import background
@@ -79,7 +78,7 @@ def events(world: World) -> list[tuple[str, str]]:
 
 
 async def test_a_resource_that_managed_resources_lacks_is_named(world: World) -> None:
-    """In an Event of each pod, and in a note for an hour."""
+    """In an Event of each pod."""
     await world.say(*world.says.all())
     async with world.allocator(world.says), world.registry():
         await world.rounds()
@@ -87,14 +86,9 @@ async def test_a_resource_that_managed_resources_lacks_is_named(world: World) ->
             await add(world, name)
             await bind_past(world, name)
         await check(world)
-        note = world.context.notes["managedResources"]()
-        await world.clock.advance(NOTED_SECONDS)
 
         assert ["a", "b"] == [name for name, _ in events(world)]
         assert all("{name: nvidia.com/gpu}" in text for _, text in events(world))
-        assert note is not None
-        assert "nvidia.com/gpu" in note
-        assert world.context.notes["managedResources"]() is None
 
 
 async def test_pods_that_are_no_concern_of_the_extender_are_not_reported(world: World) -> None:
@@ -112,7 +106,7 @@ async def test_pods_that_are_no_concern_of_the_extender_are_not_reported(world: 
         await add(world, "direct", {"nodeName": NODE})
         await check(world)
 
-        assert ([], None) == (events(world), world.context.notes["managedResources"]())
+        assert [] == events(world)
 
 
 async def test_a_pod_that_the_extender_bound_is_not_reported(world: World) -> None:
@@ -160,22 +154,6 @@ async def test_nothing_is_reported_while_the_node_does_not_answer(world: World) 
         await check(world)
 
         assert [] == events(world)
-
-
-async def test_a_resource_is_noted_for_an_hour_after_the_last_pod(world: World) -> None:
-    reports = list[PodEvent]()
-    bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: None, "")
-    async with background() as tasks:
-        tasks.start_soon(bypassed.run)
-        for name in ("a", "b"):
-            bypassed.note_bound(await seen(world, name), NODE)
-            await check(world)
-            await world.clock.advance(NOTED_SECONDS / 2)
-        between = bypassed.finding()
-        await world.clock.advance(NOTED_SECONDS / 2)
-
-    assert between is not None
-    assert (2, None) == (len(reports), bypassed.finding())
 
 
 async def test_the_pods_that_were_reserved_for_last_are_remembered(

@@ -297,24 +297,10 @@ async def test_readiness_has_the_check_of_the_certificate(authority: Authority, 
     assert reason == of_service
 
 
-@pytest.mark.parametrize(
-    ("text", "version"), [("", None), ("1.38", (1, 38)), ("v1.40.2", (1, 40)), ("v1.36.2-gke.1+x", (1, 36))]
-)
-def test_a_version_is_read_as_kubernetes_writes_it(text: str, version: tuple[int, int] | None) -> None:
-    assert version == extender_server.parse_kubernetes_version(text)
-
-
-def test_a_version_that_is_none_is_no_start() -> None:
-    with pytest.raises(InvalidField, match="TOPOALIGN_SCHEDULER_KUBERNETES"):
-        extender_server.parse_kubernetes_version("latest")
-
-
-@pytest.mark.parametrize(("set_to", "found", "failed"), [("", None, []), ("", (1, 38), ["a"]), ("1.36", (1, 38), [])])
-async def test_the_version_of_the_api_server_counts_where_none_is_set(
-    set_to: str, found: tuple[int, int] | None, failed: list[str]
-) -> None:
+@pytest.mark.parametrize(("found", "failed"), [(None, []), ((1, 38), ["a"])])
+async def test_the_version_of_the_api_server_counts(found: tuple[int, int] | None, failed: list[str]) -> None:
     context = Context(bus=MemoryBus(), clock=ManualClock(), environment={})
-    settings = RegistrySettings(scheduler_port=0, scheduler_kubernetes=set_to)
+    settings = RegistrySettings(scheduler_port=0)
     full = RecordedScheduling(lambda node: FULL)
     pod = {"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "c"}]}}
 

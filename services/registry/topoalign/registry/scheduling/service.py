@@ -231,7 +231,6 @@ class SchedulingService:
             self.topologies = TopologyObjects(api, clock, self.view, self._nodes.uids.get)
         context.metrics.register(SchedulingMetrics(self.watch, binder.counts, self.reservations.counts, self.foreign))
         context.notes["managed"] = self._nodes.finding
-        context.notes["managedResources"] = self._bypassed.finding
         context.notes["kubernetes"] = lambda: api.trouble
         context.readiness[READINESS]["kubernetes"] = self.watch.behind
 

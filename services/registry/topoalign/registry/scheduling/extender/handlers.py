@@ -22,8 +22,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError, clean, quoted
-from topoalign.registry.api import answer_defect, answer_product_error, error
+from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError, quoted
+from topoalign.registry.api import answer_defect, answer_product_error, error, http_error_answers
 from topoalign.registry.scheduling.extender import extender_answers
 from topoalign.registry.scheduling.extender.arguments import read_arguments, read_bind, read_called_pod, read_preempt
 from topoalign.registry.scheduling.extender.extender_answers import (
@@ -162,7 +162,7 @@ def make_application(routes: list[BaseRoute]) -> Starlette:
     handlers = {
         TopoalignError: answer_product_error,
         RequestRefused: answer_refused,
-        HTTPException: not_served,
+        HTTPException: http_error_answers("POST", "/scheduler/filter, prioritize, bind or preempt, or /webhook"),
         Exception: answer_defect,
     }
     served = Starlette(routes=routes, exception_handlers=handlers)
@@ -219,14 +219,3 @@ async def answer_refused(request: Request, exc: Exception) -> Response:
     answer = error(exc.code, exc.finding, exc.remedy, exc.status)
     answer.headers["Connection"] = "close"
     return answer
-
-
-async def not_served(request: Request, exc: Exception) -> Response:
-    """Answers a request with an unknown address, or a method other than POST."""
-    assert isinstance(exc, HTTPException)
-    if exc.status_code == 405:
-        answer = error("MethodNotAllowed", f"method {clean(request.method, 20)} is not supported", "send a POST", 405)
-        answer.headers["Allow"] = "POST"
-        return answer
-    remedy = "use /scheduler/filter, prioritize, bind or preempt, or /webhook"
-    return error("NotFound", f"nothing at {quoted([request.url.path])}", remedy, exc.status_code)
