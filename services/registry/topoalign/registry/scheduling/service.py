@@ -100,11 +100,7 @@ def counter_family(name: str, meaning: str, label: str, counts: Mapping[str, int
 
 
 class NoKubernetes(Unavailable):
-    """
-    Raised for a bind if the registry has no access to Kubernetes.
-
-    Remedy: Set `TOPOALIGN_KUBERNETES`, or remove `bindVerb` from the scheduler.
-    """
+    """Raised for a bind if the registry has no access to Kubernetes."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -72,11 +72,7 @@ class NodeForbidden(NoFit):
 
 
 class OtherScheduler(NoFit):
-    """
-    Raised for a pod that names another scheduler.
-
-    Remedy: Nothing: the other scheduler binds it.
-    """
+    """Raised for a pod that names another scheduler."""
 
     def __init__(self, scheduler: str) -> None:
         super().__init__(f"the pod names scheduler {clean(scheduler)}", "nothing: that scheduler binds it")
@@ -104,11 +100,7 @@ log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class PodGone(NoFit):
-    """
-    Raised for a pod that is deleted, or replaced by another one of the same name.
-
-    Remedy: Nothing.
-    """
+    """Raised for a pod that is deleted, or replaced by another one of the same name."""
 
     def __init__(self, pod: str) -> None:
         super().__init__(
@@ -117,22 +109,14 @@ class PodGone(NoFit):
 
 
 class BoundElsewhere(NoFit):
-    """
-    Raised for a pod that is bound to another node already.
-
-    Remedy: Nothing.
-    """
+    """Raised for a pod that is bound to another node already."""
 
     def __init__(self, pod: str, node: NodeName) -> None:
         super().__init__(f"pod {clean(pod, 300)} is bound to node {clean(node)}", "no action is needed")
 
 
 class NodeRefuses(NoFit):
-    """
-    Raised when the node would refuse the pod although the registry expected it to fit.
-
-    Remedy: Nothing: the scheduler tries again.
-    """
+    """Raised when the node would refuse the pod although the registry expected it to fit."""
 
     def __init__(self, node: NodeName, code: str, finding: str) -> None:
         self.reason = code
@@ -142,13 +126,7 @@ class NodeRefuses(NoFit):
 
 
 class PodsPending(NoFit):
-    """
-    Raised when other pods of the node must be admitted or must end first.
-
-    Their end could lead the kubelet to refuse the pod. The pod's reservation stays.
-
-    Remedy: Nothing: the scheduler tries again.
-    """
+    """Raised while the kubelet could refuse the pod because of other pods that begin or end. Its reservation stays."""
 
     code = PODS_PENDING
 
@@ -160,11 +138,7 @@ class PodsPending(NoFit):
 
 
 class BindUnknown(Unavailable):
-    """
-    Raised when it is not known at the deadline whether the pod is bound.
-
-    Remedy: Nothing: the scheduler tries again.
-    """
+    """Raised when it is not known at the deadline whether the pod is bound."""
 
     def __init__(self, pod: str, node: NodeName) -> None:
         super().__init__(

@@ -96,7 +96,7 @@ FINDINGS: Mapping[str, str] = {
     "GangWaits": "the gang cannot start as a whole now; wait until pods end or all of its pods are there",
     # binds
     "NoKubernetes": "the registry has no access to Kubernetes; leave bindVerb out or give it access",
-    "NodeRefuses": "the node knows better than the registry did; the scheduler tries again",
+    "NodeRefuses": "the node would refuse the pod although the registry expected it to fit; the scheduler tries again",
     "NodeNotAllowed": "Kubernetes keeps the pod off the node; look at its cordon and taints and at the affinity of the pod",
     "OtherScheduler": "the pod names another scheduler; leave it to that one",
     "PodsPending": "other pods of the node come first; the scheduler tries again",
