@@ -354,10 +354,9 @@ class PodBinder:
             if not all(map(self._reported.has, held)):
                 return PodsPending(node)
             if not self._reserved_for_others(pod.uid, node).isdisjoint(list_devices(made)):
-                # The node has allocated the devices to another pod, which is not reported yet.
-                await self._clock.sleep(PAUSE)
-                continue
-            self._reported.note_reserved(pod.uid, pod.request)
+                return PodsPending(
+                    node
+                )  # the node has allocated these devices to another pod, which is not reported yet
             with suppress(BusConflict):
                 await self._reservations.write([ReservationChange(node=node, position=position, made=(made,))])
                 return None

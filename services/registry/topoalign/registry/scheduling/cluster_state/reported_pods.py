@@ -22,10 +22,7 @@ from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.ports import SeenNode, SeenPod
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, drop_other_annotations
-from topoalign.runtime.recent_dict import RecentDict
 
-REQUESTS_KEPT = 10_000
-"""Reserved pods whose requests are cached: far more than are bound and not yet reported."""
 MANAGED = "topoalign.io/managed"
 """Label of a Node. `false`: topoalign does not manage it."""
 
@@ -98,8 +95,6 @@ class ReportedPods:
         """The nodes of bound pods that have neither ended nor been deleted."""
         self.listed = False
         """Whether all pods were reported."""
-        self._reserved = RecentDict[str, PodRequest](REQUESTS_KEPT)
-        """UID -> request, of the pods that this registry reserved last."""
         self._changed = anyio.Event()
         """Set when the next pod is reported. One event is enough, because only a few binds wait at a time."""
 
@@ -114,18 +109,11 @@ class ReportedPods:
         self.bound[uid] = node
         self._notify_reported()
 
-    def note_reserved(self, uid: str, request: PodRequest) -> None:
-        """Keeps the request of a pod that this registry reserves for."""
-        self._reserved[uid] = request
-
     def request_of(self, reserved: Reservation) -> PodRequest | None:
-        """The request of a reserved pod: cached if this registry has reserved for it, or from the watch."""
-        own = self._reserved.get(reserved.pod_uid)
+        """The request of a reserved pod; None: the watch has not reported it, or reports that it is bound."""
         waiting = self.waiting.get(reserved.pod_uid)
-        if own is not None or waiting is None:
-            return own
-        asked = read_scheduled_pod(waiting)
-        return asked.request if asked is not None else None
+        asked = None if waiting is None else read_scheduled_pod(waiting)
+        return None if asked is None else asked.request
 
     def has(self, uid: str) -> bool:
         """Whether the watch has reported the pod, and it has neither ended nor been deleted."""

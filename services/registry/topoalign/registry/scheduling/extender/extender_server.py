@@ -176,14 +176,14 @@ READINESS = "scheduler"
 DRAIN_SECONDS = 5.0
 """How long calls are answered after SIGTERM: longer than the 4 s of a bind."""
 
-HELP = "Time of a call of the scheduler, from the end of the request to the answer."
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 """Histogram buckets. A scheduler waits for five seconds."""
 
 
 def call_seconds(registry: CollectorRegistry) -> Histogram:
     """The metric of the time that calls take."""
-    return Histogram("topoalign_scheduler_call_seconds", HELP, ["call"], buckets=SECONDS, registry=registry)
+    meaning = "Time of a call of the scheduler, from the end of the request to the answer."
+    return Histogram("topoalign_scheduler_call_seconds", meaning, ["call"], buckets=SECONDS, registry=registry)
 
 
 async def serve_scheduler(

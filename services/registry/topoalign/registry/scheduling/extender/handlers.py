@@ -13,6 +13,7 @@ Only bind has an effect.
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from functools import partial
 
 import anyio
 import structlog
@@ -92,16 +93,9 @@ class Extender:
             "preempt": self.preempt,
         }
         return [
-            call_route(f"/scheduler/{verb}", self._timed(verb, call), LARGEST_BODY, self._seconds)
+            call_route(f"/scheduler/{verb}", call, LARGEST_BODY, self._seconds, partial(self._timing, verb))
             for verb, call in calls.items()
         ]
-
-    def _timed(self, verb: str, call: Call) -> Call:
-        async def timed(body: bytes) -> bytes:
-            with self._timing(verb):
-                return await call(body)
-
-        return timed
 
     async def filter(self, body: bytes) -> bytes:
         """Answers filter: the nodes that would admit the pod."""
@@ -170,8 +164,17 @@ def make_application(routes: list[BaseRoute]) -> Starlette:
     return served
 
 
-def call_route(path: str, call: Call, most: int, seconds: float) -> Route:
-    """A route for a call. `most`: maximum bytes of the body; `seconds`: maximum time for its arrival."""
+def call_route(
+    path: str,
+    call: Call,
+    most: int,
+    seconds: float,
+    timing: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Route:
+    """
+    A route for a call. `most`: maximum bytes of the body; `seconds`: maximum time for its arrival; `timing`: context manager
+    that measures the call.
+    """
     large = anyio.Lock()
 
     async def endpoint(request: Request) -> Response:
@@ -180,7 +183,9 @@ def call_route(path: str, call: Call, most: int, seconds: float) -> Route:
         except ClientDisconnect:
             return Response(status_code=400)  # the client has disconnected
         await take_turn()
-        return Response(await call(body), media_type="application/json")
+        with timing():
+            answer = await call(body)
+        return Response(answer, media_type="application/json")
 
     return Route(path, endpoint, methods=["POST"])
 

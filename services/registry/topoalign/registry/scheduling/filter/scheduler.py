@@ -24,7 +24,6 @@ from topoalign.registry.ports import NotReadYet
 from topoalign.registry.scheduling.cluster_state.assumed_pods import (
     Requested,
     devices_of_unknown_containers,
-    unknown_request,
 )
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import UNKNOWN_NODE, ClusterView
@@ -124,7 +123,7 @@ class Scheduler:
         planned: Callable[[str], NodeName | None] = lambda uid: None,
         allows: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: True,
         passes: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: False,
-        requested: Requested = unknown_request,
+        requested: Requested = lambda reserved: None,
         refused: Callable[[PodToSchedule, Counter[str]], None] = lambda pod, counts: None,
         quotas: Quotas | None = None,
     ) -> None:
