@@ -304,7 +304,7 @@ class SchedulingService:
 
     def left_out(self, pod: PodRequest) -> Sequence[FilledIn]:
         """The amounts that a pod with slots does not name; empty before all nodes are read."""
-        return () if self.view.waiting() is not None else self.view.offers.left_out(pod)
+        return self._complete_offers().left_out(pod)
 
     def check_new(self, pod: PodRequest) -> None:
         """Raises the reason to deny a new pod: it is invalid, or exceeds the quota of its namespace."""
@@ -314,9 +314,11 @@ class SchedulingService:
 
     def check_valid(self, pod: PodRequest) -> None:
         """Raises the reason to deny an invalid pod."""
-        # Nothing is offered before all nodes are read: a part of the offers could deny it for too much memory.
-        checks = self.scheduler.checks if self.view.waiting() is None else PodChecks(OfferedResources())
-        checks.check(pod)
+        PodChecks(self._complete_offers()).check(pod)
+
+    def _complete_offers(self) -> OfferedResources:
+        """The offers of all nodes; none before all are read, because a part could deny a pod for too much memory."""
+        return self.view.offers if self.view.waiting() is None else OfferedResources()
 
     def _hold(self, node: NodeName) -> None:
         """Passes the reservations of a node to the view."""

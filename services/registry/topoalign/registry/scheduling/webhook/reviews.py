@@ -19,7 +19,6 @@ change the pod, and the validating one sees it with the changes of others.
 """
 
 import base64
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -50,8 +49,6 @@ MIRROR = "kubernetes.io/config.mirror"
 """The annotation of a pod by which a kubelet shows one of its static pods: it runs already."""
 NODES = "system:nodes"
 """The group of kubelets."""
-PLACE = re.compile(r"spec\.(\w+)\[(\d+)\]")
-POSITION = re.compile(r"\.(\d+)(?=\.|$)")
 
 log = structlog.get_logger("topoalign.registry.webhook")
 
@@ -151,13 +148,6 @@ class JsonPatch(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     value: object
 
-    @property
-    def field(self) -> str:
-        """The path as errors have it: `spec.containers[0].resources.limits[nvidia.com/gpucores]`."""
-        path = POSITION.sub(r"[\1]", self.path[1:].replace("/", "."))
-        before, limits, name = path.partition(".limits.")
-        return f"{before}.limits[{name.replace('~1', '/')}]" if limits else path
-
 
 class Webhook:
     """Checks pods for one cluster."""
@@ -208,9 +198,6 @@ class Webhook:
         asked = review.request
         try:
             changes = self._judge(asked, mutating=mutating)
-            if changes and not mutating:
-                change = changes[0]
-                raise Forbidden(change.field, f"is not {clean(str(change.value))}", "leave it to the mutating webhook")
         except (BadRequest, NoFit, Unavailable) as error:
             log.info("pod denied", namespace=asked.namespace, code=error.code, finding=error.finding)
             return review_answer(asked.uid, allowed=False, status=denial_status(error))
@@ -257,6 +244,8 @@ class Webhook:
         if not self._scheduler or pod.spec.scheduler_name == self._scheduler:
             return changes
         if pod.spec.scheduler_name in (None, "", DEFAULT_SCHEDULER):
+            if not mutating:
+                raise Forbidden("spec.schedulerName", f"is not {self._scheduler}", "leave it to the mutating webhook")
             return [JsonPatch(path="/spec/schedulerName", value=self._scheduler), *changes]
         finding = f"{quoted([pod.spec.scheduler_name])} does not know which devices fit together"
         raise Forbidden("spec.schedulerName", finding, f"leave it out, or name {self._scheduler}")
@@ -331,9 +320,7 @@ def reviewed_request(pod: ReviewedPod, namespace: str) -> PodRequest:
 
 def changes_of(filled: FilledIn, spec: ReviewedSpec) -> Iterator[JsonPatch]:
     """Yields the changes of one container. A variable that it sets itself stays."""
-    found = PLACE.fullmatch(filled.where)
-    assert found is not None, "spec.containers[0]"
-    at = f"/spec/{found[1]}/{found[2]}"
+    at = "/" + filled.where.replace(".", "/").replace("[", "/").removesuffix("]")
     for name, amount in filled.limits.items():
         yield JsonPatch(path=f"{at}/resources/limits/{name.replace('~', '~0').replace('/', '~1')}", value=str(amount))
     env = list(dict(spec.list_containers())[filled.where].env or ())
