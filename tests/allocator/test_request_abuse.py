@@ -130,9 +130,9 @@ def counted() -> Any:
 def subject(verb: str) -> str:
     match verb:
         case "announce":
-            return wire.announce_subject(NODE)
+            return wire.discovery_subject(NODE, "announce")
         case "alive":
-            return wire.alive_subject(NODE)
+            return wire.discovery_subject(NODE, "alive")
         case "cordon" | "uncordon" | "heal" | "report":
             return wire.devices_subject(NODE, verb)
         case _:

@@ -70,7 +70,7 @@ def test_no_store_takes_a_request_or_news() -> None:
         wire.hints_subject(NODE),
         wire.admission_subject(NODE, "allocate"),
         wire.admission_subject(NODE, "alive"),
-        wire.announce_subject(NODE),
+        wire.discovery_subject(NODE, "announce"),
         wire.devices_subject(NODE, "heal"),
         wire.foreign_subject(),
         f"{event_stores.NEWS}.allocation.node-1.granted",

@@ -352,7 +352,7 @@ async def test_a_stream_that_is_there_first_is_not_taken_for_the_kubelets() -> N
     with short_directory() as directory, closing(Channel(path=str(directory / "p.sock"))) as kubelet:
         server = GrpcServer(service, directory / "p.sock", "directory")
         await server.listen()
-        with closing(Channel(path=str(server.path))) as other, service.watches.registering(0):
+        with closing(Channel(path=str(server.path))) as other, service.watches.registering():
             early = v1beta1.DevicePluginStub(other).list_and_watch(v1beta1.Empty())
             await anext(early)
             taken = service.watch
@@ -365,23 +365,6 @@ async def test_a_stream_that_is_there_first_is_not_taken_for_the_kubelets() -> N
             assert (True, True) == (taken.open, service.watch.open)
             await service.watches.end()
             assert (False, False) == (taken.open, service.watch.open)
-        await server.stop(5)
-
-
-async def test_the_kubelet_is_known_by_its_process() -> None:
-    service = DevicePlugin(GPU, MemoryAllocator(two_nodes()))
-    with short_directory() as directory, closing(Channel(path=str(directory / "p.sock"))) as channel:
-        server = GrpcServer(service, directory / "p.sock", "directory")
-        await server.listen()
-        with service.watches.registering(os.getpid()):
-            await anext(v1beta1.DevicePluginStub(channel).list_and_watch(v1beta1.Empty()))
-        ours = service.watch.likeness
-        channel.close()
-        await service.watch.ended.wait()
-        with closing(Channel(path=str(server.path))) as again, service.watches.registering(os.getpid() + 1):
-            await anext(v1beta1.DevicePluginStub(again).list_and_watch(v1beta1.Empty()))
-
-        assert (True, False) == (ours[0], service.watch.likeness[0])
         await server.stop(5)
 
 
