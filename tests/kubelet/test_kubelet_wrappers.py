@@ -85,7 +85,11 @@ def test_a_file_without_a_wrapper_has_no_note(text: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "field", "words"),
     [
-        (CONFIG_MAP.replace("restricted", "strict"), "data.kubelet.topologyManagerPolicy", ["unknown: 'strict'"]),
+        (
+            CONFIG_MAP.replace("restricted", "strict"),
+            "data.kubelet.topologyManagerPolicy",
+            ["Invalid enum value 'strict'"],
+        ),
         (
             f"{CONFIG_MAP}---\n{OBJECT}cpuManagerPolicy: static\n",
             "document",
