@@ -41,7 +41,7 @@ class UsagePublisher:
         self._ledger = ledger
         self._clock = clock
         self._hub = hub
-        self._publisher = FactPublisher(bus, clock)
+        self._publisher = FactPublisher(bus)
         self._published: UsageObserved | None = None
         self._position = 0
         """Position of `_published` in the stream."""
