@@ -48,7 +48,7 @@ from topoalign.kubelet.files.node_state import (
 )
 from topoalign.kubelet.files.pod_directories import ListedPods
 from topoalign.kubelet.files.reading import file_version
-from topoalign.runtime.clock import backoff_seconds, until_tick
+from topoalign.runtime.clock import until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.thread_reader import ThreadReader
 
@@ -211,9 +211,8 @@ REREAD_SECONDS = 5.0
 """Between two readings of files that have not changed by their times."""
 LAGS = "the record may lag behind the kubelet, and what containers had that have ended meanwhile counts as held"
 """The reason in answers while it is not known which containers have ended."""
-FIRST_PAUSE = 1.0
-LONGEST_PAUSE = 30.0
-"""Seconds before files that could not be read in time are read again, doubled each time."""
+PAUSE_SECONDS = 10.0
+"""Time from a reading that was late to the next one."""
 
 
 class KubeletWatch:
@@ -230,8 +229,8 @@ class KubeletWatch:
     As long as other plugins than ours are shown, or the question fails, devices are asked for every half second: a kubelet
     leaves its checkpoint as it is when a plugin goes away (kubelet v1.36.3, devicemanager `PluginDisconnected`).
 
-    Where the files cannot be read in time, what was read last stands, with the time of that reading, and they are read again
-    after 1, 2, 4 ... 30 seconds.
+    If the files cannot be read in time, the last reading stays in use, with its time, and they are read again after
+    `PAUSE_SECONDS`.
     """
 
     def __init__(
@@ -261,9 +260,8 @@ class KubeletWatch:
         """Of the files as they were read last; None: they are to be read anew."""
         self._read_at = 0.0
         """Monotonic seconds."""
-        self._late = 0
         self._again = 0.0
-        """Readings in a row that were late, and the monotonic seconds before which `poll` begins no other."""
+        """Monotonic seconds before which `poll` begins no other reading, after a late one."""
         self._answer: tuple[Listed | None, str] = (None, "")
         """The devices as they were listed last, or None and why they are not known."""
         self._is_ended_known = True
@@ -365,11 +363,9 @@ class KubeletWatch:
         self._read_at = self._again = self._clock.monotonic()
         if kubelet.unknown:
             self._stamp = None
-            self._late = self._late + 1
-            self._again += backoff_seconds(self._late, FIRST_PAUSE, LONGEST_PAUSE)
+            self._again += PAUSE_SECONDS
         else:
             self._stamp = stamp
-            self._late = 0
             self._last = kubelet, self._clock.wall()
         if kubelet.unknown and self._last is not None:
             last, at = self._last
