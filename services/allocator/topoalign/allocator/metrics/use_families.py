@@ -240,8 +240,8 @@ def mib(size: int | None) -> float | None:
 
 
 # What is allocated of each GPU, and what is left of it, is in the record and needs no measurement. Time slices have no
-# sample of memory and time, and a GPU in MIG mode has none of time. Labels of others: HAMi's scheduler, 0511293c; its ratios are
-# percent, except `hami_node_gpu_memory_allocated_ratio`.
+# sample of memory and time, and a GPU in MIG mode has none of time. Labels of others: HAMi's scheduler, 0511293c; its
+# ratios are percent, except `hami_node_gpu_memory_allocated_ratio`.
 
 
 class Amounts(NamedTuple):
