@@ -347,7 +347,7 @@ def locked_elsewhere(path: Path) -> Iterator[None]:
         process.communicate(b"\n")
 
 
-def test_a_kubelet_directory_that_is_open_to_all_or_too_deep_is_told(
+def test_a_kubelet_directory_that_every_user_may_write_is_a_warning(
     capsys: pytest.CaptureFixture[str], short_dir: Path
 ) -> None:
     with socket.socket(socket.AF_UNIX) as kubelet:
@@ -355,13 +355,11 @@ def test_a_kubelet_directory_that_is_open_to_all_or_too_deep_is_told(
         kubelet.listen()
         short_dir.chmod(0o777)
         _, open_to_all = examined(capsys, "--kubelet-dir", str(short_dir))
-    _, deep = examined(capsys, "--kubelet-dir", str(short_dir / ("d" * 90)))
 
     assert ("warning", "chmod o-w: only root needs to write there") == (
         open_to_all["kubelet"]["verdict"],
         open_to_all["kubelet"]["remedy"],
     )
-    assert "too long for a socket" in deep["kubelet"]["detail"]
 
 
 def test_the_scheduler_is_recommended_for_gpus_in_units(capsys: pytest.CaptureFixture[str], short_dir: Path) -> None:

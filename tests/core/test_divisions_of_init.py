@@ -34,7 +34,7 @@ def of_first(state: NodeState) -> GpuPartitioning:
     return partitioning_by_gpu(state)[DGX.gpus[0].id]
 
 
-def test_a_slot_of_two_containers_is_the_newest_ones_with_the_larger_amount() -> None:
+def test_a_slot_of_two_containers_counts_for_the_newest_at_its_largest() -> None:
     """60 cores and then 30, 10 GiB and then 20."""
     state = given(node(in_slots(DGX)), "prepare", 3, 60, 10240)
     found = of_first(given(state, "main", 3, 30, 20480, "app"))

@@ -59,10 +59,10 @@ class NothingRuns(Unavailable):
     Remedy: Start `topoalign up`, or give the address with `--nats`.
     """
 
-    def __init__(self, remedy: str = "start `topoalign up` in another terminal, or give --nats URL") -> None:
+    def __init__(self) -> None:
         super().__init__(
             "no NATS is known: neither --nats nor TOPOALIGN_NATS_URL is set, and no `topoalign up` of this user runs",
-            remedy,
+            "start `topoalign up` in another terminal, or give --nats URL",
         )
 
 
@@ -269,7 +269,7 @@ def read_node_or_machine(node: str | None, nats: str | None) -> AnnouncedNode:
         return read_announced_node(node, nats)
     except NothingRuns:
         if node is not None:
-            raise NothingRuns(this_machine.PLAY) from None
+            raise
     inventory = this_machine.read_inventory()
     machine = this_machine.configured_machine()
     if machine:

@@ -104,7 +104,7 @@ class Verifier:
         if not isinstance(one, Reading) or not isinstance(other, Reading):
             return
         place = one.epoch, one.revision
-        if place == (other.epoch, other.revision) and (one, had.left_out) != (other, got.left_out):
+        if place == (other.epoch, other.revision) and one != other:
             self._conflicts[one.node, reading_kind(one)] = place
 
     def forget(self, node: NodeName) -> None:
