@@ -8,10 +8,10 @@ and synced. Only then do they count, and only then may a call be answered. Facts
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, Protocol, TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import anyio
 import msgspec
@@ -45,11 +45,8 @@ from topoalign.core.ports import Clock, Journal, JournalEntry
 from topoalign.core.state.fold import NodeState, replay
 from topoalign.runtime.recent_dict import RecentDict
 
-
-class UnsequencedFact(Protocol):
-    """A fact without its position in the journal: called with node, epoch and seq, it returns the event."""
-
-    def __call__(self, *, node: NodeName, epoch: int, seq: int) -> LedgerEvent: ...
+UnsequencedFact = Callable[..., LedgerEvent]
+"""A fact without its position in the journal: called with `node`, `epoch` and `seq`, it returns the event."""
 
 
 class Binding(NamedTuple):
@@ -395,7 +392,9 @@ class ReleaseLog:
         granted = [event.allocation for event in events if isinstance(event, AllocationGranted)]
         for event in events:
             if isinstance(event, AllocationReleased) and (gone := live.get(event.allocation)) is not None:
-                names: set[str] = {gone.id} if gone.owner is None else {gone.id, f"{gone.owner.namespace}/{gone.owner.pod}"}
+                names: set[str] = (
+                    {gone.id} if gone.owner is None else {gone.id, f"{gone.owner.namespace}/{gone.owner.pod}"}
+                )
                 devices = ", ".join(sorted(gone.device_ids))
                 uid = f", pod UID {gone.pod_uid}" if gone.pod_uid else ""
                 ended = (

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.processes import LibraryCount
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts
 from topoalign.core.usage.attribution import DeviceShares, Excess, HolderUse, NodeShares
-from topoalign.core.usage.given import WHOLE_DEVICE
 from topoalign.runtime.metrics import format_header, format_sample
 
 Labels = tuple[tuple[str, str], ...]
@@ -231,7 +231,7 @@ def device_labels(row: DeviceShares) -> dict[str, str]:
 
 def part(percent: int | None) -> float | None:
     """Hundredths as a ratio."""
-    return None if percent is None else percent / WHOLE_DEVICE
+    return None if percent is None else percent / CORES
 
 
 def mib(size: int | None) -> float | None:
@@ -296,7 +296,7 @@ def sum_granted(gpu: Gpu, division: GpuPartitioning) -> Amounts:
 
 def has_all_time(parts: Parts) -> bool:
     """Whether these are all units of computing time of a GPU. With slots this does not depend on memory."""
-    return parts.cores >= WHOLE_DEVICE and not parts.slots
+    return parts.cores >= CORES and not parts.slots
 
 
 def sum_parts(gpu: Gpu, division: GpuPartitioning, parts: Iterable[Parts]) -> Amounts:
@@ -313,7 +313,7 @@ def sum_parts(gpu: Gpu, division: GpuPartitioning, parts: Iterable[Parts]) -> Am
     memory = None if len(known) < len(sizes) else sum(known)
     if not slotted and memory is not None and gpu.memory is not None:
         memory = min(memory, gpu.memory)  # a container with all computing time has all memory
-    cores = sum(WHOLE_DEVICE if each.whole else each.cores for each in found)
+    cores = sum(CORES if each.whole else each.cores for each in found)
     return Amounts(None if gpu.mig is not None else cores, memory, slots)
 
 
@@ -359,7 +359,7 @@ def hami_partition_families(rows: Iterable[GpuUsage], node: NodeName) -> Iterato
     yield Family(
         "hami_gpu_core_limit_ratio",
         "GPU cores to give, 100",
-        [(to, WHOLE_DEVICE if row.offered.cores else None) for to, row in at],
+        [(to, CORES if row.offered.cores else None) for to, row in at],
     )
     yield Family(
         "hami_gpu_memory_allocated_bytes",
@@ -387,4 +387,4 @@ def core_percent(row: GpuUsage) -> float | None:
     """Allocated cores as percent of the offered ones, rounded up as in HAMi."""
     if row.asked.cores is None or not row.offered.cores:
         return None
-    return float(-(-row.asked.cores * WHOLE_DEVICE // row.offered.cores))
+    return float(-(-row.asked.cores * CORES // row.offered.cores))

@@ -169,7 +169,7 @@ def _check_nics(nics: Sequence[Nic], nodes: set[int]) -> None:
 
 
 def _devices(topology: Topology) -> None:
-    ids = [device.id for device in (*topology.gpus, *topology.nics)]
+    ids = [gpu.id for gpu in topology.gpus] + [nic.id for nic in topology.nics]
     ids += [instance.uuid for gpu in topology.gpus for instance in gpu.mig or ()]
     ids += [DeviceID(function.pci) for nic in topology.nics for function in nic.virtual_functions]
     _once("devices and their parts", ids)
