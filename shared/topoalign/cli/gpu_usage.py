@@ -68,14 +68,7 @@ def shares_document(shares: NodeShares, topology: Topology) -> dict[str, object]
         gpu = topology.gpu_by_id[row.gpu]
         named = {"index": gpu.index, "name": f"GPU{gpu.index}", "pci": gpu.pci}
         devices.append({**named, **msgspec.to_builtins(row)})
-    return {
-        "node": shares.node,
-        "time": shares.time,
-        "devices": devices,
-        "finding": shares.finding,
-        "left_out": shares.left_out,
-        "library_finding": shares.library_finding,
-    }
+    return {**msgspec.to_builtins(shares), "devices": devices}
 
 
 def list_use_rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
