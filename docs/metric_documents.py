@@ -17,7 +17,8 @@ from event_documents import cell, replace_generated
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from topoalign.allocator.containers.lazy_limiters import LimiterOnDemand, SharedFilesOnDemand
+from topoalign.allocator.containers.hami_core.shared_files import SharedFiles
+from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
 from topoalign.allocator.metrics import allocator_metrics, use_families
 from topoalign.client.node_folds import Counts
 from topoalign.core.model.allocations import Allocation, Owner
@@ -140,7 +141,8 @@ def discovery() -> str:
 
 def allocator() -> str:
     """The metrics of the allocator."""
-    limiter, files = LimiterOnDemand(str, MagicMock()), SharedFilesOnDemand(str, MagicMock(), ManualClock())
+    limiter = VcudaLimiter(str, MagicMock())
+    files = SharedFiles(str, MagicMock(), ManualClock())
     own = text_of([*allocator_metrics.figures(MagicMock(), int, int), limiter.figure(), files.figure()])
     amounts = use_families.Amounts(cores=0, memory=0, slots=0)
     usage = use_families.GpuUsage(gpu=MACHINE.gpus[0], containers=0, offered=amounts, asked=amounts, left=amounts)

@@ -29,12 +29,12 @@ from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, Healt
 from topoalign.core.model.hints import HintAnswer, HintQuestion, TopologyHint
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import CPU, GPU, NIC, ContainerName, NodeName, PodName, ResourceName
-from topoalign.core.model.maintenance import TrustRequest
 from topoalign.core.model.requests import (
     AdmissionRules,
     AllocateRequest,
     ContainerRequest,
     ExplainRequest,
+    NodeRequest,
     PodRequest,
     Policy,
 )
@@ -526,7 +526,7 @@ async def test_an_unconfirmed_record_gives_nothing_new_out() -> None:
         again = await allocate(node.bus, NODE, pod("held", gpus=2))
         await release(node.bus, NODE, "default/ends")
         before = len(node.ledger.state.allocations)
-        question = msgspec.json.encode(TrustRequest(node=NODE))
+        question = msgspec.json.encode(NodeRequest(node=NODE))
         answers = [
             wire.decode_answer(await node.bus.ask(wire.admission_subject(NODE, "trust"), question, 1), str | None)  # type: ignore[arg-type]  # a union is a type to msgspec, not to mypy
             for _ in range(2)

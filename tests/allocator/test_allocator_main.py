@@ -137,7 +137,7 @@ async def test_use_is_measured_below_a_kubelet_although_nobody_scrapes(monkeypat
         ask = it.bus.ask
 
         async def delivery(subject: str, question: bytes, within: float) -> bytes:
-            if subject == wire.use_subject(NodeName("node-1")):
+            if subject == wire.discovery_subject(NodeName("node-1"), "use"):
                 asked.set()
             return await ask(subject, question, within)
 

@@ -8,12 +8,10 @@ from share_support import Node, fits, node
 
 from topoalign.allocator.allocate.co_allocation import CoAllocatedLacking
 from topoalign.allocator.containers.responses import ResponseWriter
-from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.model.errors import DeviceInUse
 from topoalign.core.model.events import Allocation, AllocationDeviated, DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
-from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology, VirtualFunction
 from topoalign.kubelet.grpc.api import v1beta1
@@ -22,8 +20,6 @@ pytestmark = pytest.mark.anyio
 DEFAULT = Namespace("default")
 MACHINE = two_nodes(nics=4)
 """GPU-0 to GPU-3 with mlx5_0 and mlx5_1 on NUMA node 0, the others on node 1."""
-TOGETHER = '{"deviceTypes": ["gpu", "rdma"]}'
-SAME_PCIE = '{"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}'
 FUNCTIONS = ("0000:05:00.1", "0000:05:00.2")
 
 
@@ -187,86 +183,37 @@ async def test_a_container_without_its_companions_fails_if_it_needs_them(needed:
             assert (other,) == live(it)[1].co_allocated
 
 
-@pytest.mark.parametrize("known", [True, False])
-async def test_companions_are_chosen_anew_where_the_kubelet_takes_other_gpus(known: bool) -> None:
-    """
-    Its own GPU became ill, and the kubelet does not say for whom it comes with others. What the pod asks for is known since
-    a registry asked about it; an agent that was started since then refuses it.
-    """
+@pytest.mark.parametrize("needed", [True, False])
+async def test_where_the_kubelet_takes_other_gpus_no_nics_come_with_them(needed: bool) -> None:
+    """Its own GPU became ill. A container that needs its NICs is refused; the kubelet does not say for whom it comes."""
     async with node(machine=MACHINE) as (it, _):
-        asked = msgspec.structs.replace(pod("a", gpus=2), annotations={JOINT_ANNOTATION: TOGETHER})
-        if known:
-            it.allocations.remember(asked)
-        it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True))
+        it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=needed))
         health = it.ledger.state.health
         assert health is not None
         ill = {**health.devices, DeviceID("GPU-3"): DeviceHealth(state=HealthState.UNHEALTHY, reason="Xid 79")}
         it.ledger.take_reading(msgspec.structs.replace(health, revision=health.revision + 1, devices=ill))
         await it.kubelet.until(lambda kubelet: kubelet.allocatable(GPU) == 7)
-        decision = await it.kubelet.admit(asked)
+        decision = await it.kubelet.admit(pod("a", gpus=2))
         fits(await it.kubelet.admit(pod("b", gpus=1)))
-        deviations = [event for event, _ in it.ledger.pending if isinstance(event, AllocationDeviated)]
 
-        if known:
-            assert [("GPU-2", "GPU-3", "mlx5_1")] == [each.preferred for each in deviations]
-            assert ids("GPU-0", "GPU-1") == live(it)[0].devices[GPU]
-            assert ids("mlx5_0") == live(it)[0].co_allocated
-        else:
+        if needed:
             assert CoAllocatedLacking.code in str(decision)
-
-
-async def test_a_pod_whose_gpus_another_one_took_has_nics_beside_others() -> None:
-    """A pod of another scheduler asks for as many GPUs a moment before."""
-    async with node(machine=MACHINE) as (it, _):
-        asked = msgspec.structs.replace(pod("a", gpus=2), annotations={JOINT_ANNOTATION: TOGETHER})
-        it.allocations.remember(asked)
-        it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True))
-        fits(await it.kubelet.admit(pod("foreign", gpus=2)))
-        fits(await it.kubelet.admit(asked))
-
-        assert [ids("mlx5_1"), ids("mlx5_0")] == [each.co_allocated for each in live(it)]
-
-
-async def test_what_is_planned_for_a_gang_costs_no_pod_its_nic() -> None:
-    """
-    The kubelet knows nothing of what is planned, so it aligns the pod to NUMA node 0. A registry lets the pod come where the
-    planned one fits also after it.
-    """
-    links = tuple(
-        Link(a=gpu.id, b=nic.id, pcie=PcieClass.PIX)
-        for gpu in MACHINE.gpus
-        for nic in MACHINE.nics
-        if gpu.numa_affinity == nic.numa_affinity
-    )
-    async with node(machine=msgspec.structs.replace(MACHINE, links=links)) as (it, _):
-        asked = msgspec.structs.replace(pod("a", gpus=2), annotations={JOINT_ANNOTATION: SAME_PCIE})
-        it.allocations.remember(asked)
-        gang = joint("g", ids("GPU-0", "GPU-1", "GPU-2", "GPU-3"), ids("mlx5_0", "mlx5_1"), needed=True)
-        it.set_reserved(
-            joint("a", ids("GPU-4", "GPU-5"), ids("mlx5_2"), needed=True),
-            msgspec.structs.replace(gang, gang="default/g", planned=True),
-        )
-        fits(await it.kubelet.admit(asked))
-
-        assert ids("GPU-0", "GPU-1") == live(it)[0].devices[GPU]
-        assert [ids("mlx5_0")] == [each.co_allocated for each in live(it)]
+            assert 1 == len(live(it))
+        else:
+            fits(decision)
+            assert [(), ()] == [each.co_allocated for each in live(it)]
 
 
 async def test_pods_that_swap_their_gpus_both_have_nics() -> None:
     """The kubelet comes for the second one first, and that one is known to have the first one's before it comes for that."""
     async with node(machine=MACHINE) as (it, _):
-        first, second = (
-            msgspec.structs.replace(pod(name, gpus=2), annotations={JOINT_ANNOTATION: TOGETHER}) for name in "ab"
-        )
-        for each in (first, second):
-            it.allocations.remember(each)
         it.set_reserved(
             joint("a", ids("GPU-0", "GPU-1"), ids("mlx5_0"), needed=True),
             joint("b", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True),
         )
-        fits(await it.kubelet.admit(second, "uid-b"))
+        fits(await it.kubelet.admit(pod("b", gpus=2), "uid-b"))
         await it.allocations.reconcile()
-        fits(await it.kubelet.admit(first, "uid-a"))
+        fits(await it.kubelet.admit(pod("a", gpus=2), "uid-a"))
 
         assert [ids("GPU-0", "GPU-1"), ids("GPU-2", "GPU-3")] == [each.devices[GPU] for each in live(it)]
         assert [ids("mlx5_0"), ids("mlx5_1")] == [each.co_allocated for each in live(it)]

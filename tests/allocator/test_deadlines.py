@@ -22,8 +22,8 @@ from topoalign.core.model.requests import (
     AdmissionRules,
     AllocateRequest,
     ClockReading,
-    ClockRequest,
     Deadline,
+    NodeRequest,
     PodRequest,
     ReleaseRequest,
 )
@@ -62,7 +62,7 @@ class Node:
         self.admissions = Admissions(self.ledger, self.bus, AdmissionRules(), kubelet_owns_devices=False)
 
     async def deadline(self, seconds: float = 10.0) -> Deadline:
-        reading = await self.admissions.clock(ClockRequest(node=NODE))
+        reading = await self.admissions.clock(NodeRequest(node=NODE))
         return Deadline(clock=reading.clock, at=reading.now + seconds)
 
     async def allocate(self, asked: PodRequest, deadline: Deadline | None = None) -> Decision:

@@ -1,6 +1,5 @@
 """/metrics of a node tells what is given of a GPU where an init container left some of it to later containers."""
 
-import msgspec
 import pytest
 from decision_support import NODE, node
 from slot_support import MIB, in_slots
@@ -73,7 +72,6 @@ def test_units_that_a_container_has_by_two_records_are_not_all_time() -> None:
 
 
 def test_a_slot_with_all_time_has_its_memory_alone() -> None:
-    """Also where what an init container has of it alone are 100 cores without a slot."""
     slot = DeviceID(f"{GPU0}::3")
     state = node(in_slots(DGX))
     cases: tuple[tuple[str, Role, int, int], ...] = (("prepare", "init", 100, 4096), ("main", "app", 0, 2048))
@@ -89,22 +87,3 @@ def test_an_init_container_without_anything_alone_holds_nothing(taken: int, expe
 
     assert 1 == first(state).containers
     assert expected == first(given(state, "main", units(range(taken), 8), "app")).containers
-
-
-def test_containers_of_two_pods_with_the_same_units_are_two() -> None:
-    """As where a kubelet has lost its checkpoint: both may be running. Those whose pods are not known count as well."""
-    one = holds(node(in_units(DGX)), "a", units(range(20), 4))
-    both = holds(one, "b", units(range(20), 4))
-    nobody = {name: msgspec.structs.replace(each, owner=None) for name, each in both.allocations.items()}
-
-    assert 2 == first(both).containers
-    assert 2 == first(msgspec.structs.replace(both, allocations=nobody)).containers
-
-
-def test_a_container_whose_units_another_pod_got_again_counts() -> None:
-    """Also beside another container of its pod; and an init container that left all to a later one counts no more for it."""
-    two_apps = given(given(node(in_units(DGX)), "main", units(range(20)), "app"), "side", units(range(20, 40)), "app")
-    init_and_app = given(given(node(in_units(DGX)), "prepare", units(range(20))), "main", units(range(20)), "app")
-
-    assert 3 == first(holds(two_apps, "again", units(range(20)))).containers
-    assert 2 == first(holds(init_and_app, "again", units(range(20)))).containers

@@ -17,11 +17,12 @@ from slot_support import MIB, in_slots
 from topoalign.allocator.containers.hami_core.slot_directories import HamiCoreEdits, held_in_order, limit_variables
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.responses import VisibleDevice
+from topoalign.cli.hook import install_library
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.machines import load_machine
-from topoalign.plugin_config.hook_files import LIBRARY, PRELOAD, find_missing_file, install_library
+from topoalign.plugin_config.hook_files import LIBRARY, PRELOAD, find_missing_file
 
 pytestmark = pytest.mark.anyio
 READER = Path(__file__).with_name("hami_core_reader.c")

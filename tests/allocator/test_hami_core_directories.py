@@ -12,8 +12,11 @@ from slot_node_support import Ask
 
 from topoalign.allocator.containers import limiter_files
 from topoalign.allocator.containers.hami_core import slot_directories
-from topoalign.allocator.containers.hami_core.slot_directories import DirectoryOwner, prepare_slots_directory
-from topoalign.allocator.containers.lazy_limiters import keep_directories
+from topoalign.allocator.containers.hami_core.slot_directories import (
+    DirectoryCleanup,
+    DirectoryOwner,
+    prepare_slots_directory,
+)
 from topoalign.allocator.ports import ResourceEntry
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
@@ -202,7 +205,7 @@ async def test_sweeps_begin_when_a_root_is_configured_and_outlive_a_failure(monk
     async with hami_core_node() as (it, tasks):
         await it.allocations.reconcile()
         roots = [""]
-        tasks.start_soon(keep_directories, lambda: roots[0], it.allocations, it.clock)
+        tasks.start_soon(DirectoryCleanup(lambda: roots[0]).run, it.allocations, it.clock)
         (it.root / NAME).mkdir()
         await it.clock.advance(6)
         assert {NAME} == it.directories()

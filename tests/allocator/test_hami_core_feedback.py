@@ -16,7 +16,6 @@ from structlog.testing import capture_logs
 
 from topoalign.allocator.containers.hami_core import feedback
 from topoalign.allocator.containers.hami_core.feedback import Feedback
-from topoalign.allocator.containers.lazy_limiters import keep_priorities
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.sharing.priorities import Launches, next_notes
@@ -97,7 +96,7 @@ async def test_what_was_told_is_taken_back() -> None:
         is_on = [True]
 
         async def run() -> None:
-            await keep_priorities(lambda: str(it.root), lambda: is_on[0], lambda: it.ledger.state, it.clock)
+            await Feedback(lambda: str(it.root), lambda: is_on[0], lambda: it.ledger.state).run(it.clock)
 
         async def until(expected: int) -> None:
             while recent(files["low"]) != [expected]:

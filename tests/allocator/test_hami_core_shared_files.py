@@ -16,16 +16,14 @@ from slot_node_support import Ask
 from structlog.testing import capture_logs
 
 from topoalign.allocator.containers.hami_core import shared_files
-from topoalign.allocator.containers.hami_core.shared_files import Limited, SharedFiles
-from topoalign.allocator.containers.lazy_limiters import SharedFilesOnDemand
+from topoalign.allocator.containers.hami_core.shared_files import SharedFiles
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.processes import LibraryReading, LibraryUse
-from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 ONE = "1:1:2:3:6:7"
@@ -257,55 +255,26 @@ async def test_a_disk_that_does_not_answer_is_told_and_asked_by_one_thread(monke
         assert 1 == len(calls)
 
 
-async def test_a_reading_ends_in_time_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each container has a file that takes long; none is left out for ever, and each is logged once."""
-    async with hami_core_node() as (it, _):
-        for name in "abc":
-            await it.run_pod(name, Ask(memory=1_000))
-        passed = [0.0]
-
-        class Clock(ManualClock):
-            def monotonic(self) -> float:
-                return passed[0]
-
-        def slow(_: object, limited: Limited) -> LibraryUse:
-            passed[0] += shared_files.WORK_SECONDS * 0.6
-            return LibraryUse(allocation=limited.allocation, failure="large")
-
-        monkeypatch.setattr(shared_files, "read_library_use", slow)
-        files = SharedFiles(lambda: str(it.root), lambda: it.ledger.state, Clock())
-        with capture_logs() as logs:
-            readings = []
-            for _ in range(3):
-                readings.append(await files.read())
-                passed[0] += shared_files.FRESH_SECONDS
-
-        names = [*it.ledger.state.allocations]
-        expected = [[names[0], names[1]], [names[2], names[0]], [names[1], names[2]]]
-        assert expected == [[use.allocation for use in each.containers] for each in readings]
-        assert [1, 1, 1] == [each.left_out for each in readings]
-        assert 3 == len(logs)
-
-
 async def test_what_files_say_is_told_over_the_bus() -> None:
     async with hami_core_node() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))
         put_region(it.cache("a") / NAME, gpus_of(it, "a")[0], ONE)
         roots, bus = [""], MemoryBus()
-        files = SharedFilesOnDemand(lambda: roots[0], lambda: it.ledger.state, it.clock)
+        files = SharedFiles(lambda: roots[0], lambda: it.ledger.state, it.clock)
         node, counted = it.ledger.state.node, files.figure()
-        subject, question = wire.admission_subject(node, "library-use"), UseRequest(node=node)
+        subject, question = wire.admission_subject(node, "library-use"), NodeRequest(node=node)
 
-        async def ask(request: UseRequest) -> LibraryReading:
+        async def ask(request: NodeRequest) -> LibraryReading:
             return wire.decode_answer(await bus.ask(subject, msgspec.json.encode(request), within=1.0), LibraryReading)
 
         async with bus.serve("topoalign-allocator", [files.endpoint()]):
             assert LibraryReading(node=node) == await ask(question)
             assert 0 == counted.read()
             roots[0] = str(it.root)
+            await it.clock.advance(2)
             assert [6] == [each.counts[0].memory for each in (await ask(question)).containers]
             with pytest.raises(BadRequest, match="is not this node"):
-                await ask(UseRequest(node=NodeName("other")))
+                await ask(NodeRequest(node=NodeName("other")))
             write_at(4, b"\2")(it.cache("a") / NAME)
             await it.clock.advance(2)
             assert ["it has version 2.2, and of this size 1.1 or 1.2 is read"] == [

@@ -15,7 +15,7 @@ from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.events import Allocation, TopologyDiscovered
 from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.processes import Measurement
-from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.testing.manual_clock import ManualClock
 
@@ -44,7 +44,7 @@ class Watched(Node):
         self.clock, self.used = ManualClock(1500.0), 12 * GIB
         self.series = UseSeries(self.ledger, self.bus, (), announces=True)
 
-    async def answer(self, request: UseRequest) -> Measurement:
+    async def answer(self, request: NodeRequest) -> Measurement:
         await super().answer(request)
         return measurement(use("GPU-0", process(1, self.used, in_pod(UIDS[0]))), time=self.clock.wall())
 

@@ -8,7 +8,7 @@ import socket
 from contextlib import AsyncExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import grpc
 import msgspec
@@ -21,8 +21,9 @@ from kubelet_support import NODE
 from share_support import DEFAULT
 from vcuda_support import METHOD, VcudaNode, read_config, register, vcuda_node
 
-from topoalign.allocator.containers.lazy_limiters import LimiterOnDemand
+from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.vcuda import limiter
+from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
 from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.ids import PodName
 from topoalign.core.state.fold import NodeState
@@ -235,18 +236,18 @@ class Nothing(NamedTuple):
 async def test_the_limiter_runs_from_when_its_directory_is_configured(tmp_path: Path) -> None:
     root, clock, left = [""], ManualClock(), tmp_path / f".gone-{'1' * 16}"
     left.mkdir()
-    on_demand = LimiterOnDemand(lambda: root[0], lambda: NodeState(node=NODE).hardware)
+    registrar = VcudaLimiter(lambda: root[0], lambda: NodeState(node=NODE).hardware)
     async with background() as tasks:
-        tasks.start_soon(on_demand.run, Nothing(), clock)
+        tasks.start_soon(registrar.run, cast(DeviceAllocations, Nothing()), clock)
         await clock.advance(10)
-        assert left.exists() and 0 == on_demand.figure().read()
+        assert left.exists() and 0 == registrar.figure().read()
         root[0] = str(tmp_path)
         await clock.advance(10)
         with fail_after(20):
             while left.exists():  # it is removed in a thread
                 await checkpoint()
 
-        assert 0 == on_demand.figure().read()
+        assert 0 == registrar.figure().read()
 
 
 async def test_a_container_keeps_its_directory_when_the_limiter_is_switched_off() -> None:

@@ -39,8 +39,7 @@ from topoalign.core.model.ids import (
     PodName,
     ResourceName,
 )
-from topoalign.core.model.maintenance import TrustRequest
-from topoalign.core.model.requests import AllocateRequest, ClockReading, ClockRequest, ExplainRequest, ReleaseRequest
+from topoalign.core.model.requests import AllocateRequest, ClockReading, ExplainRequest, NodeRequest, ReleaseRequest
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Endpoint
 from topoalign.runtime.nats_bus import connect_bus
@@ -66,7 +65,7 @@ EXPLANATION = Explanation(
 )
 
 
-async def read_clock(request: ClockRequest) -> ClockReading:
+async def read_clock(request: NodeRequest) -> ClockReading:
     return ClockReading(clock="1", now=0.0)
 
 
@@ -108,7 +107,7 @@ class Node:
             raise NotFound("live allocation or pod", request.target, "look at `topoalign watch`")
         return (HELD.id,)
 
-    async def trust(self, request: TrustRequest) -> str | None:
+    async def trust(self, request: NodeRequest) -> str | None:
         doubt, self.doubt = self.doubt, None
         return doubt
 
@@ -120,12 +119,12 @@ class Node:
     async def serving(self, store: Path) -> AsyncIterator[str]:
         """The node on a NATS server of its own, which holds what the node has said. Yields its URL."""
         answers = {
-            "clock": answer_with(ClockRequest, read_clock),
+            "clock": answer_with(NodeRequest, read_clock),
             "allocate": answer_with(AllocateRequest, self.allocate),
             "what-if": answer_with(AllocateRequest, self.what_if),
             "release": answer_with(ReleaseRequest, self.release),
             "explain": answer_with(ExplainRequest, self.explain),
-            "trust": answer_with(TrustRequest, self.trust),
+            "trust": answer_with(NodeRequest, self.trust),
         }
         endpoints = [
             Endpoint(name=verb, subject=wire.admission_subject(NODE, verb), answer=answer)

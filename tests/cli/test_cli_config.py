@@ -151,31 +151,6 @@ def test_a_file_is_checked_against_a_machine(capsys: pytest.CaptureFixture[str],
     ]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "sharing", "is_named"),
-    [
-        ("envvar", "timeSlicing: {resources: [{name: gpu, replicas: 4, rename: small, devices: 2}]}", True),
-        ("envvar", "units: {}", False),
-        (
-            "[envvar, volume-mounts]",
-            "timeSlicing: {resources: [{name: gpu, replicas: 4, rename: s, devices: 2}]}",
-            False,
-        ),
-        ("cdi-cri", "timeSlicing: {resources: [{name: gpu, replicas: 4, rename: small, devices: 2}]}", False),
-    ],
-)
-def test_a_list_that_hides_gpus_of_another_resource_is_named(
-    capsys: pytest.CaptureFixture[str], file: Path, strategy: str, sharing: str, is_named: bool
-) -> None:
-    """It is a note: with topoalign's scheduler such containers see all of their GPUs."""
-    file.write_text(f"flags: {{plugin: {{deviceListStrategy: {strategy}}}}}\nsharing: {{{sharing}}}\n")
-    assert 0 == root.run_command_line(["config", "check", str(file), "--machine", "dgx-a100", "--fail-on-findings"])
-    printed = capsys.readouterr().err
-
-    assert is_named == ("note: flags.plugin.deviceListStrategy: under envvar a container" in printed)
-    assert is_named == ("use volume-mounts, cdi-annotations or cdi-cri" in printed)
-
-
 def test_a_file_is_checked_where_there_is_no_machine(capsys: pytest.CaptureFixture[str], file: Path) -> None:
     assert 0 == root.run_command_line(["config", "check", str(file)])
     printed = capsys.readouterr()

@@ -51,15 +51,15 @@ def state(monkeypatch: pytest.MonkeyPatch) -> NodeState:
 
 
 HELD = [
-    "ml/train/prepare: 1 slot, 60 cores, 20480 MiB (30 cores, 10240 MiB of it alone)",
+    "ml/train/prepare: 1 slot, 60 cores, 20480 MiB (nothing of it alone)",
     "ml/train/check: 1 slot, 20 cores, 1024 MiB (nothing of it alone)",
-    "ml/train/main: 1 slot, 30 cores, 10240 MiB",
+    "ml/train/main: 1 slot, 60 cores, 20480 MiB",
 ]
 LEFT = "9 slots, 40 cores, 20480 MiB"
 
 
 def test_tables_tell_what_an_init_container_has_alone(state: NodeState, capsys: pytest.CaptureFixture[str]) -> None:
-    """30 cores of it, 30 of the app container and 40 that are left are the GPU."""
+    """Nothing: the app container has its slot with the larger amount, and that with what is left is the GPU."""
     assert 0 == root.run_command_line(["gpu", "list"])
     listed = [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
     show_partitioned_gpus(NodeLink("nats://nowhere", NODE, False), tuple(state.allocations.values()), state.hardware)
@@ -76,7 +76,7 @@ def test_programs_can_add_up_what_containers_have(state: NodeState, capsys: pyte
     prepare, check, main = division["held"]
     counted = [each.get("alone", each) for each in (*division["held"], division["left"])]
 
-    assert ({"cores": 30, "memory": 10240 * MIB}, {}) == (prepare["alone"], check["alone"])
+    assert ({}, {}) == (prepare["alone"], check["alone"])
     assert "alone" not in main
     assert (10, 100, 40960 * MIB) == tuple(
         sum(each.get(kind, 0) for each in counted) for kind in ("slots", "cores", "memory")
@@ -86,6 +86,4 @@ def test_programs_can_add_up_what_containers_have(state: NodeState, capsys: pyte
 def test_the_rows_of_a_gpu_in_the_picture_add_up(state: NodeState) -> None:
     drawn = diagram_of("gpu-7", state.hardware, state.allocations.values(), None, partitioning_by_gpu(state))
 
-    assert (
-        "GPU0 slots, 9 left: 40% 20 GiB; A 30% 10 GiB; B nothing; C 30% 10 GiB" in render_text(drawn, 120).splitlines()
-    )
+    assert "GPU0 slots, 9 left: 40% 20 GiB; A nothing; B nothing; C 60% 20 GiB" in render_text(drawn, 120).splitlines()

@@ -281,29 +281,6 @@ def test_without_a_readable_checkpoint_cpus_and_memory_still_count(
     assert "2 resources on 8 NUMA nodes are merged without delay" == found["kubelet merge"]["detail"]
 
 
-@pytest.mark.parametrize(
-    ("policy", "verdict"), [("restricted", "warning"), ("best-effort", "warning"), ("none", "ok"), ("", "warning")]
-)
-def test_slots_with_numa_nodes_are_judged_by_the_kubelets_policy(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy: str, verdict: str
-) -> None:
-    """By that of no policy where it is not known; without the setting there is no line."""
-    file = tmp_path / "topoalign.yaml"
-    kubelet = tmp_path / "config.yaml"
-    kubelet.write_text(CONFIG.replace("restricted", policy))
-    arguments = ["--kubelet-config", str(kubelet)] if policy else []
-    monkeypatch.setenv("TOPOALIGN_MACHINE", "hgx-h100")
-    monkeypatch.setenv("TOPOALIGN_CONFIG", str(file))
-
-    file.write_text("sharing: {slots: {numaTopology: true}}\n")
-    found = examined(capsys, *arguments)[1]["slots"]
-    file.write_text("sharing: {slots: {}}\n")
-
-    assert verdict == found["verdict"]
-    assert verdict == "ok" or "a NUMA node has at most 4 of 8 GPUs" in found["detail"]
-    assert "slots" not in examined(capsys, *arguments)[1]
-
-
 def test_a_kubelet_without_a_configuration_file_is_a_warning(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -370,7 +347,7 @@ def locked_elsewhere(path: Path) -> Iterator[None]:
         process.communicate(b"\n")
 
 
-def test_a_kubelet_directory_that_is_open_to_all_or_too_deep_is_told(
+def test_a_kubelet_directory_that_every_user_may_write_is_a_warning(
     capsys: pytest.CaptureFixture[str], short_dir: Path
 ) -> None:
     with socket.socket(socket.AF_UNIX) as kubelet:
@@ -378,13 +355,11 @@ def test_a_kubelet_directory_that_is_open_to_all_or_too_deep_is_told(
         kubelet.listen()
         short_dir.chmod(0o777)
         _, open_to_all = examined(capsys, "--kubelet-dir", str(short_dir))
-    _, deep = examined(capsys, "--kubelet-dir", str(short_dir / ("d" * 90)))
 
     assert ("warning", "chmod o-w: only root needs to write there") == (
         open_to_all["kubelet"]["verdict"],
         open_to_all["kubelet"]["remedy"],
     )
-    assert "too long for a socket" in deep["kubelet"]["detail"]
 
 
 def test_the_scheduler_is_recommended_for_gpus_in_units(capsys: pytest.CaptureFixture[str], short_dir: Path) -> None:

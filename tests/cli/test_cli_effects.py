@@ -2,7 +2,6 @@
 What the command line says of requests that change something: never failed of what was done, and never done of what was not.
 """
 
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -217,30 +216,6 @@ def test_an_allocator_whose_clock_cannot_be_read_is_asked_for_nothing(run: Calla
     assert "code: NodeSilent" in ran.err
     assert "the allocation for pod q/x was not requested" in ran.err
     assert "`topoalign explain q/x`" in ran.err
-
-
-@pytest.mark.parametrize("line", [ALLOCATE, f"{ALLOCATE} --json", RELEASE, "trust", "gpu cordon GPU-a"])
-def test_an_answer_that_cannot_be_printed_says_how_to_see_what_was_done(
-    run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, line: str
-) -> None:
-    answers = {
-        "clock": at_once(CLOCK),
-        "allocate": at_once(GRANTED),
-        "release": at_once(RELEASED),
-        "trust": at_once(wire.encode_answer(None)),
-        "cordon": at_once(CORDONED),
-    }
-    full = Path("/dev/full").open("w")  # noqa: SIM115  # closing it fails again
-    monkeypatch.setattr(sys, "stdout", full)
-    monkeypatch.setattr("topoalign.cli.exit_codes.drop_unprinted", lambda: None)
-
-    ran = run(line, answers)
-
-    with pytest.raises(OSError, match="No space left"):
-        full.close()
-    assert 1 == ran.status
-    assert "was answered, and the answer cannot be printed" in ran.err
-    assert "topoalign" in ran.err.split("cannot be printed")[1]
 
 
 def test_a_stream_lost_after_the_grant_is_no_failure(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.cli.formatting import binary
-from topoalign.cli.options import MOST, Count, Size
+from topoalign.cli.options import parse_size
 from topoalign.core.model.requests import LARGEST_QUANTITY
 from topoalign.kubelet.files.resource_quantities import whole
 
@@ -74,23 +74,9 @@ def test_the_largest_size_is_that_of_kubernetes() -> None:
     assert None is whole(str(LARGEST_QUANTITY + 1))
 
 
-@pytest.mark.parametrize("text", ["-1", "1.5", "1e3", "NaN", "٣", "", " 2", "1000000000", "9" * 30, "0x1", "1_0"])
-def test_a_count_is_a_whole_number_and_its_refusal_names_the_option(text: str) -> None:
-    option = click.Option(["--gpus"], type=Count())
-
-    with pytest.raises(click.BadParameter, match="whole number from 0 to") as refused:
-        option.type.convert(text, option, None)
-    assert "Invalid value for '--gpus'" in refused.value.format_message()
-
-
-@given(st.integers(0, MOST))
-def test_every_whole_number_up_to_the_most_is_a_count(number: int) -> None:
-    assert number == Count().convert(str(number), None, None)
-
-
 def test_a_size_that_is_none_is_refused_with_an_example() -> None:
     with pytest.raises(click.BadParameter, match="64Gi"):
-        Size().convert("lots", None, None)
+        parse_size("lots")
 
 
 @pytest.mark.parametrize(

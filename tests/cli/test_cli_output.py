@@ -1,4 +1,4 @@
-"""What comes from outside is shown, and never obeyed: by the terminal, by rich, by whoever reads the JSON."""
+"""What comes from outside is shown, and never obeyed: by the terminal, by whoever reads the JSON."""
 
 import json
 import os
@@ -133,18 +133,6 @@ def test_columns_stand_under_their_titles_and_a_row_is_a_line(capsys: pytest.Cap
     output.columns(("NAME", "N"), [("a\nb", 1), ("longer", 22)])
 
     assert "NAME    N\na?b     1\nlonger  22\n" == capsys.readouterr().out
-
-
-def test_on_a_terminal_markup_in_a_name_stays_text(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "100")
-    output.rich_columns(("POD",), [["[bold red]x[/] [link=http://evil]y"]])
-
-    out = capsys.readouterr().out
-    assert "[bold red]x[/] [link=http://evil]y" in out
-    assert {"\n"} == unprintable(out)
 
 
 WIDE = (

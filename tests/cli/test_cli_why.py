@@ -13,7 +13,6 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from decision_support import container, machine, pod
 from diagnosis_support import cluster, node_with
-from unit_support import CORES, DGX, MEMORY, in_units
 
 from topoalign.cli import root
 from topoalign.core import wire
@@ -150,21 +149,6 @@ def test_what_if_of_a_cluster_shows_the_seam_of_several_gpus(capsys: pytest.Capt
     assert [*zip(boards, seams, strict=True)] == [(row[0], row[2]) for row in rows[1:]]
     assert [seams, seams] == [[each["seam"] for each in json.loads(answer)["admitting"]] for answer in answers]
     assert "SEAM" not in run(f"what-if --cluster {one}", capsys)[1]
-
-
-@pytest.mark.parametrize("command", ["why", "what-if --cluster"])
-def test_where_units_fit_the_answer_says_that_it_assumes_a_reservation(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write("units.ndjson", cluster(node_with("units", topology=in_units(DGX))))
-    notes = []
-    for cores, blocks in ((20, 10), (0, 10), (900, 10)):
-        limits = {name: amount for name, amount in ((CORES, cores), (MEMORY, blocks)) if amount}
-        spec = {"containers": [{"name": "main", "resources": {"limits": limits}}]}
-        Path("pod.json").write_text(json.dumps({**MANIFEST, "spec": spec}))
-        notes.append(run(f"{command} --pod-file pod.json --from units.ndjson", capsys)[2])
-
-    assert [True, False, False] == ["assumes that topoalign's scheduler reserves" in each for each in notes], notes
 
 
 @pytest.mark.parametrize("command", ["why", "what-if --cluster"])

@@ -86,7 +86,7 @@ def test_a_state_file_that_a_kubelet_does_not_start_with_is_a_failure(
     ("content", "finding"),
     [
         ('{"PodDeviceEntries": null', "it is cut off"),
-        ('{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":7}', "it contains 7"),
+        ('{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":7}', "its checksum 7 is not that"),
         ('{"policyName":"none"}', "Object missing required field"),
     ],
 )

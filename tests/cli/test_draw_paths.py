@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Topology
-from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
+from topoalign.machines.nvidia_smi_print import print_matrix
 from topoalign.tools.draw.device import DrawnDevice
 from topoalign.tools.draw.diagram import Diagram, diagram_of
 from topoalign.tools.draw.layout import scene_of
 from topoalign.tools.draw.pci_bridges import Bridge, Child, devices_in
 from topoalign.tools.draw.scene import Box, Text
 from topoalign.tools.draw.text import render_text
+from topoalign.tools.machine_formats.nvidia_smi import read_pasted_matrix
 
 FARTHEST_FIRST = ["SYS", "NODE", "PHB", "PXB", "PIX"]
 PAIRS = """

@@ -57,7 +57,7 @@ from topoalign.core.model.ids import (
     PodName,
     ResourceName,
 )
-from topoalign.core.model.requests import AllocateRequest, ClockReading, ClockRequest, ExplainRequest, ReleaseRequest
+from topoalign.core.model.requests import AllocateRequest, ClockReading, ExplainRequest, NodeRequest, ReleaseRequest
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, PciBridge, PluginDevice, Topology
 from topoalign.core.ports import Endpoint
 from topoalign.registry.main import serve
@@ -180,7 +180,7 @@ def facts() -> Iterator[Any]:
         )
 
 
-async def read_clock(request: ClockRequest) -> ClockReading:
+async def read_clock(request: NodeRequest) -> ClockReading:
     return ClockReading(clock="1", now=0.0)
 
 
@@ -209,7 +209,7 @@ async def release(request: ReleaseRequest) -> tuple[AllocationID, ...]:
 async def serving(folder: Path) -> AsyncIterator[tuple[str, str]]:
     """The node and a registry; yields the URLs of NATS and of the registry."""
     answers = {
-        "clock": answer_with(ClockRequest, read_clock),
+        "clock": answer_with(NodeRequest, read_clock),
         "allocate": answer_with(AllocateRequest, refuse),
         "what-if": answer_with(AllocateRequest, refuse),
         "explain": answer_with(ExplainRequest, explain),

@@ -10,7 +10,7 @@ from topoalign.client.node_folds import Counts, Fold
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import SnapshotRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.manual_clock import ManualClock
 
@@ -26,7 +26,7 @@ class Asked(MemoryBus):
         self.answering = answering
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
-        node = msgspec.json.decode(body, type=SnapshotRequest).node
+        node = msgspec.json.decode(body, type=NodeRequest).node
         self.nodes.append(node)
         if node in self.answering:
             return wire.encode_answer((7, 9))

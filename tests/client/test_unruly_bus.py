@@ -13,7 +13,7 @@ from outage_support import Listener
 from topoalign.core import wire
 from topoalign.core.model.events import AllocationsSnapshot, LedgerFact
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import SnapshotRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.ports import Bus, Endpoint, Message
 from topoalign.core.state.fold import NodeState, replay
 from topoalign.runtime.memory_bus import MemoryBus
@@ -79,7 +79,7 @@ async def announcing(bus: Bus, writer: Writer) -> AsyncIterator[list[int]]:
     """The allocator's answer to whoever misses something; yields the numbers of the snapshots that were asked for."""
     asked: list[int] = []
 
-    async def announce(request: SnapshotRequest) -> tuple[int, int]:
+    async def announce(request: NodeRequest) -> tuple[int, int]:
         snapshot = writer.snapshot()
         assert isinstance(snapshot, AllocationsSnapshot)
         asked.append(snapshot.seq)
@@ -87,7 +87,7 @@ async def announcing(bus: Bus, writer: Writer) -> AsyncIterator[list[int]]:
         return snapshot.epoch, snapshot.seq
 
     endpoint = Endpoint(
-        name="snapshot", subject=wire.admission_subject(NODE, "snapshot"), answer=answer_with(SnapshotRequest, announce)
+        name="snapshot", subject=wire.admission_subject(NODE, "snapshot"), answer=answer_with(NodeRequest, announce)
     )
     async with bus.serve("topoalign-allocator", [endpoint]):
         yield asked

@@ -53,7 +53,7 @@ async def test_a_reading_that_stays_behind_its_writer_is_asked_for() -> None:
             bus.revision = max(2, had + had % 2)
             known[NODE, "topology"] = topology(had)
             await verifier.verify(NODE, 1.0)
-            announcements.append(bus.asked.count(wire.announce_subject(NODE)))
+            announcements.append(bus.asked.count(wire.discovery_subject(NODE, "announce")))
 
     assert [0, 1, 1, 1, 1, 2] == announcements
     assert 2 == counts.differences["topology"]

@@ -223,9 +223,9 @@ def subjects() -> list[str]:
         *(wire.admission_subject(NODE, verb) for verb in verbs),
         *(wire.devices_subject(NODE, word) for word in words),
         wire.hints_subject(NODE),
-        wire.announce_subject(NODE),
-        wire.alive_subject(NODE),
-        wire.published_subject(NODE),
+        wire.discovery_subject(NODE, "announce"),
+        wire.discovery_subject(NODE, "alive"),
+        wire.discovery_subject(NODE, "published"),
     ]
 
 
@@ -250,7 +250,7 @@ async def test_the_allocator_survives_answers_of_another_discovery_version(reply
         return reply
 
     hardware_watch = HardwareWatch(Ledger(NODE, MemoryJournal(), clock), bus, clock)
-    endpoints = [Endpoint(name="alive", subject=wire.alive_subject(NODE), answer=answer)]
+    endpoints = [Endpoint(name="alive", subject=wire.discovery_subject(NODE, "alive"), answer=answer)]
     async with bus.serve("topoalign-discovery", endpoints), anyio.create_task_group() as tasks:
         tasks.start_soon(hardware_watch.run)
         with capture_logs():

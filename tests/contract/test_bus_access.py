@@ -18,7 +18,8 @@ from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, Inv
 from topoalign.core.ports import Stream
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.fact_publisher import FactPublisher
-from topoalign.runtime.nats_bus import Access, apply_stores, connect_bus, follower
+from topoalign.runtime.nats_bus import apply_stores, connect_bus, follower
+from topoalign.runtime.settings import Access
 
 pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"
@@ -121,10 +122,10 @@ async def test_an_nkey_is_accepted_and_a_wrong_one_refused_without_its_text(
     async with killable(
         tmp_path / "nats", users(f"{{ nkey: {public} }}", ADMIN), administrator="admin:admin"
     ) as server:
-        async with connect_bus(server.url, access=Access(nkey=str(tmp_path / "right"))) as bus:
+        async with connect_bus(server.url, access=Access(nats_nkey=str(tmp_path / "right"))) as bus:
             await bus.publish(said(1))
         with pytest.raises(BusRefused, match="refuses our credentials") as caught:
-            async with connect_bus(server.url, access=Access(nkey=str(tmp_path / "wrong"))):
+            async with connect_bus(server.url, access=Access(nats_nkey=str(tmp_path / "wrong"))):
                 raise AssertionError
 
     assert seeds["wrong"].decode() not in f"{caught.value} {caplog.text}"
@@ -133,10 +134,10 @@ async def test_an_nkey_is_accepted_and_a_wrong_one_refused_without_its_text(
 async def test_files_and_addresses_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     (tmp_path / "not-a-seed").write_text("hello")
     cases = {
-        "TOPOALIGN_NATS_NKEY: '.*absent'": ("nats://127.0.0.1:9", Access(nkey=str(tmp_path / "absent"))),
-        "TOPOALIGN_NATS_NKEY: not the seed": ("nats://127.0.0.1:9", Access(nkey=str(tmp_path / "not-a-seed"))),
-        "TOPOALIGN_NATS_CREDS: not a cred": ("nats://127.0.0.1:9", Access(creds=str(tmp_path / "not-a-seed"))),
-        "TOPOALIGN_NATS_TLS_CA": ("nats://127.0.0.1:9", Access(tls_ca=str(tmp_path / "not-a-seed"))),
+        "TOPOALIGN_NATS_NKEY: '.*absent'": ("nats://127.0.0.1:9", Access(nats_nkey=str(tmp_path / "absent"))),
+        "TOPOALIGN_NATS_NKEY: not the seed": ("nats://127.0.0.1:9", Access(nats_nkey=str(tmp_path / "not-a-seed"))),
+        "TOPOALIGN_NATS_CREDS: not a cred": ("nats://127.0.0.1:9", Access(nats_creds=str(tmp_path / "not-a-seed"))),
+        "TOPOALIGN_NATS_TLS_CA": ("nats://127.0.0.1:9", Access(nats_tls_ca=str(tmp_path / "not-a-seed"))),
         "TOPOALIGN_NATS_URL: 'http://a'": ("http://a", Access()),
         "TOPOALIGN_NATS_URL: 'nats://a:99999'": ("nats://u:canary@a:99999", Access()),
         "TOPOALIGN_NATS_URL: empty": (" ", Access()),
@@ -183,7 +184,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_a_protected_connection_needs_the_right_authority(tmp_path: Path, certificates: Path) -> None:
     tls = f'tls {{ cert_file: "{certificates}/cert.pem", key_file: "{certificates}/key.pem" }}\n'
     async with killable(tmp_path, tls, administrator=None) as server:
-        access = Access(tls_ca=str(certificates / "cert.pem"))
+        access = Access(nats_tls_ca=str(certificates / "cert.pem"))
         await apply_stores(server.url, access)
         async with connect_bus(server.url, access=access) as bus:
             await bus.publish(said(1))
@@ -200,7 +201,7 @@ async def test_replaced_certificates_of_a_hub_are_taken_up(tmp_path: Path) -> No
     trusted.write_bytes(first.certificate.read_bytes())
     first.issue(served, "nats", valid)
     tls = f'tls {{ cert_file: "{served}/tls.crt", key_file: "{served}/tls.key" }}\n'
-    access = Access(tls_ca=str(trusted))
+    access = Access(nats_tls_ca=str(trusted))
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(killable(tmp_path, tls, administrator=None))
         await apply_stores(server.url, access)

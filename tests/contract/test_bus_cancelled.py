@@ -23,9 +23,10 @@ from faults_support import THOROUGH
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.ports import Endpoint, Stream
 from topoalign.runtime import event_stores
-from topoalign.runtime.nats_bus import Access, NatsBus, bus, connect_bus, nats_connection
+from topoalign.runtime.nats_bus import NatsBus, bus, connect_bus, nats_connection
 from topoalign.runtime.nats_bus.nats_connection import NatsConnection, open_connection
 from topoalign.runtime.nats_bus.nats_library import CancelledInside, contain_cancellation
+from topoalign.runtime.settings import Access
 from topoalign.runtime.tasks import StoppedUnasked
 
 INFO = b'INFO {"server_id":"scripted","version":"2.15.1","headers":true,"max_payload":1048576}\r\n'

@@ -24,8 +24,9 @@ from structlog.testing import capture_logs
 from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken
 from topoalign.core.ports import Bus, Endpoint, Stream
-from topoalign.runtime.nats_bus import Access, NatsBus, apply_stores, bus, connect_bus, follower
+from topoalign.runtime.nats_bus import NatsBus, apply_stores, bus, connect_bus, follower
 from topoalign.runtime.nats_bus.nats_connection import NatsConnection, open_connection
+from topoalign.runtime.settings import Access
 
 pytestmark = pytest.mark.anyio
 ALL = "topoalign.v1.>"

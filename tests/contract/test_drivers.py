@@ -17,6 +17,7 @@ from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.ports import Driver, HardwareEvent, Inventory
 from topoalign.discovery.drivers.auto import AutoDriver, DescribedDriver, SysfsDriver
 from topoalign.discovery.drivers.nvml.driver import NvmlDriver
+from topoalign.machines.sysfs_files import Tree
 from topoalign.machines.sysfs_machine import read_gpus
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.tasks import background
@@ -45,7 +46,7 @@ def sysfs_captured(request: pytest.FixtureRequest, folder: Path) -> Driver:
         tar.extraction_filter = getattr(tarfile, "tar_filter", None)  # Python 3.11.4 and later would ask for one
         tar.extractall(folder)
     root = folder / "nvidiagpunumanodes"
-    for gpu in read_gpus(root):
+    for gpu in read_gpus(Tree(root)):
         put(root, f"proc/driver/nvidia/gpus/{gpu.pci}/information", f"GPU UUID: {uuid(gpu.index)}")
     return SysfsDriver(root, SystemClock(), SECONDS)
 

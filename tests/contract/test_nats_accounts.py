@@ -37,7 +37,8 @@ from topoalign.runtime.nats_accounts import (
     account_of,
     format_accounts,
 )
-from topoalign.runtime.nats_bus import Access, apply_stores, connect_bus
+from topoalign.runtime.nats_bus import apply_stores, connect_bus
+from topoalign.runtime.settings import Access
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 NODE, VICTIM = NodeName("node-1"), NodeName("node-2")
@@ -52,7 +53,7 @@ class Hub(NamedTuple):
     keys: Path
 
     def access(self, who: str) -> Access:
-        return Access(nkey=str(self.keys / f"{SEEDS.get(who, who)}.nk"))
+        return Access(nats_nkey=str(self.keys / f"{SEEDS.get(who, who)}.nk"))
 
     async def client(self, who: str) -> Client:
         """A connection on which anything can be tried."""
@@ -90,8 +91,8 @@ async def test_each_role_can_do_what_it_has_to(tmp_path: Path, names: list[str])
     async with AsyncExitStack() as stack:
         more = (keys / "accounts.conf").read_text()
         server = await stack.enter_async_context(killable(tmp_path / "nats", more, administrator=None))
-        admin_access = Access(nkey=str(keys / "admin.nk"))
-        await apply_stores(server.url, Access(nkey=str(keys / "stores.nk")))
+        admin_access = Access(nats_nkey=str(keys / "admin.nk"))
+        await apply_stores(server.url, Access(nats_nkey=str(keys / "stores.nk")))
         with capture_logs() as logs:
             for services in ("discovery", "hinting", "allocator"), ("registry",):
                 settings = environment(NODE, server.url, tmp_path)
@@ -101,7 +102,7 @@ async def test_each_role_can_do_what_it_has_to(tmp_path: Path, names: list[str])
             admin = await stack.enter_async_context(connect_bus(server.url, access=admin_access))
             await described(admin, NODE)
             answer = await admin.ask(wire.admission_subject(NODE, "alive"), b"{}", 60)
-        reader_access = Access(nkey=str(keys / "reader.nk"))
+        reader_access = Access(nats_nkey=str(keys / "reader.nk"))
         reader = await stack.enter_async_context(connect_bus(server.url, name="reader", access=reader_access))
         async with reader.follow(Stream.ALLOCATIONS, wire.allocation_subjects(NODE)) as messages:
             snapshot = (await anext(messages)).message
@@ -375,7 +376,7 @@ async def test_nobody_reads_requests_and_answers_of_another(hub: Hub, role: str)
 async def test_a_stolen_key_opens_no_other_account_and_no_leaf(hub: Hub, tmp_path: Path) -> None:
     """A server of the attacker cannot join as a leaf node or as a member of the cluster: nothing listens for these."""
     unknown = configured(tmp_path / "other", NODE) / f"node-{NODE}.nk"
-    for access in (Access(nkey=str(unknown)), Access()):
+    for access in (Access(nats_nkey=str(unknown)), Access()):
         with pytest.raises(BusRefused, match="refuses our credentials"):
             async with connect_bus(hub.server.url, access=access):
                 raise AssertionError

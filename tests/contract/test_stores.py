@@ -14,8 +14,9 @@ from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Stream
 from topoalign.runtime import event_stores
-from topoalign.runtime.nats_bus import Access, apply_stores, connect_bus
+from topoalign.runtime.nats_bus import apply_stores, connect_bus
 from topoalign.runtime.nats_bus.nats_connection import open_connection
+from topoalign.runtime.settings import Access
 
 NODE = NodeName("node-1")
 OF_NODES = ("topoalign.v1.topology.>", "topoalign.v1.health.>", "topoalign.v1.usage.>")
@@ -69,7 +70,7 @@ def test_no_store_takes_a_request_or_news() -> None:
         wire.hints_subject(NODE),
         wire.admission_subject(NODE, "allocate"),
         wire.admission_subject(NODE, "alive"),
-        wire.announce_subject(NODE),
+        wire.discovery_subject(NODE, "announce"),
         wire.devices_subject(NODE, "heal"),
         wire.foreign_subject(),
         f"{event_stores.NEWS}.allocation.node-1.granted",

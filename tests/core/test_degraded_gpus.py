@@ -14,7 +14,8 @@ from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.machines import catalogue
-from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
+from topoalign.machines.nvidia_smi_print import print_matrix
+from topoalign.tools.machine_formats.nvidia_smi import read_pasted_matrix
 
 GPUS = tuple(DeviceID(f"GPU-{i}") for i in range(8))
 OFF, HALF = "it has no NVLink, its peers have 18", "9 of 18 NVLinks are up"

@@ -10,7 +10,7 @@ from diagnosis_support import RULES, TIME, cluster, machines, node_with
 from feasibility_support import some_pod
 
 from topoalign.core.admission.prediction import predict, prediction_basis
-from topoalign.core.admission.shortages import asking_for
+from topoalign.core.admission.resolvability import asking_for
 from topoalign.core.diagnosis.cluster_answer import ClusterAnswer
 from topoalign.core.diagnosis.diagnosis import diagnose
 from topoalign.core.diagnosis.node_decisions import Nodes

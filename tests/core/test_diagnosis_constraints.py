@@ -148,6 +148,6 @@ def test_a_node_that_never_fits_is_described_as_if_it_were_empty() -> None:
 
     assert found.reason is not None and Resolvability.NEVER == found.reason.resolvability
     assert "policy single-numa-node refuses container 'main'" in found.reason.finding
-    assert found.reason.finding.endswith("each of NUMA nodes 0-1 has 2 nvidia.com/gpu free, 3 are needed")
+    assert found.reason.finding.endswith("; needed, and free on NUMA nodes 0-1: 3 nvidia.com/gpu (2, 2)")
     assert "the pod never fits on this node: ask for 2 instead of 3 nvidia.com/gpu" in found.reason.remedy
     assert NodeName("n") == found.reason.examples[0]

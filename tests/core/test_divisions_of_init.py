@@ -34,12 +34,12 @@ def of_first(state: NodeState) -> GpuPartitioning:
     return partitioning_by_gpu(state)[DGX.gpus[0].id]
 
 
-def test_an_init_container_has_alone_what_its_slot_was_larger_by() -> None:
-    """60 cores and then 30, 10 GiB and then 20: 30 cores and no memory are left of the first, and no slot."""
+def test_a_slot_of_two_containers_counts_for_the_newest_at_its_largest() -> None:
+    """60 cores and then 30, 10 GiB and then 20."""
     state = given(node(in_slots(DGX)), "prepare", 3, 60, 10240)
     found = of_first(given(state, "main", 3, 30, 20480, "app"))
 
-    assert [Parts(cores=30), Parts(slots=1, cores=30, memory=20 * GIB)] == [each.alone for each in found.held]
+    assert [Parts(), Parts(slots=1, cores=60, memory=20 * GIB)] == [each.alone for each in found.held]
     assert [True, False] == [each.is_left for each in found.held]
     assert Parts(slots=9, cores=40, memory=20 * GIB) == found.left
 
@@ -50,17 +50,6 @@ def test_a_slot_that_a_container_has_by_two_records_is_one() -> None:
 
     assert Parts(slots=1, cores=60, memory=10 * GIB) == found.parts == found.alone
     assert not found.is_left
-
-
-def test_who_has_a_slot_that_no_later_container_has_is_not_taken_over() -> None:
-    """`prepare` has slots 3 and 4, `check` both again, and `main` only slot 3."""
-    state = node(in_slots(DGX))
-    for container, number in (("prepare", 3), ("prepare", 4), ("check", 3), ("check", 4), ("main", 3)):
-        state = given(state, container, number, 10, 1024)
-
-    found = {str(each.owner and each.owner.container): each.taken_over for each in of_first(state).held}
-
-    assert {"prepare": True, "check": False, "main": False} == found
 
 
 @pytest.mark.parametrize("seed", range(20))

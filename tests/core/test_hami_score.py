@@ -9,12 +9,10 @@ from hami_slot_support import SIZES, Used, as_hami, hardware, state_of, usage
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from slot_support import MIB, asks, holding, in_slots
-from unit_support import BEST, DGX, KUBELET, refused
+from unit_support import DGX, KUBELET
 
-from topoalign.core.admission.admit import admit
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.demand.share_annotations import NODE_POLICY
-from topoalign.core.model.decisions import Admission
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.scoring.scorers import by_place, hami_node_score, hami_order, node_policy, policy_of
 
@@ -80,16 +78,6 @@ def test_to_pods_without_gpus_all_nodes_are_equal() -> None:
 
     assert (None, "spread") == (policy_of(hardware(), plain), policy_of(hardware(), share))
     assert [10, 10] == by_place([hami_order(None, each) for each in (1.0, 2.0)])
-
-
-def test_a_policy_for_nodes_refuses_only_where_hami_chooses() -> None:
-    state, share = node(hardware()), pod(asks(memory=1))
-
-    for policy in ("spread", "binpack"):
-        assert isinstance(admit(state, saying(policy, share), as_hami(BEST)), Admission)
-        assert isinstance(admit(state, saying(policy, share), KUBELET), Admission)
-    other = refused(state, saying("fullest", share), as_hami(KUBELET))
-    assert ("InvalidShare", True) == (other.code, "'fullest' is no policy" in other.finding)
 
 
 @pytest.mark.parametrize(

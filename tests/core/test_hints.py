@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from topoalign.core.hints.cpu import cpu_hints
 from topoalign.core.hints.device_hints import device_hints
-from topoalign.core.hints.hint_rules import hints_of_rule
 from topoalign.core.hints.memory_hints import MemoryNode, memory_hints
 from topoalign.core.hints.providers import PROVIDERS, answer_hint_request, request_of_question, to_hint_question
 from topoalign.core.model.errors import InvalidField
@@ -31,7 +30,7 @@ from topoalign.core.model.ids import (
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.bitmask import node_mask
 from topoalign.core.model.topology.device_sets import OfferedDevices
-from topoalign.core.numa_sets.subsets import TooManyNumaNodes, subsets
+from topoalign.core.numa_sets.subsets import TooManyNumaNodes, hints_of_rule, subsets
 from topoalign.core.state.fold import NodeState
 
 PAGES = ResourceName("hugepages-2Mi")

@@ -8,7 +8,6 @@ from topoalign.core.model.allocations import ResourceGrant
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.holdings import (
     WHOLE,
-    Amount,
     FunctionHolding,
     Holding,
     HoldingSet,
@@ -33,8 +32,6 @@ IDS = [
     (DeviceID("MIG-z"), Holding(DeviceID("MIG-z"))),
 ]
 """What is handed out, and the holding that it stands for; of MIG-z no card is known."""
-
-AMOUNT = Holding(G, Amount(cores=20, memory=4 << 30))
 
 
 @pytest.mark.parametrize(("device", "expected"), IDS)
@@ -62,12 +59,9 @@ def test_no_two_ids_stand_for_the_same(text: str) -> None:
         (Holding(G, TimeSlice("3")), Holding(G, TimeSlice("3")), True),
         (Holding(G, TimeSlice("3")), Holding(DeviceID("GPU-other"), TimeSlice("3")), False),
         (Holding(N), Holding(N, FunctionHolding(VF)), True),
-        (Holding(G), AMOUNT, True),
-        (AMOUNT, AMOUNT, False),
     ],
 )
 def test_holdings_overlap_that_are_the_same_or_whole_and_part(one: Holding, other: Holding, expected: bool) -> None:
-    """Amounts do not exclude one another: whether two fit is a question of their sum."""
     assert (expected, expected) == (HoldingSet([one]).overlaps(other), HoldingSet([other]).overlaps(one))
 
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.joint import explain_rejected_set
 from topoalign.core.admission.pipeline import BY_RESERVATION
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.deviceshare.candidates import JointRequest
@@ -182,35 +181,16 @@ def test_where_the_scope_leaves_a_choice_the_device_policy_makes_it() -> None:
     assert first == gpus(PER_POD, Placement.TOPOLOGY)
 
 
-def test_explain_names_the_sets_and_why_they_were_not_given() -> None:
-    decision = admit(node(catalogue.machine("hgx-h100")), joint(container(gpus=2, nics=1)), RESTRICTED, explain=True)
+def test_explain_names_how_the_devices_were_chosen() -> None:
+    asked = joint(container(gpus=2, nics=1))
+    state = node(catalogue.machine("hgx-h100"))
 
-    sets = decision.explanation.considered
-    assert [GPU, NIC] == [each.resource for each in sets if each.chosen]
-    reasons = {each.why for each in sets if not each.chosen}
-    assert {"near 1 of the GPUs, not 2", "as near; its NICs, indexes or the device policy decided"} <= reasons
-    assert "as Koordinator chooses" in {
-        each.why
-        for each in admit(
-            node(catalogue.machine("hgx-h100")), joint(container(gpus=2, nics=1)), compat(RESTRICTED), explain=True
-        ).explanation.considered
-    }
-
-
-def test_a_device_of_unknown_place_is_not_said_to_be_off_the_alignment() -> None:
-    """GPU 1 is on another NUMA node than the alignment, of GPU 2 nothing is known."""
-    topology: Topology = catalogue.machine("hgx-h100")
-    gpus = tuple(
-        msgspec.structs.replace(gpu, numa_affinity={1: (1,), 2: ()}.get(gpu.index, gpu.numa_affinity), bridge=None)
-        for gpu in topology.gpus
+    own, koordinators = (
+        admit(state, asked, rules, explain=True).explanation.considered for rules in (RESTRICTED, compat(RESTRICTED))
     )
-    bare = msgspec.structs.replace(topology, gpus=gpus, bridges=(), links=())
-
-    def why(gpu: str) -> str:
-        return explain_rejected_set(bare, GPU, [DeviceID(gpu)], [DeviceID("GPU-0")], (), node_mask([0]))
-
-    assert "not all on the NUMA nodes it is aligned to" == why("GPU-1")
-    assert "not all on the NUMA nodes it is aligned to" != why("GPU-2")
+    assert [GPU, NIC] == [each.resource for each in own if each.chosen]
+    assert all(each.why.endswith("as the annotations ask") for each in own)
+    assert {"as Koordinator chooses"} == {each.why for each in koordinators}
 
 
 @pytest.mark.parametrize("key", [JOINT_ANNOTATION, HINT_ANNOTATION, PARTITION_ANNOTATION])

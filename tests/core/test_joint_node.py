@@ -31,8 +31,9 @@ from topoalign.core.model.topology.model import NicPort, Topology, VirtualFuncti
 from topoalign.core.model.topology.queries import pcie_class
 from topoalign.core.state.fold import NodeState
 from topoalign.machines import catalogue
-from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
+from topoalign.machines.nvidia_smi_print import print_matrix
 from topoalign.tools.conformance.koordinator_numa_hints import NumaHint, numa_hints
+from topoalign.tools.machine_formats.nvidia_smi import read_pasted_matrix
 
 SAME_PCIE = {JOINT_ANNOTATION: json.dumps({"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"})}
 TOGETHER = {JOINT_ANNOTATION: json.dumps({"deviceTypes": ["gpu", "rdma"]})}

@@ -225,13 +225,8 @@ def followed(
 ) -> tuple[DeviceID, ...]:
     """What the kubelet takes if its plugin prefers these."""
     (demand,) = read_pod(msgspec.structs.replace(asked, annotations={}), rules).containers
-    steps = choose_for_container(state, demand, resource, None if affinity is None else node_mask(affinity))
-    try:
-        next(steps)
-        steps.send(tuple(preferred))
-    except StopIteration as done:
-        return tuple(done.value)
-    raise AssertionError("the kubelet asks once")
+    choice = choose_for_container(state, demand, resource, None if affinity is None else node_mask(affinity))
+    return choice.complete(preferred)
 
 
 def naive(

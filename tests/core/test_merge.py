@@ -9,9 +9,7 @@ from merge_reference import cross_product, narrowest_room
 from topoalign.core.model.hints import HintRule, ProviderHints, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.bitmask import masks_by_size, node_mask
-from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.policy.merge.kubelet_merge import ANY, NO_AFFINITY, merge, offers_of_providers
-from topoalign.core.policy.merge.many_nodes import merge_many_nodes
 from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
 
 SPARSE = (0, 3, 8, 70)
@@ -32,10 +30,7 @@ def lists_of_hints(draw: st.DrawFn) -> tuple[tuple[int, ...], list[list[Topology
 def test_merge_finds_what_the_cross_product_finds(
     given_lists: tuple[tuple[int, ...], list[list[TopologyHint]]], data: st.DataObject
 ) -> None:
-    """
-    Neither counting over supersets nor, for wide machines, putting masks together changes anything, with sparse ids and
-    with masks beyond the machine.
-    """
+    """Counting over supersets changes nothing, with sparse ids and with masks beyond the machine."""
     nodes, lists = given_lists
     numbers = st.integers(10, 14)
     distances = {a: {b: data.draw(numbers) for b in nodes} for a in nodes} if data.draw(st.booleans()) else None
@@ -43,7 +38,6 @@ def test_merge_finds_what_the_cross_product_finds(
     expected = cross_product(lists, node_mask(nodes), distances)
 
     assert expected == merge(lists, node_mask(nodes), distances)
-    assert expected == merge_many_nodes(lists, node_mask(nodes), distances, NumaSearchBudget())
 
 
 @settings(max_examples=400, deadline=None)
@@ -98,17 +92,3 @@ def test_a_wide_machine_costs_nothing_where_hints_are_narrow() -> None:
     assert TopologyHint(machine, False) == merge([[NO_AFFINITY], [ANY]], machine)
     assert TopologyHint(0b01, False) == merge([cpus, [NO_AFFINITY]], machine)
     assert TopologyHint(0b10, True) == merge([cpus, [TopologyHint(0b10, True)]], machine)
-
-
-def test_lists_with_wide_common_hints_are_merged_without_listing_them() -> None:
-    """
-    Lists that have many sets in common are merged without listing those sets. 34 nodes have 2^34 subsets; the lists
-    come to three masks.
-    """
-    machine, work = node_mask(range(34)), NumaSearchBudget(100)
-    halves = [TopologyHint(machine >> 17, True), TopologyHint(machine ^ machine >> 17, True)]
-
-    assert TopologyHint(machine, False) == merge([[TopologyHint(machine, False)], [NO_AFFINITY]], machine, work=work)
-    assert TopologyHint(machine >> 17, True) == merge([halves, [ANY]], machine, work=work)
-    assert TopologyHint(machine >> 17, False) == merge([halves, [TopologyHint(machine, True)]], machine, work=work)
-    assert not work.ended

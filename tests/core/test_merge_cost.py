@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.hints.hint_rules import hints_of_rule
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.hints import HintRule, Hints, ResourceNeed, TopologyHint
 from topoalign.core.model.ids import CPU, GPU, ContainerName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy, Scope
+from topoalign.core.numa_sets.subsets import hints_of_rule
 from topoalign.core.policy.merge.merge_time import MANY, duration, length, longest, slow_merge, warn_of_combinations
 
 PAGES = ResourceName("hugepages-2Mi")

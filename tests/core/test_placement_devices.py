@@ -1,12 +1,15 @@
 """Which devices are handed out, and when the device plugin has a say."""
 
+from collections import Counter
+from itertools import combinations
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_sets import OfferedDevices
-from topoalign.core.placement.device_choice import DeviceChoice, choose_devices, split_by_affinity
+from topoalign.core.placement.device_choice import DeviceChoice, choose_devices, likely_takeover, split_by_affinity
 from topoalign.core.placement.gpus.bandwidth import SetScorer
 from topoalign.core.placement.gpus.device_policy import GpuChoice, Simple
 
@@ -23,14 +26,8 @@ def run(
     reusable: tuple[DeviceID, ...] = (),
 ) -> tuple[DeviceChoice | None, tuple[DeviceID, ...]]:
     """What the plugin was asked, and what came out."""
-    choosing = choose_devices(GPU, DEVICES, [*DEVICES], allocated, reusable, required, affinity)
-    asked = None
-    try:
-        asked = next(choosing)
-        choosing.send(answer)
-    except StopIteration as done:
-        return asked, done.value
-    raise AssertionError("asked twice")
+    choice = choose_devices(GPU, DEVICES, [*DEVICES], allocated, reusable, required, affinity)
+    return choice._replace(fallback=()) if choice.is_open else None, choice.complete(answer)
 
 
 def test_the_plugin_is_asked_only_where_there_is_a_choice() -> None:
@@ -63,6 +60,19 @@ def test_what_init_containers_left_comes_first_whatever_its_node() -> None:
 
 
 @settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=7), st.data())
+def test_the_most_likely_of_all_random_takeovers_is_assumed(nodes: list[int], data: st.DataObject) -> None:
+    """All sets of devices are equally likely, so the distribution over NUMA nodes that most of them have is."""
+    amount = data.draw(st.integers(1, len(nodes) - 1))
+    devices = OfferedDevices({DeviceID(f"d{place}"): (node,) for place, node in enumerate(nodes)})
+    ways = Counter(tuple(sorted(some)) for some in combinations(nodes, amount))
+
+    likely = likely_takeover(devices, [*devices], amount)
+
+    assert max(ways.values()) == ways[tuple(sorted(nodes[devices.places[device]] for device in likely))]
+
+
+@settings(max_examples=100, deadline=None)
 @given(st.sets(st.sampled_from([*DEVICES])), st.sampled_from([None, 0b01, 0b10, 0b11]))
 def test_sides_split_what_is_available(available: set[DeviceID], affinity: int | None) -> None:
     split = split_by_affinity(DEVICES, available, affinity)
@@ -89,8 +99,7 @@ def test_thousands_of_devices_are_not_compared_with_one_another() -> None:
     devices = OfferedDevices({name: (i % 2,) for i, name in enumerate(names)})
     Compared.times = 0
 
-    choosing = choose_devices(GPU, devices, names, names[:50], names[:20], 240, 0b01)
-    asked = next(choosing)
+    asked = choose_devices(GPU, devices, names, names[:50], names[:20], 240, 0b01)
 
     assert (370, 195) == (len(asked.available), len(asked.must_include))
     assert Compared.times < len(names)

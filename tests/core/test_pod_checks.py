@@ -18,7 +18,7 @@ from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest
 from topoalign.core.model.topology.device_offers import Slots
-from topoalign.core.sharing.pod_checks import check_pod
+from topoalign.core.sharing.pod_checks import Offers, check_pod
 
 SAID = (
     (JOINT_ANNOTATION, '{"deviceTypes": ["gpu", "rdma"]}'),
@@ -74,4 +74,4 @@ def test_amounts_are_judged_by_the_slots_that_are_asked_for(model: str, most: in
     asked = pod(container(others={ResourceName(f"nvidia.com/gpu-{model}"): 1, Slots().memory: 16 << 30}))
 
     with pytest.raises(InvalidShare, match=rf"limits\[nvidia.com/gpumem\]: {16 << 30} is above {most}"):
-        check_pod(asked, (), offered)
+        check_pod(asked, Offers(slots=offered))

@@ -123,14 +123,9 @@ def test_what_is_handed_out_is_left_over_then_aligned_then_preferred(
     reused = [each for each in devices if each in left][:required]
     needed = required - len(reused)
 
-    choosing = choose_devices(OTHER, devices, healthy, allocated, left, required, affinity)
-    asked = None
     try:
-        asked = next(choosing)
-        choosing.send(answer)
-        raise AssertionError("asked twice")
-    except StopIteration as done:
-        given_out = done.value
+        asked = choose_devices(OTHER, devices, healthy, allocated, left, required, affinity)
+        given_out = asked.complete(answer)
     except (NoHealthyDevice, NotEnoughDevices) as error:
         assert isinstance(error, NoHealthyDevice) == (not healthy)
         assert not healthy or 0 < needed > len(free)
@@ -140,8 +135,8 @@ def test_what_is_handed_out_is_left_over_then_aligned_then_preferred(
     assert required == len(given_out)
     assert {*reused} <= {*given_out} <= {*reused, *free}
     assert max(0, min(needed, len(aligned))) == len(aligned & {*given_out} - {*reused})
-    assert (needed > 0 and needed != len(aligned)) == (asked is not None)
-    if asked is not None:
+    assert (needed > 0 and needed != len(aligned)) == asked.is_open
+    if asked.is_open:
         must = {*reused} | (aligned if needed > len(aligned) else set())
         choice = aligned if needed < len(aligned) else {*free} - aligned
         assert (must, must | choice, required) == ({*asked.must_include}, {*asked.available}, asked.size)

@@ -13,7 +13,8 @@ from topoalign.core.model.topology.model import Fabric, Gpu, Topology
 from topoalign.core.placement.gpus.bandwidth import Links, Seam, gpu_links, minimum_cut, weakest_seam
 from topoalign.core.placement.preference import seam_of, set_scorer
 from topoalign.machines import load_machine
-from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
+from topoalign.machines.nvidia_smi_print import print_matrix
+from topoalign.tools.machine_formats.nvidia_smi import read_pasted_matrix
 
 PATHS = (10, 20, 30, 40, 50, 60)
 

@@ -136,14 +136,11 @@ def test_more_gpus_than_there_are_is_refused(rules: AdmissionRules) -> None:
     assert "NotEnoughShareGpus" == refused(node(in_slots(DGX)), pod(asks(9)), rules).code
 
 
-def test_annotations_about_slots_need_an_amount() -> None:
-    """Without one the pod may go to nodes that offer whole GPUs under the same name, and look at no such annotations."""
+def test_annotations_choose_the_gpus_of_slots_without_an_amount_too() -> None:
+    """A node that offers whole GPUs under the same name does not read them."""
     asked = msgspec.structs.replace(pod(asks()), annotations={"nvidia.com/use-gputype": "H100"})
 
-    refusal = refused(node(in_slots(DGX)), asked, KUBELET)
-
-    assert "InvalidShare" == refusal.code
-    assert refusal.finding.startswith("metadata.annotations[nvidia.com/use-gputype]: ")
+    assert "NoGpuAccepted" == refused(node(in_slots(DGX)), asked, KUBELET).code
     assert isinstance(admit(node(DGX), asked, KUBELET), Admission)
 
 

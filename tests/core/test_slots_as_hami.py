@@ -266,8 +266,6 @@ def test_instances_for_one_container_are_of_different_gpus(rules: AdmissionRules
     [
         ({POLICY: "numa,fastest"}, "'fastest' is no policy"),
         ({POLICY: "binpack,"}, "no policy"),
-        ({POLICY: "numa", WEIGHTS: "slot=1,core=1,memory=3"}, "has an effect with"),
-        ({POLICY: "mutex", WEIGHTS: "slot=1,core=1,memory=3"}, "has an effect with"),
     ],
 )
 def test_words_that_hami_would_pass_over_are_refused(says: dict[str, str], found: str) -> None:

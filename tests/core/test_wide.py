@@ -14,7 +14,7 @@ from merge_reference import cross_product, knapsack, narrowest_room
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.alignment import align
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.hints.hint_rules import Supply, hints_of_rule, narrowest_hint
+from topoalign.core.hints.hint_rules import Supply, narrowest_hint
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.hints import HintAnswer, HintRule, ResourceNeed, TopologyHint
@@ -22,10 +22,9 @@ from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.model.topology.bitmask import Mask, masks_by_size, node_mask, nodes_of
 from topoalign.core.numa_sets.search import MOST_STEPS, Choosing, NumaSearchBudget
+from topoalign.core.numa_sets.subsets import TooManyNumaNodes, hints_of_rule
 from topoalign.core.policy.merge.closest_numa import Distances
-from topoalign.core.policy.merge.hint_combinations import Offer
-from topoalign.core.policy.merge.kubelet_merge import ANY, NO_AFFINITY, merge
-from topoalign.core.policy.merge.many_nodes import merge_many_nodes
+from topoalign.core.policy.merge.kubelet_merge import ANY, NO_AFFINITY, Offer, merge
 from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
 from topoalign.core.policy.single_numa_node import single
 
@@ -99,14 +98,13 @@ def test_a_rule_stands_for_the_sets_of_nodes_that_meet_all_needs(rule: HintRule)
 @settings(max_examples=400, deadline=None)
 @given(situations(beyond=1 << 9))
 def test_rules_merge_to_what_their_lists_merge_to(of: tuple[list[Offer], Mask, Distances | None]) -> None:
-    """The same hint by search, by counting over supersets and by walking through every combination."""
+    """The same hint by counting over supersets and by walking through every combination."""
     offers, whole, distances = of
 
     expected = cross_product(in_full(offers), whole, distances)
 
     assert expected == merge(offers, whole, distances)
     assert expected == merge(in_full(offers), whole, distances)
-    assert expected == merge_many_nodes(in_full(offers), whole, distances, NumaSearchBudget())
 
 
 @settings(max_examples=400, deadline=None)
@@ -161,23 +159,21 @@ def even(of_64: int) -> HintRule:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_on_64_even_nodes_the_merge_is_as_wide_as_the_greediest_and_lowest(seed: int) -> None:
-    """
-    Eight resources drop nodes of their own choice, so any nodes are common to them as long as those dropped are no more
-    than all can spare. The narrowest set with room for all is that of the greediest.
-    """
+    """The narrowest set with room for all is that of the greediest. Mode `kubelet` merges what all resources prefer."""
     chance = random.Random(seed)
     needed = [chance.randint(*chance.choice([(1, 8), (30, 64), (62, 64)])) for _ in range(8)]
     work = NumaSearchBudget()
+    widest = max(needed)
 
-    merged = merge([even(each) for each in needed], WIDE, None, work)
-
-    if len({*needed}) == 1:
-        assert TopologyHint(node_mask(range(needed[0])), True) == merged
-    else:
-        common = max(max(needed), 64 - sum(64 - each for each in needed))
-        assert TopologyHint(node_mask(range(common)), False) == merged
-    assert TopologyHint(node_mask(range(max(needed))), True) == narrowest_fit([even(each) for each in needed], WIDE)
+    assert TopologyHint(node_mask(range(widest)), True) == narrowest_fit([even(each) for each in needed], WIDE)
+    assert TopologyHint(node_mask(range(widest)), True) == merge([even(widest)] * 8, WIDE, None, work)
     assert not work.ended
+
+
+def test_hints_of_many_nodes_that_do_not_agree_are_refused() -> None:
+    """Mode `kubelet`: what the hints have in common is found up to 12 NUMA nodes; the kubelet itself would take hours."""
+    with pytest.raises(TooManyNumaNodes, match="64 NUMA nodes take part"):
+        merge([even(1), even(2)], WIDE)
 
 
 def uneven(seed: int, share: float) -> list[HintRule]:
@@ -196,16 +192,11 @@ def uneven(seed: int, share: float) -> list[HintRule]:
 def test_eight_uneven_resources_on_64_nodes_are_merged_within_the_limit(seed: int, share: float) -> None:
     offers, work = uneven(seed, share), NumaSearchBudget()
 
-    merged = merge(offers, WIDE, None, work)
     best = narrowest_fit(offers, WIDE, None, work)
 
     assert not work.ended
     widest = max(rule.least for rule in offers)
-    assert merged.affinity is not None and best.affinity is not None
-    assert widest == merged.affinity.bit_count()
-    assert merged.preferred == all(
-        TopologyHint(merged.affinity, True) in hints_of(rule, merged.affinity) for rule in offers
-    )
+    assert best.affinity is not None
     assert best.preferred == (best.affinity.bit_count() == widest)
     assert all(hints_of(rule, best.affinity) for rule in offers)
 
@@ -269,34 +260,6 @@ def test_many_numa_nodes_are_ordinary(nodes: int) -> None:
     got = admitted(admit(state, asked, AdmissionRules(policy=Policy.RESTRICTED)))["main"]
 
     assert (*range(nodes // 2 - 1), last) == got.affinity
-
-
-@st.composite
-def overlapping(draw: st.DrawFn) -> list[HintRule]:
-    """Rules of which nearly all supply is near several of three or four nodes."""
-    nodes = draw(st.integers(3, 4))
-    masks = st.integers(1, (1 << nodes) - 1)
-    made = []
-    for _ in range(draw(st.integers(1, 3))):
-        supply = draw(st.dictionaries(masks, st.integers(1, 2), min_size=1, max_size=4))
-        wanted = Supply(node_mask(range(nodes)), (ResourceNeed(draw(st.integers(1, sum(supply.values()))), supply),))
-        made.append(HintRule(nodes=wanted.nodes, needs=wanted.needs, least=wanted.least_size() or 1))
-    return made
-
-
-@settings(max_examples=300, deadline=None)
-@given(overlapping())
-@example(
-    [
-        HintRule(nodes=0b111, needs=(ResourceNeed(2, {0b110: 1, 0b101: 1}),), least=1),
-        HintRule(nodes=0b111, needs=(ResourceNeed(1, {0b010: 1}),), least=1),
-    ]
-)
-def test_what_is_near_several_nodes_is_lost_with_the_last_of_them(offers: list[HintRule]) -> None:
-    """Dropping the first of two nodes costs nothing, but then the second is not free any more."""
-    machine_mask = offers[0].nodes
-
-    assert merge(in_full(offers), machine_mask) == merge(offers, machine_mask)
 
 
 def test_a_search_ends_with_the_step_that_is_one_too_many() -> None:

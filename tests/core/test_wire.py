@@ -41,7 +41,7 @@ from topoalign.core.model.events import (
 )
 from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules, ListedDevices
-from topoalign.core.model.requests import SnapshotRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Message
@@ -487,9 +487,9 @@ def test_an_answer_or_a_question_that_is_none_is_undecodable(body: bytes) -> Non
     with pytest.raises(TopoalignError):
         wire.decode_answer(b"\xff" + body, int)
     with pytest.raises(Undecodable):
-        wire.decode_request(b"\xff" + body, SnapshotRequest)
+        wire.decode_request(b"\xff" + body, NodeRequest)
 
 
 def test_a_question_with_a_field_that_does_not_exist_names_it() -> None:
     with pytest.raises(Undecodable, match="colour"):
-        wire.decode_request(b'{"node":"n","colour":"red"}', SnapshotRequest)
+        wire.decode_request(b'{"node":"n","colour":"red"}', NodeRequest)

@@ -22,7 +22,7 @@ from topoalign.core.model.errors import (
 )
 from topoalign.core.model.events import Allocation, AllocationGranted, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import AllocationID, NodeName
-from topoalign.core.model.requests import SnapshotRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.model.topology.model import NumaNode, Topology
 from topoalign.core.ports import Message, Stream
 
@@ -71,9 +71,9 @@ def test_questions_have_the_subjects_of_the_contract() -> None:
     assert f"topoalign.v1.admission.{node}.what-if" == wire.admission_subject(NODE, "what-if")
     assert f"topoalign.v1.allocator.{node}.alive" == wire.admission_subject(NODE, "alive")
     assert f"topoalign.v1.devices.{node}.cordon" == wire.devices_subject(NODE, "cordon")
-    assert f"topoalign.v1.discovery.{node}.announce" == wire.announce_subject(NODE)
-    assert f"topoalign.v1.discovery.{node}.alive" == wire.alive_subject(NODE)
-    assert f"topoalign.v1.discovery.{node}.published" == wire.published_subject(NODE)
+    assert f"topoalign.v1.discovery.{node}.announce" == wire.discovery_subject(NODE, "announce")
+    assert f"topoalign.v1.discovery.{node}.alive" == wire.discovery_subject(NODE, "alive")
+    assert f"topoalign.v1.discovery.{node}.published" == wire.discovery_subject(NODE, "published")
     assert f"topoalign.v1.allocation.{node}.*" == wire.allocation_subjects(NODE)
     assert "topoalign.v1.allocation.>" == wire.allocation_subjects()
 
@@ -138,11 +138,11 @@ def test_a_body_has_a_million_bytes_at_most() -> None:
 
     assert 1_000_000 == len(padded) == len(question)
     assert wire.decode_event(GRANTED) == wire.decode_event(msgspec.structs.replace(GRANTED, body=padded))
-    assert "n" == wire.decode_request(question, SnapshotRequest).node
+    assert "n" == wire.decode_request(question, NodeRequest).node
     with pytest.raises(Undecodable, match="1000001 bytes, more than 1000000"):
         wire.decode_event(msgspec.structs.replace(GRANTED, body=padded + b" "))
     with pytest.raises(Undecodable, match=r"the request.*1000001 bytes, more than 1000000"):
-        wire.decode_request(question + b" ", SnapshotRequest)
+        wire.decode_request(question + b" ", NodeRequest)
 
 
 def test_a_topology_that_would_take_gigabytes_is_undecodable() -> None:

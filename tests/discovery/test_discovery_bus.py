@@ -12,7 +12,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, DriverFault, Unavailable
 from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
-from topoalign.core.model.requests import AliveRequest, AnnounceRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.ports import Message, Stream
 from topoalign.discovery.announcer import POLL_SECONDS
 from topoalign.discovery.device_record import RecordFile
@@ -88,7 +88,7 @@ async def test_whoever_asks_has_everything_said_anew_under_new_revisions(world: 
     """A revision that the stream has seen would be taken for a repetition and not be stored."""
     async with world.running():
         answer = await world.bus.ask(
-            wire.announce_subject(NODE), msgspec.json.encode(AnnounceRequest(node=NODE)), within=1.0
+            wire.discovery_subject(NODE, "announce"), msgspec.json.encode(NodeRequest(node=NODE)), within=1.0
         )
         await world.clock.advance(0)
 
@@ -104,7 +104,9 @@ async def test_a_question_for_liveness_is_answered_and_publishes_nothing(world: 
     """Whoever asks whether it lives is told what is newest and nothing is said."""
     async with world.running():
         await world.becomes(inventory(0, 1, sick="XID 79"))
-        answer = await world.bus.ask(wire.alive_subject(NODE), msgspec.json.encode(AliveRequest(node=NODE)), within=1.0)
+        answer = await world.bus.ask(
+            wire.discovery_subject(NODE, "alive"), msgspec.json.encode(NodeRequest(node=NODE)), within=1.0
+        )
         await world.clock.advance(0)
 
         epoch = (await world.topology()).epoch
@@ -117,8 +119,8 @@ async def test_a_question_before_the_first_reading_is_refused(world: World) -> N
     world.hardware.now = DriverFault("NVML hangs", "restart it")
     async with world.running():
         for node, kind in ((NODE, Unavailable), (NodeName("other"), BadRequest)):
-            body = msgspec.json.encode(AnnounceRequest(node=node))
-            for subject in (wire.announce_subject(NODE), wire.alive_subject(NODE)):
+            body = msgspec.json.encode(NodeRequest(node=node))
+            for subject in (wire.discovery_subject(NODE, "announce"), wire.discovery_subject(NODE, "alive")):
                 answer = await world.bus.ask(subject, body, within=1.0)
                 with pytest.raises(kind):
                     wire.decode_answer(answer, dict[str, tuple[int, int]])

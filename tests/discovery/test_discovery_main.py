@@ -14,6 +14,7 @@ from topoalign.core.ports import HardwareEvent, Occurrence, Stream
 from topoalign.discovery.drivers.auto import DescribedDriver, SysfsDriver
 from topoalign.discovery.main import driver_for, follow_configuration, serve
 from topoalign.discovery.settings import DiscoverySettings
+from topoalign.machines.sysfs_files import Tree
 from topoalign.machines.sysfs_machine import read_sysfs
 from topoalign.plugin_config.file_watch import ConfigurationFile
 from topoalign.runtime.clock import SystemClock
@@ -157,7 +158,7 @@ async def test_files_tell_of_a_gpu_only_what_its_driver_has_named(tmp_path: Path
     assert {HealthState.UNKNOWN} == {found.health[gpu.id].state for gpu in found.topology.gpus}
     assert 6 == len(found.findings)
     assert "GPU 1 at 0000:17:00.0 has no uuid" in found.findings[0]
-    assert 8 == len(read_sysfs(root).gpus), "whoever looks at the machine sees them all"
+    assert 8 == len(read_sysfs(Tree(root)).gpus), "whoever looks at the machine sees them all"
 
 
 async def test_a_nic_without_an_active_port_is_unhealthy(tmp_path: Path) -> None:

@@ -123,9 +123,9 @@ async def test_a_wrong_file_changes_nothing_and_is_noted_where_an_operator_looks
         world.context.reload.ask()
         event = await said(messages)
 
-    assert ["flags.migStrategy: unknown: 'both'"] == [line["finding"] for line in lines]
+    assert ["flags.migStrategy: Invalid enum value 'both'"] == [line["finding"] for line in lines]
     assert page.startswith("200") and "[!] configuration: " in page
-    assert "is not in use: flags.migStrategy: unknown: 'both'" in page
+    assert "is not in use: flags.migStrategy: Invalid enum value 'both'" in page
     assert 1 == refused
     assert {"nvidia.com/a100": ["GPU-0", "GPU-1"]} == handed_out(event)
     assert 0 == world.metric("topoalign_discovery_configuration_refused")

@@ -16,7 +16,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, DriverFault
 from topoalign.core.model.ids import ContainerName, DeviceID, NodeName
 from topoalign.core.model.processes import DeviceUse, GpuProcess, Measurement, ProcessIdentity
-from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.discovery.use_meter import FRESH_SECONDS, MOST_PROCESSES, UseMeter
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.manual_clock import ManualClock
@@ -39,7 +39,7 @@ class Metered:
         self.hardware.use = (DeviceUse(device=DeviceID(device), processes=tuple(map(process, pids))),)
 
     async def answer(self) -> Measurement:
-        return await self.meter.answer(UseRequest(node=NODE))
+        return await self.meter.answer(NodeRequest(node=NODE))
 
 
 def process(pid: int, memory: int | None = None) -> GpuProcess:
@@ -160,8 +160,8 @@ async def test_the_question_comes_over_the_bus(metered: Metered) -> None:
     bus = MemoryBus()
 
     async def ask(node: str) -> Measurement:
-        body = msgspec.json.encode(UseRequest(node=NodeName(node)))
-        return wire.decode_answer(await bus.ask(wire.use_subject(NODE), body, within=1.0), Measurement)
+        body = msgspec.json.encode(NodeRequest(node=NodeName(node)))
+        return wire.decode_answer(await bus.ask(wire.discovery_subject(NODE, "use"), body, within=1.0), Measurement)
 
     async with bus.serve("topoalign-discovery", [metered.meter.endpoint()]):
         assert [41] == [each.pid for each in (await ask(NODE)).devices[0].processes or ()]

@@ -24,7 +24,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
-from topoalign.core.model.requests import AliveRequest, WriterPosition
+from topoalign.core.model.requests import NodeRequest, WriterPosition
 from topoalign.core.ports import Bus, Endpoint
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.metrics import RegistryMetrics
@@ -96,13 +96,13 @@ class Site:
     async def running(self, bus: Bus) -> AsyncIterator[None]:
         await self.say_hardware(bus)
 
-        async def alive(request: AliveRequest) -> WriterPosition:
+        async def alive(request: NodeRequest) -> WriterPosition:
             state = self.ledger.state
             return WriterPosition(epoch=state.epoch, seq=state.seq, digest=state.digest)
 
         admissions = Admissions(self.ledger, bus, RULES, kubelet_owns_devices=True)
         subject = wire.admission_subject(NODE, "alive")
-        asked = Endpoint(name="alive", subject=subject, answer=answer_with(AliveRequest, alive))
+        asked = Endpoint(name="alive", subject=subject, answer=answer_with(NodeRequest, alive))
         endpoints = [*admissions.endpoints(), asked]
         async with bus.serve("topoalign-allocator", endpoints), anyio.create_task_group() as tasks:
             tasks.start_soon(Outbox(self.ledger, bus, CLOCK).run)

@@ -27,7 +27,7 @@ from topoalign.core.model.events import (
     UsageObserved,
 )
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
-from topoalign.core.model.requests import AnnounceRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Bus, Message, Stream
@@ -167,7 +167,7 @@ async def test_poison_on_every_subject_is_set_aside_once_and_services_go_on(
                     for service in concerned:
                         spoilt[service] += not poison.unknown
                         await letters.have(spoilt[service], service)  # of nodes, NATS keeps five messages of a subject
-        await bus.ask(wire.announce_subject(NODE), msgspec.json.encode(AnnounceRequest(node=NODE)), 5)
+        await bus.ask(wire.discovery_subject(NODE, "announce"), msgspec.json.encode(NodeRequest(node=NODE)), 5)
         decision = await allocate(bus, NODE, pod("after", gpus=2))
         async with httpx.AsyncClient(base_url=url) as http:
             while not (await http.get("/v1/allocations")).json()["items"]:

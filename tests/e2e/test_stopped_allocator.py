@@ -15,7 +15,7 @@ from topoalign.core import wire
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.ids import NodeName, PodName
-from topoalign.core.model.requests import AllocateRequest, ClockReading, ClockRequest, Deadline
+from topoalign.core.model.requests import AllocateRequest, ClockReading, Deadline, NodeRequest
 from topoalign.core.ports import Bus
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.nats_bus import connect_bus
@@ -28,7 +28,7 @@ WAIT_SECONDS = 0.3
 
 
 async def reading(bus: Bus) -> ClockReading:
-    body = await bus.ask(wire.admission_subject(NODE, "clock"), msgspec.json.encode(ClockRequest(node=NODE)), 10)
+    body = await bus.ask(wire.admission_subject(NODE, "clock"), msgspec.json.encode(NodeRequest(node=NODE)), 10)
     return wire.decode_answer(body, ClockReading)
 
 

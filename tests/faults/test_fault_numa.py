@@ -16,6 +16,7 @@ from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset, parse_cpuset
 from topoalign.core.model.topology.model import Topology
+from topoalign.machines.sysfs_files import Tree
 from topoalign.machines.sysfs_machine import read_sysfs
 
 
@@ -67,7 +68,7 @@ def tree(root: Path, machine: Machine) -> Topology:
             put(root, f"{folder}/{file}", text)
         link(root, f"sys/bus/pci/devices/{address}", folder)
         put(root, f"proc/driver/nvidia/gpus/{address}/information", f"GPU UUID: {uuid(index)}")
-    return read_sysfs(root)
+    return read_sysfs(Tree(root))
 
 
 def decide(

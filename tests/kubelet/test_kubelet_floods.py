@@ -24,7 +24,7 @@ from kubelet_support import MemoryAllocator, frame, node, serving, short_directo
 from topoalign.allocator.device_plugin.plugin_server import MOST_OTHERS, DevicePlugin
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, DeviceID
-from topoalign.kubelet.grpc import arriving, grpc_connection, unix_sockets
+from topoalign.kubelet.grpc import arriving, grpc_connection, transport, unix_sockets
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.arriving import LOOKS, SMALL_REQUEST
 from topoalign.kubelet.grpc.decoding import Decoding, field
@@ -352,7 +352,7 @@ async def test_a_stream_that_is_there_first_is_not_taken_for_the_kubelets() -> N
     with short_directory() as directory, closing(Channel(path=str(directory / "p.sock"))) as kubelet:
         server = GrpcServer(service, directory / "p.sock", "directory")
         await server.listen()
-        with closing(Channel(path=str(server.path))) as other, service.watches.registering(0):
+        with closing(Channel(path=str(server.path))) as other, service.watches.registering():
             early = v1beta1.DevicePluginStub(other).list_and_watch(v1beta1.Empty())
             await anext(early)
             taken = service.watch
@@ -365,23 +365,6 @@ async def test_a_stream_that_is_there_first_is_not_taken_for_the_kubelets() -> N
             assert (True, True) == (taken.open, service.watch.open)
             await service.watches.end()
             assert (False, False) == (taken.open, service.watch.open)
-        await server.stop(5)
-
-
-async def test_the_kubelet_is_known_by_its_process() -> None:
-    service = DevicePlugin(GPU, MemoryAllocator(two_nodes()))
-    with short_directory() as directory, closing(Channel(path=str(directory / "p.sock"))) as channel:
-        server = GrpcServer(service, directory / "p.sock", "directory")
-        await server.listen()
-        with service.watches.registering(os.getpid()):
-            await anext(v1beta1.DevicePluginStub(channel).list_and_watch(v1beta1.Empty()))
-        ours = service.watch.likeness
-        channel.close()
-        await service.watch.ended.wait()
-        with closing(Channel(path=str(server.path))) as again, service.watches.registering(os.getpid() + 1):
-            await anext(v1beta1.DevicePluginStub(again).list_and_watch(v1beta1.Empty()))
-
-        assert (True, False) == (ours[0], service.watch.likeness[0])
         await server.stop(5)
 
 
@@ -500,30 +483,25 @@ async def test_headers_that_unfold_to_megabytes_close_the_connection(content: by
         assert 1 == len((await kubelet.allocate(GPU_0)).container_responses)
 
 
-async def test_what_is_wrong_with_peers_is_logged_once_and_then_counted() -> None:
+def test_what_is_wrong_with_peers_is_logged_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     complaints = Complaints("p.sock")
+    now = 5.0
+    monkeypatch.setattr(transport, "monotonic", lambda: now)
     with structlog.testing.capture_logs() as logs:
         for _ in range(1_000):
             complaints.report("connection closed", "not gRPC", error="noise")
         complaints.report("connection refused", "peer runs as uid 7")
-        at_once = len(logs)
-        complaints.sum_up()
-        summed = logs[at_once:]
-        complaints.sum_up()
+        now += transport.AGAIN_SECONDS
         complaints.report("connection closed", "not gRPC", error="noise")
-        complaints.end()
 
-    assert 2 == at_once
-    assert [("not gRPC", 999)] == [(line["reason"], line["times"]) for line in summed]
-    assert 4 == len(logs)
+    assert ["not gRPC", "peer runs as uid 7", "not gRPC"] == [line["reason"] for line in logs]
 
 
-async def test_causes_without_end_are_not_logged_without_end() -> None:
+def test_causes_without_end_are_not_logged_without_end() -> None:
     complaints = Complaints("p.sock")
     with structlog.testing.capture_logs() as logs:
         for uid in range(1_000):
             complaints.report("connection refused", f"peer runs as uid {uid}")
-        complaints.end()
 
     assert len(logs) <= 64
 

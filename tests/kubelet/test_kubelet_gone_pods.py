@@ -263,27 +263,6 @@ def test_memory_of_gone_pods_goes_back_as_the_memory_manager_releases_it(seed: i
     assert entries.keys() - gone == (left.entries or {}).keys()
 
 
-def test_overlapping_memory_groups_are_released_by_chance_with_a_note(tmp_path: Path) -> None:
-    """Memory of overlapping groups is released in a random order, and a note says so."""
-    (tmp_path / "pods").mkdir()
-    tables = {}
-    for i, (reserved, assignments, cells) in enumerate([(8, 2, [0]), (7, 1, [0, 1])]):
-        total = 64 * GIB
-        kept = GIB if i == 0 else 0
-        table = {"total": total, "systemReserved": kept, "allocatable": total - kept}
-        table |= {"reserved": reserved, "free": total - kept - reserved}
-        tables[i] = {"numberOfAssignments": assignments, "memoryMap": {"memory": table}, "cells": cells}
-    entries = {
-        "uid-1": {"c": [{"numaAffinity": [0, 1], "type": "memory", "size": 10}]},
-        "uid-2": {"c": [{"numaAffinity": [0], "type": "memory", "size": 5}]},
-    }
-    (tmp_path / memory_checkpoint.NAME).write_bytes(memory_file("Static", tables, entries))
-
-    found = read(tmp_path)
-
-    assert any("in an order by chance" in note for note in found.findings)
-
-
 SHARED = [cpu_file("static", pool, {"u": {"c": "3"}}) for pool in ("0-15", "0-2,4-15")]
 """While the CPU manager gives CPU 3 away, and when it has."""
 

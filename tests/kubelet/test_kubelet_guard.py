@@ -3,18 +3,13 @@
 import anyio
 import pytest
 import structlog
-from grpclib.const import Status
-from grpclib.exceptions import GRPCError
-from kubelet_support import Node, node, short_directory, two_nodes
+from kubelet_support import Node, node, two_nodes
 
 from topoalign.allocator.device_plugin.front import Guard
 from topoalign.allocator.device_plugin.plugin import Plugin
 from topoalign.allocator.device_plugin.registration import FIRST_LOSS_SECONDS, FIRST_RETRY_SECONDS, POLL_SECONDS
 from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC
-from topoalign.kubelet.grpc.api import v1
-from topoalign.kubelet.grpc.kubelet_client import KeptChannel
-from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.manual_clock import ManualClock
 
@@ -100,38 +95,6 @@ async def test_a_node_with_only_unhealthy_devices_is_not_taken_for_forgotten() -
 
         assert it.front.reason() is None
         assert 1 == it.kubelet.plugins.registrations
-
-
-class OldKubelet(Servicer, v1.PodResourcesListerBase):
-    """One that has no such list."""
-
-    asked = 0
-
-    async def get_allocatable_resources(
-        self, message: v1.AllocatableResourcesRequest
-    ) -> v1.AllocatableResourcesResponse:
-        self.asked += 1
-        raise GRPCError(Status.UNIMPLEMENTED, "unknown method GetAllocatableResources")
-
-
-async def test_a_kubelet_that_does_not_serve_its_list_is_asked_once_in_its_life() -> None:
-    async with node(MACHINE, clock=ManualClock()) as it:
-        with short_directory() as directory:
-            path = directory / "kubelet.sock"
-            channel = KeptChannel(path, SystemClock())
-            guard = Guard(channel, SystemClock(), it.front.plugins.values)
-            old = OldKubelet()
-            for lives in (1, 2):
-                server = GrpcServer(old, path, "directory")
-                await server.listen()
-                for _ in range(3):
-                    await guard.poll()
-                await server.stop(1)
-                await guard.poll()
-
-                assert lives == old.asked
-            channel.close()
-        assert it.front.reason() is None
 
 
 async def heard(it: Node, plugin: Plugin, registrations: int) -> None:

@@ -60,14 +60,13 @@ COMPLETE = {
 }
 
 PARTS = {
-    "Talos": ({"machine": {"kubelet": {"extraConfig": FIELDS}}}, "machine.kubelet.extraConfig"),
-    "OpenShift": ({"kind": "KubeletConfig", "spec": {"kubeletConfig": FIELDS}}, "spec.kubeletConfig"),
-    "nodeadm": ({"kind": "NodeConfig", "spec": {"kubelet": {"config": FIELDS}}}, "spec.kubelet.config"),
-    "eksctl": (
-        {"kind": "ClusterConfig", "nodeGroups": [{"kubeletExtraConfig": FIELDS}]},
-        "nodeGroups[0].kubeletExtraConfig",
-    ),
-    "GKE": ({"kubeletConfig": FIELDS, "linuxConfig": {}}, "kubeletConfig"),
+    "Talos": {"machine": {"kubelet": {"extraConfig": FIELDS}}},
+    "OpenShift": {"kind": "KubeletConfig", "spec": {"kubeletConfig": FIELDS}},
+    "nodeadm": {"kind": "NodeConfig", "spec": {"kubelet": {"config": FIELDS}}},
+    "eksctl": {"kind": "ClusterConfig", "nodeGroups": [{"kubeletExtraConfig": FIELDS}]},
+    "GKE": {"kubeletConfig": FIELDS, "linuxConfig": {}},
+    "flags of k3s": {"kubelet-arg": ["--cpu-manager-policy=static"]},
+    "fields alone": FIELDS,
 }
 
 
@@ -87,12 +86,12 @@ def test_a_whole_configuration_in_a_wrapper_is_taken_and_its_field_named(wrapper
 
 
 @pytest.mark.parametrize("wrapper", PARTS)
-def test_a_part_that_is_merged_with_other_settings_is_taken_with_a_note(wrapper: str, tmp_path: Path) -> None:
-    document, field = PARTS[wrapper]
-    policy, note = policy_and_note(tmp_path, json.dumps(document))
+def test_a_part_of_a_configuration_is_refused_with_where_the_whole_is(wrapper: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidField) as caught:
+        policy_and_note(tmp_path, json.dumps(PARTS[wrapper]))
 
-    assert Policy.RESTRICTED == policy
-    assert note is not None and field in note and wrapper in note and "/configz" in note
+    assert "kind" == caught.value.field
+    assert "no KubeletConfiguration" in caught.value.finding and "/configz" in caught.value.remedy
 
 
 @pytest.mark.parametrize("text", [OBJECT, f"---\n{OBJECT}", f"{OBJECT}---\n"])
@@ -105,21 +104,10 @@ def test_a_file_without_a_wrapper_has_no_note(text: str, tmp_path: Path) -> None
     [
         (CONFIG_MAP.replace("restricted", "strict"), "data.kubelet.topologyManagerPolicy", ["unknown: 'strict'"]),
         (
-            "machine: {kubelet: {extraConfig: {cpuManagerPolicy: static}}}",
-            "machine.kubelet.extraConfig.cpuManagerPolicy",
-            ["Talos may set it elsewhere", "/configz"],
-        ),
-        ("kubeletConfig: {topologyManager: {policy: restricted}}", "kubeletConfig.topologyManager", []),
-        (
             f"{CONFIG_MAP}---\n{OBJECT}cpuManagerPolicy: static\n",
             "document",
             ["documents[0].data.kubelet, documents[1]"],
         ),
-        ("spec: {kubelet: {cpuManagerPolicy: static}}", "spec.kubelet", ["cpuManagerPolicy", "kind: KubeletConf"]),
-        ("cpuManagerPolicy: static", "document", ["cpuManagerPolicy", "kind: KubeletConf"]),
-        ("kubelet-arg: [max-pods=9, --cpu-manager-policy=static]", "document", ["cpu-manager-policy, a flag"]),
-        ("a: {kubeletExtraArgs: {topology-manager-policy: restricted}}", "a.kubeletExtraArgs", ["policy, a flag"]),
-        ("b: [{name: memory-manager-policy, value: Static}]", "b[0]", ["memory-manager-policy, a flag", "/configz"]),
         ("{kind: ConfigMap, apiVersion: v1, data: {}}", "kind", ["'ConfigMap' of 'v1' is no Kubelet", "/configz"]),
         ("a: {b: c}", "kind", ["without kind"]),
     ],

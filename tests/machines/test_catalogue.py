@@ -6,7 +6,8 @@ from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.topology_checks import validate
 from topoalign.machines import catalogue, document
-from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
+from topoalign.machines.nvidia_smi_print import print_matrix
+from topoalign.tools.machine_formats.nvidia_smi import read_pasted_matrix
 
 
 @pytest.mark.parametrize("name", catalogue.names())

@@ -11,8 +11,9 @@ from faults_support import THOROUGH, sample
 
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.core.model.topology.topology_checks import validate
-from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
+from topoalign.machines.nvidia_smi_print import print_matrix
 from topoalign.tools.bench.parse import KINDS
+from topoalign.tools.machine_formats.nvidia_smi import read_pasted_matrix
 
 DAMAGES: dict[str, Callable[[str, int], str]] = {
     "a character is missing": lambda text, at: text[:at] + text[at + 1 :],

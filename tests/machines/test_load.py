@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from topoalign import machines
 from topoalign.core.model.errors import InvalidMachine, NotFound
 from topoalign.machines import MOST_BYTES, document, load_machine
-from topoalign.machines.nvidia_smi import print_matrix
+from topoalign.machines.nvidia_smi_print import print_matrix
 
 MATRIX = print_matrix(load_machine("epyc-nps4-4gpu").topology)
 XML = b'<?xml version="1.0"?><topology><object type="Machine"><object type="PU" os_index="0"/></object></topology>'
@@ -52,12 +53,12 @@ def test_a_machine_is_called_like_its_file_or_as_its_document_says(tmp_path: Pat
     )
 
 
-def test_a_folder_is_a_tree_or_holds_one(tmp_path: Path) -> None:
+def test_a_folder_is_the_root_of_a_tree(tmp_path: Path) -> None:
     (tmp_path / "node-7" / "sys/devices/system/cpu").mkdir(parents=True)
     (tmp_path / "node-7" / "sys/devices/system/cpu/online").write_text("0-3")
+    machine = load_machine(str(tmp_path / "node-7"))
 
-    assert 4 == len(load_machine(str(tmp_path)).topology.cpus)
-    assert "node-7" == load_machine(str(tmp_path / "node-7")).name
+    assert ("node-7", 4) == (machine.name, len(machine.topology.cpus))
 
 
 def test_a_dash_reads_what_is_piped_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,11 +69,11 @@ def test_a_dash_reads_what_is_piped_in(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("stdin", 4) == (machine.name, len(machine.topology.gpus))
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_known_one() -> None:
+def test_an_unknown_name_is_refused_with_the_names_of_the_catalogue() -> None:
     with pytest.raises(NotFound) as caught:
         load_machine("dgx-a10")
 
-    assert "did you mean dgx-a100?" in caught.value.remedy
+    assert "the catalogue has dgx1-volta, dgx2, dgx-a100" in caught.value.remedy
 
 
 NO_MACHINES = {
@@ -123,8 +124,20 @@ def test_a_device_without_end_is_refused_unread() -> None:
 
 
 def test_a_folder_without_a_tree_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidMachine, match="holds sys/devices/system/cpu"):
+    with pytest.raises(InvalidMachine, match="no CPU that is online") as caught:
         load_machine(str(tmp_path))
+    assert "a root that has sys/devices/system/cpu" in caught.value.remedy
+
+
+def test_other_formats_than_our_json_need_an_installed_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "ENTRY_POINTS", "topoalign.not_installed")
+    (tmp_path / "matrix").write_text(MATRIX)
+    (tmp_path / "json").write_bytes(document.encode_machine(load_machine("dgx2")))
+
+    assert 16 == len(load_machine(str(tmp_path / "json")).topology.gpus)
+    with pytest.raises(InvalidMachine, match="no reader of other formats") as caught:
+        load_machine(str(tmp_path / "matrix"))
+    assert "install topoalign-tools" in caught.value.remedy
 
 
 def test_naming_a_machine_loads_no_reader_of_files() -> None:

@@ -11,8 +11,8 @@ from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.topology_checks import validate
-from topoalign.machines.lstopo import read_lstopo
-from topoalign.machines.lstopo_xml import DEEPEST, MOST_BYTES, MOST_ELEMENTS
+from topoalign.tools.machine_formats.lstopo import read_lstopo
+from topoalign.tools.machine_formats.lstopo_xml import DEEPEST, MOST_BYTES, MOST_ELEMENTS
 
 HEAD = '<?xml version="1.0"?>\n<!DOCTYPE topology SYSTEM "hwloc2.dtd">\n'
 PU = '<object type="Core"><object type="PU" os_index="{0}"/><object type="PU" os_index="{1}"/></object>'

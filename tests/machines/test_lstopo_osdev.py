@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from topoalign.core.model.topology.model import Topology
 from topoalign.machines import load_machine
-from topoalign.machines.lstopo import read_lstopo
+from topoalign.tools.machine_formats.lstopo import read_lstopo
 
 BITS = {"storage": 1, "memory": 2, "gpu": 4, "coprocessor": 8, "network": 16, "rdma": 32, "dma": 64}
 NUMBERS = {"storage": 0, "gpu": 1, "network": 2, "rdma": 3, "dma": 4, "coprocessor": 5}

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from machine_support import packed, unpacked
 
 from topoalign.core.model.topology.model import Topology
-from topoalign.machines.lstopo import read_lstopo
-from topoalign.machines.sysfs_archive import read_archive
+from topoalign.machines.sysfs_files import Tree
 from topoalign.machines.sysfs_machine import read_sysfs
+from topoalign.tools.machine_formats.lstopo import read_lstopo
+from topoalign.tools.machine_formats.sysfs_archive import read_archive
 
 Facts = dict[str, object]
 CLASSES = {"gpu": "0302 [10de:2330]", "nic": "0207 [15b3:1021]", "other": "0502 [8086:0d93]"}
@@ -259,6 +260,6 @@ def test_a_packed_sysfs_tree_is_read_as_the_machine_that_it_describes(plan: Plan
 @given(plans(), st.booleans())
 def test_a_folder_of_sysfs_is_read_as_the_machine_that_it_describes(plan: Plan, masks: bool) -> None:
     with TemporaryDirectory() as folder:
-        topology = read_sysfs(unpacked(Path(folder), *files_of(plan, masks)))
+        topology = read_sysfs(Tree(unpacked(Path(folder), *files_of(plan, masks))))
 
     assert facts_of_plan(plan) == facts_of(topology)

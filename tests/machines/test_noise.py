@@ -5,8 +5,8 @@ import tracemalloc
 import pytest
 
 from topoalign.core.model.errors import InvalidMachine
-from topoalign.machines.nvidia_smi import read_pasted_matrix
 from topoalign.tools.bench.parse import KINDS
+from topoalign.tools.machine_formats.nvidia_smi import read_pasted_matrix
 
 
 @pytest.mark.parametrize("kind", KINDS)

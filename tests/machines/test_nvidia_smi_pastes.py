@@ -6,8 +6,8 @@ import pytest
 
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.machines import load_machine
-from topoalign.machines import read as read_machine
-from topoalign.machines.nvidia_smi import read_matrix, read_pasted_matrix
+from topoalign.tools.machine_formats import read_topology
+from topoalign.tools.machine_formats.nvidia_smi import read_matrix, read_pasted_matrix
 
 ROW = "GPU0     X      NV18    PIX             0               N/A"
 EXPANDED = f"""srun: job 7 has been allocated resources
@@ -174,7 +174,7 @@ def test_pastes_of_people_are_read_or_refused_as_their_list_says(vectors: Path) 
 )
 def test_output_of_another_command_is_recognised_and_named(text: str, command: str, remedy: str) -> None:
     with pytest.raises(InvalidMachine) as caught:
-        read_machine(text.encode(), "node")
+        read_topology(text.encode())
 
     assert command in caught.value.finding
     assert remedy in caught.value.remedy

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.topology_checks import validate
-from topoalign.machines.nvidia_smi import Matrix, print_matrix, read_matrix, read_pasted_matrix, topology_of
+from topoalign.machines.nvidia_smi_print import print_matrix
+from topoalign.tools.machine_formats.nvidia_smi import Matrix, read_matrix, read_pasted_matrix, topology_of
 
 CLASSES = ["PIX", "PXB", "PHB", "NODE", "SYS", "PSB"]
 

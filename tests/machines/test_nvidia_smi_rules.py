@@ -5,7 +5,8 @@ import re
 import pytest
 
 from topoalign.core.model.errors import InvalidMachine
-from topoalign.machines.nvidia_smi import print_matrix, read_matrix, read_pasted_matrix
+from topoalign.machines.nvidia_smi_print import print_matrix
+from topoalign.tools.machine_formats.nvidia_smi import read_matrix, read_pasted_matrix
 
 WHOLE = """\
 \tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID

@@ -7,8 +7,9 @@ import pytest
 
 from topoalign.core.model.errors import InvalidMachine
 from topoalign.machines import load_machine
-from topoalign.machines.nvidia_smi import print_matrix, read_pasted_matrix
+from topoalign.machines.nvidia_smi_print import print_matrix
 from topoalign.tools.conformance.nvidia_smi_topo import cases
+from topoalign.tools.machine_formats.nvidia_smi import read_pasted_matrix
 
 STYLE = "rtx4090-8gpu-2nic-all-sys-tabs.txt"
 

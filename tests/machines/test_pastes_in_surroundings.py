@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from topoalign.core.model.errors import InvalidMachine
-from topoalign.machines import catalogue, read
-from topoalign.machines.nvidia_smi import print_matrix, read_matrix, topology_of
+from topoalign.machines import catalogue
+from topoalign.machines.nvidia_smi_print import print_matrix
+from topoalign.tools.machine_formats import read_topology
+from topoalign.tools.machine_formats.nvidia_smi import read_matrix, topology_of
 
 TEXT = print_matrix(catalogue.machine("dgx-a100"))
 LINES = TEXT.rstrip("\n").split("\n")
@@ -85,7 +87,7 @@ def test_a_fault_behind_a_prefix_is_named_by_its_line_and_column(kind: str) -> N
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_matrix_in_another_form_is_the_same_matrix(form: str) -> None:
-    assert topology_of(EXPECTED) == read(FORMS[form].encode(), "node").topology
+    assert topology_of(EXPECTED) == read_topology(FORMS[form].encode())
 
 
 @pytest.mark.parametrize("prefix", ["Device", "word: "])

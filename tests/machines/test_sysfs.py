@@ -14,8 +14,9 @@ from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.topology_checks import validate
-from topoalign.machines.sysfs_archive import MOST_BYTES, Archive, read_archive
+from topoalign.machines.sysfs_files import Tree
 from topoalign.machines.sysfs_machine import read_sysfs
+from topoalign.tools.machine_formats.sysfs_archive import MOST_BYTES, Archive, read_archive
 
 CPU, NODE = "sys/devices/system/cpu", "sys/devices/system/node"
 PCI = "sys/devices/pci0000:00"
@@ -80,7 +81,7 @@ LINKS = {
 @pytest.fixture(params=["folder", "archive"])
 def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Topology:
     if request.param == "folder":
-        return read_sysfs(unpacked(tmp_path, TWO_SOCKETS, LINKS))
+        return read_sysfs(Tree(unpacked(tmp_path, TWO_SOCKETS, LINKS)))
     return read_archive(packed(TWO_SOCKETS, LINKS))
 
 
@@ -147,14 +148,14 @@ def test_the_saved_power9_tree_is_the_machine_it_was(vectors: Path) -> None:
 def test_a_missing_distance_file_leaves_distances_unknown(tmp_path: Path) -> None:
     files = {name: text for name, text in TWO_SOCKETS.items() if name != f"{NODE}/node8/distance"}
 
-    assert read_sysfs(unpacked(tmp_path, files, LINKS)).distances is None
+    assert read_sysfs(Tree(unpacked(tmp_path, files, LINKS))).distances is None
 
 
 def test_a_device_whose_node_is_unknown_is_not_on_node_0(tmp_path: Path) -> None:
     device = "sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0"
     files = TWO_SOCKETS | {f"{device}/local_cpulist": "0-7", f"{device}/numa_node": "-1"}
 
-    assert () == read_sysfs(unpacked(tmp_path, files, LINKS)).nics[0].numa_affinity
+    assert () == read_sysfs(Tree(unpacked(tmp_path, files, LINKS))).nics[0].numa_affinity
 
 
 def test_on_a_host_with_one_node_a_device_without_a_node_is_on_it(tmp_path: Path) -> None:
@@ -167,12 +168,12 @@ def test_on_a_host_with_one_node_a_device_without_a_node_is_on_it(tmp_path: Path
         f"{device}/local_cpulist": "0-3",
     }
 
-    assert (0,) == read_sysfs(unpacked(tmp_path, files, {})).gpus[0].numa_affinity
+    assert (0,) == read_sysfs(Tree(unpacked(tmp_path, files, {}))).gpus[0].numa_affinity
 
 
 def test_a_kernel_without_numa_has_one_node_with_all_memory(tmp_path: Path) -> None:
     files = {f"{CPU}/cpu{i}/online": f"{i % 2}" for i in range(4)} | {"proc/meminfo": "MemTotal:   1024 kB"}
-    machine = read_sysfs(unpacked(tmp_path, files, {}))
+    machine = read_sysfs(Tree(unpacked(tmp_path, files, {})))
 
     assert [1, 3] == [cpu.id for cpu in machine.cpus]
     assert [(0, 1 << 20)] == [(node.id, node.memory) for node in machine.nodes]
@@ -180,14 +181,14 @@ def test_a_kernel_without_numa_has_one_node_with_all_memory(tmp_path: Path) -> N
 
 def test_a_tree_without_cpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidMachine, match="no CPU that is online"):
-        read_sysfs(tmp_path)
+        read_sysfs(Tree(tmp_path))
 
 
 def test_links_out_of_the_tree_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "outside").write_text("0-3")
     files = {f"{CPU}/cpu5/online": "1", f"{NODE}/online": "0"}
     links = {f"{CPU}/online": str(tmp_path / "outside"), f"{NODE}/node0": "../../../../../.."}
-    machine = read_sysfs(unpacked(tmp_path / "tree", files, links))
+    machine = read_sysfs(Tree(unpacked(tmp_path / "tree", files, links)))
 
     assert [5] == [cpu.id for cpu in machine.cpus]
 
@@ -252,7 +253,7 @@ def test_an_archive_that_grows_beyond_measure_is_refused() -> None:
 
 @pytest.mark.skipif(not os.path.isdir("/sys/devices/system/cpu"), reason="no Linux")
 def test_the_host_that_runs_this_test_is_a_machine() -> None:
-    machine = read_sysfs(Path("/"))
+    machine = read_sysfs(Tree(Path("/")))
 
     validate(machine)
     assert machine.cpus

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 from faults_support import THOROUGH
-from machine_support import packed, unpacked
+from machine_support import packed
 
-from topoalign.core.model.errors import InvalidMachine
 from topoalign.core.model.topology.model import Topology
-from topoalign.machines import load_machine
-from topoalign.machines.sysfs_archive import read_archive
+from topoalign.tools.machine_formats.sysfs_archive import read_archive
 
 CPU, NODE = "sys/devices/system/cpu", "sys/devices/system/node"
 
@@ -164,14 +162,6 @@ def test_a_kernel_without_numa_has_one_node_with_all_memory() -> None:
     assert [(0, 4 << 30, {"hugepages-2Mi": 1 << 30, "hugepages-1Gi": 3 << 30})] == [
         (node.id, node.memory, node.hugepages) for node in machine.nodes
     ]
-
-
-def test_a_dump_of_cpuid_registers_is_refused_as_such(tmp_path: Path) -> None:
-    files = {"hwloc-cpuid-info": "Architecture: x86\n", "pu0": "4 0 0 0 0 => 10 68747541 444d4163 69746e65\n"}
-
-    for read_it in (lambda: read_archive(packed(files, {})), lambda: load_machine(str(unpacked(tmp_path, files, {})))):
-        with pytest.raises(InvalidMachine, match="it is a dump of CPUID registers"):
-            read_it()
 
 
 def test_the_saved_trees_of_hwlocs_own_tests_are_read(vectors: Path) -> None:

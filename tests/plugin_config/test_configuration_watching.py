@@ -136,21 +136,6 @@ async def test_a_file_that_is_gone_keeps_the_configuration_and_is_taken_up_again
     assert ["warning", "info"] == [line["log_level"] for line in lines]
 
 
-async def test_whoever_asks_is_told_again(volume: ConfigMap) -> None:
-    kept = Kept(volume.file)
-    async with kept.up():
-        volume.holds(WRONG)
-        with anyio.fail_after(10):
-            await kept.refused()
-        with capture_logs() as lines:
-            kept.reload.ask()
-            with anyio.fail_after(10):
-                while not lines:
-                    await anyio.to_thread.run_sync(int)  # as long as a look takes
-
-    assert "flags.migStrategy: unknown: 'both'" == lines[0]["finding"]
-
-
 async def test_whoever_asks_while_the_file_is_being_read_is_answered_afterwards() -> None:
     """Two SIGHUPs on top of one another: the second one may come after the file has changed again."""
     reload = Reload()
@@ -176,7 +161,7 @@ async def test_without_a_file_the_environment_says_all(tmp_path: Path) -> None:
     configuration = ConfigurationFile({"MIG_STRATEGY": "mixed"})
 
     assert "mixed" == configuration.current.flags.mig_strategy
-    assert not await configuration.look(asked=True)
+    assert not await configuration.look()
 
 
 async def test_services_of_a_process_share_one_configuration_and_its_error(volume: ConfigMap) -> None:

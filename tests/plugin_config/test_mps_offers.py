@@ -101,7 +101,7 @@ def test_gpus_in_mig_mode_are_not_offered_by_mps(strategy: str) -> None:
     [
         (MIXED, "flags.migStrategy", "none or single"),
         ("sharing: {limiter: mps}", "sharing.limiter", "add sharing.units or sharing.slots"),
-        (GPU_BY_2 + "}]}, limiter: mps}", "sharing.limiter", "are limited anyway"),
+        (GPU_BY_2 + "}]}, limiter: mps}", "sharing.limiter", "sharing.units or sharing.slots"),
         ("sharing: {units: {}, limiter: mps}", "flags.mpsRoot", "/run/nvidia/mps"),
         ("sharing: {slots: {}, limiter: mps}", "flags.mpsRoot", "/run/nvidia/mps"),
         (GPU_BY_2 + "}]}, units: {}, limiter: mps}", "sharing.units.name", "one way"),
@@ -125,9 +125,9 @@ def test_gpus_in_mig_mode_are_not_offered_by_mps(strategy: str) -> None:
         (FLAGS + "{renameByDefault: true}}", "sharing.mps.resources", "leave mps out"),
         (FLAGS + "{resources: [{name: gpu, replicas: 1}]}}", "sharing.mps.resources[0].replicas", "2 to 48"),
         (FLAGS + "{resources: [{name: gpu, replicas: 49}]}}", "sharing.mps.resources[0].replicas", "2 to 48"),
-        (FLAGS + "{resources: [{name: gpu}]}}", "sharing.mps.resources[0].replicas", "add replicas"),
-        (FLAGS + "{resources: [{replicas: 2}]}}", "sharing.mps.resources[0].name", "add name"),
-        (FLAGS + "{share: 2}}", "sharing.mps.share", "resources"),
+        (FLAGS + "{resources: [{name: gpu}]}}", "sharing.mps.resources[0]", "docs/configuration.md"),
+        (FLAGS + "{resources: [{replicas: 2}]}}", "sharing.mps.resources[0]", "docs/configuration.md"),
+        (FLAGS + "{share: 2}}", "sharing.mps", "docs/configuration.md"),
         (FLAGS + "{resources: [{name: mig-1g.10gb, replicas: 2}]}}", "sharing.mps.resources[0].name", "timeSlicing"),
         (
             FLAGS + "{resources: [{name: topoalign.io/nic, replicas: 2}]}}",
@@ -143,7 +143,7 @@ def test_gpus_in_mig_mode_are_not_offered_by_mps(strategy: str) -> None:
         (GPU_BY_2 + "}]}, " + SLICED + "}]}}", "sharing.mps.resources[0].name", "one way"),
         (
             FLAGS + "{resources: [{name: a, replicas: 2, rename: gpu.few}]}, " + SLICED + ", rename: gpu.few}]}}",
-            "sharing.mps.resources[0].name",
+            "sharing.mps.resources[0].rename",
             "one way",
         ),
         (

@@ -94,9 +94,9 @@ def test_one_share_is_the_device_itself_under_the_name_of_the_shares() -> None:
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        ("flags: {renameByDefault: true}", "flags.renameByDefault"),
-        ("flags: {passDeviceSpecs: true}", "flags.passDeviceSpecs"),
-        ("flags: {plugin: {migStrategy: mixed}}", "flags.plugin.migStrategy"),
+        ("flags: {renameByDefault: true}", "flags"),
+        ("flags: {passDeviceSpecs: true}", "flags"),
+        ("flags: {plugin: {migStrategy: mixed}}", "flags.plugin"),
         ("flags: {plugin: {cdiDisableHooks: [enable-cuda-compat]}}", "flags.plugin.cdiDisableHooks"),
         ("flags: {plugin: {nvidiaCTKPath: nvidia-ctk}}", "flags.plugin.nvidiaCTKPath"),
         ("flags: {plugin: {nvidiaCTKPath: 7}}", "flags.plugin.nvidiaCTKPath"),
@@ -104,14 +104,14 @@ def test_one_share_is_the_device_itself_under_the_name_of_the_shares() -> None:
         ("flags: {plugin: {kubeletSocket: ''}}", "flags.plugin.kubeletSocket"),
         ("flags: {failOnInitError: 'true'}", "flags.failOnInitError"),
         ("flags: {gfd: []}", "flags.gfd"),
-        ("resources: {migs: [{pattern: 1g.5gb, name: small}]}", "resources.migs"),
+        ("resources: {migs: [{pattern: 1g.5gb, name: small}]}", "resources"),
         ("resources: []", "resources"),
         ("resources: {gpus: [{pattern: A100}]}", "resources.gpus[0].name"),
         ("sharing: {mps: {}}", "sharing.mps.resources"),
         ("flags: {mpsRoot: run/mps}", "flags.mpsRoot"),
         (
             "sharing: {timeSlicing: {strategy: '', resources: [{name: gpu, replicas: 2}]}}",
-            "sharing.timeSlicing.strategy",
+            "sharing.timeSlicing",
         ),
         (
             "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 0}]}}",
@@ -125,9 +125,9 @@ def test_one_share_is_the_device_itself_under_the_name_of_the_shares() -> None:
         (SLICES + ", devices: '3'}]}}", "sharing.timeSlicing.resources[0].devices"),
         ("imex: {channelIDs: [0, 0]}", "imex.channelIDs[1]"),
         ("imex: {channelIDs: 0}", "imex.channelIDs"),
-        ("health: {disabled: true}", "health.disabled"),
-        ("apiVersion: v1\nkind: ConfigMap\ndata: {any: 'version: v1'}", "apiVersion"),
-        ("config: {map: {default: 'version: v1'}}", "config"),
+        ("health: {disabled: true}", "health"),
+        ("apiVersion: v1\nkind: ConfigMap\ndata: {any: 'version: v1'}", "document"),
+        ("config: {map: {default: 'version: v1'}}", "document"),
     ],
 )
 def test_an_unsupported_value_is_refused_by_its_field_in_the_file(text: str, field: str) -> None:

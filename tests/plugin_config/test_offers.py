@@ -74,27 +74,6 @@ def test_gpus_in_slots_are_offered_with_the_names_of_amounts() -> None:
     validate(msgspec.structs.replace(machine(gpus), offers=found.offers))
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "beyond"),
-    [
-        ("hgx-h100", "sharing: {slots: {numaTopology: true}}", "a NUMA node has at most 4 of 8 GPUs"),
-        ("dgx-a100", "sharing: {slots: {numaTopology: true, replicas: 2}}", "a NUMA node has at most 2 of 8 GPUs"),
-        ("epyc-nps4-4gpu", "sharing: {slots: {numaTopology: true}}", "a NUMA node has at most 1 of 4 GPUs"),
-        ("hgx-h100", "sharing: {slots: {}}", ""),
-    ],
-)
-def test_slots_with_numa_nodes_name_what_does_not_fit(name: str, text: str, beyond: str) -> None:
-    """Nothing where one NUMA node has all GPUs. The finding is printed whole."""
-    found = made(load_machine(name).topology, text)
-    one_node = [msgspec.structs.replace(gpu(number), memory=1 << 30, numa_affinity=(0,)) for number in range(4)]
-
-    about = [each for each in found.findings if each.field == "sharing.slots.numaTopology"]
-    assert [beyond] * bool(beyond) == [each.finding.partition(".")[0] for each in about]
-    assert all(len(str(each)) <= 300 and "policy none" in each.remedy for each in about)
-    assert ["true" in text] == [each.slots.numa_topology for each in found.offers if each.slots]
-    assert [] == [each for each in made(machine(one_node), text).findings if each.field in {of.field for of in about}]
-
-
 def test_mig_instances_in_slots_are_offered_by_single_and_mixed() -> None:
     """Under `none` a GPU in MIG mode is whole, and one resource would have slots and whole GPUs."""
     node = machine([gpu(0, ["1g.10gb", "1g.10gb"]), gpu(1, ["1g.10gb"])])

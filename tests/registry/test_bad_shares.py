@@ -15,19 +15,16 @@ from bad_share_support import (
     cluster,
     filtered,
     pod,
-    requested,
     review,
     said,
     units,
     what_if,
 )
-from decision_support import machine
 from scheduling_support import serving
 from slot_support import in_slots
 from unit_support import CORES, DGX, MEMORY, in_units
 from view_support import OneNode, Says, tell_all
 
-from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.model.ids import GPU, ResourceName
 from topoalign.core.model.topology.device_offers import Limiter
 from topoalign.core.model.topology.model import Topology
@@ -107,11 +104,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "weights": (
         pod(GOOD, {WEIGHTS: "slot=-1"}),
-        f"metadata.annotations[{WEIGHTS}]: not weights of slots, cores and memory; "
-        "write all three as integers, one of them above 0: slot=1,core=1,memory=3",
-    ),
-    "weights that are none of ours": (
-        pod(GOOD, {WEIGHTS: "slot=1,core=1,memory=3"}),
         f"metadata.annotations[{WEIGHTS}]: {NO_EFFECT}; {CHOOSE}",
     ),
     "a model": (pod(GOOD, {TYPES: "A1000000"}), f"metadata.annotations[{TYPES}]: {NO_EFFECT}; {CHOOSE}"),
@@ -189,17 +181,12 @@ BAD_IN_SLOTS: dict[str, tuple[dict[str, Any], str]] = {
     "0 GPUs": (pod({GPUS: "0", MIB: "9"}, {}), f"{SECOND}[{MIB}]: 9 of no GPU, as {GPUS} is missing"),
     "both kinds": (pod({GPUS: "1", MIB: "9", **GOOD}, {}), f"{SECOND}[{GPUS}]: GPUs in two ways, for {CORES} and"),
     "weights": (pod({GPUS: "1", COMPUTE: "5"}, {WEIGHTS: "slot=-1"}), f"metadata.annotations[{WEIGHTS}]: not weights"),
-    "two ways": (
-        pod({GPUS: "1", COMPUTE: "5"}, {UUIDS: "GPU-1", "nvidia.com/nouse-gpuuuid": "GPU-1, GPU-2"}),
-        f"metadata.annotations[{UUIDS}]: nvidia.com/nouse-gpuuuid leaves nothing of it",
-    ),
     **{
         f"{key} {text[:20]}": (pod({GPUS: "1", COMPUTE: "5"}, {key: text}), f"metadata.annotations[{key}]: {begin}")
         for key, text, begin in (
             (POLICIES, "bestfit", "'bestfit' is no policy; write one of binpack, spread, mutex, topology-aware"),
             (POLICIES, "binpack,spread", "'binpack,spread' is no policy"),
             (POLICIES, "", "'' is no policy"),
-            (WEIGHTS, "slot=1,core=1,memory=3", "has an effect with binpack and spread alone"),
             (TYPES, " ", "an empty list"),
             (TYPES, "A100,,H100", "an entry of the list is empty"),
             (TYPES, "A" * 101, "more than 256 entries, or one of more than 100 characters"),
@@ -291,25 +278,6 @@ async def test_init_containers_and_sidecars_are_refused_as_app_containers(
     assert len(apps) > 15
 
 
-@pytest.mark.parametrize(("key", "text"), [(WEIGHTS, "slot=-1"), (WEIGHTS, "slot=1,core=1,memory=3"), (UUIDS, "GPU-1")])
-def test_annotations_without_an_amount_are_named(tmp_path: Path, key: str, text: str) -> None:
-    """Where GPUs are offered in slots alone. Where a node has them whole, the pod may go there, and they have no effect."""
-    it, given = OneNode(RULES, in_slots(DGX)), pod({GPU: "1"}, {key: text})
-    it.tell(it.says.all())
-    it.view.renew()
-    asked = requested(given, tmp_path)
-
-    with pytest.raises(InvalidShare) as caught:
-        it.scheduler.checks.check(asked)
-
-    finding = f"metadata.annotations[{key}]: chooses among GPUs in slots, of which no amount is asked for"
-    told = f"{finding}; name one, nvidia.com/gpucores: 100 for whole GPUs, or leave it out"
-    assert told == f"{caught.value.finding}; {caught.value.remedy}" == what_if(it, given, tmp_path)
-    tell_all(it.cluster, Says("whole", machine(), RULES).all())
-    it.view.renew()
-    it.scheduler.checks.check(asked)
-
-
 @pytest.mark.parametrize("key", ["hami.io/node-scheduler-policy", "tencent.com/vcuda-core-limit"])
 @pytest.mark.parametrize(
     ("hardware", "limits"), [(in_slots(DGX), {GPU: "1", MIB: "9"}), (in_units(DGX), GOOD)], ids=["slots", "units"]
@@ -359,10 +327,7 @@ async def test_a_pod_gets_only_gpus_in_the_mode_that_it_names(
     assert (["node-1"] if fits else []) == (answer["NodeNames"] or [])
     text = what_if(node, given, tmp_path)
     assert fits == (text == "")
-    assert (
-        fits
-        or "metadata.annotations[nvidia.com/vgpu-mode]: no GPU of the node may be chosen: 8 in another mode" in text
-    )
+    assert fits or "no GPU of the node may be chosen: 8 in another mode (nvidia.com/vgpu-mode)" in text
     assert fits or "`sharing.limiter: hami-core`" in text
 
 

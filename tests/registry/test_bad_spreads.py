@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from bad_share_support import (
     MOST,
@@ -21,12 +20,11 @@ from decision_support import container, machine, node
 from decision_support import pod as request
 from scheduling_support import serving
 from slot_support import in_slots
-from unit_support import CORES, DGX, MEMORY, admitted, asks, in_units, refused, spread
+from unit_support import CORES, DGX, MEMORY, admitted, in_units, refused, spread
 from view_support import Says, tell_all
 
-from topoalign.core.model.ids import GPU, ResourceName
+from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import GPU_COUNT
-from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 
@@ -104,16 +102,3 @@ def test_where_nodes_are_not_known_units_may_have_any_name() -> None:
     check_pod(spread(named, 2))
     admitted(node(in_units(DGX, 8, *limits)), spread(named, 2), RULES)
     assert "InvalidShare" == refused(node(machine()), spread(request(container(gpus=1)), 2), RULES).code
-
-
-def test_a_number_of_gpus_is_refused_beside_slots() -> None:
-    """Of a node that offers both one container asks for units, and another one for slots."""
-    slots = Offer(resource=GPU, devices=(DGX.gpus[4].id,), replicas=4, slots=Slots())
-    hardware = msgspec.structs.replace(DGX, offers=(*(in_units(DGX, 4).offers or ())[:2], slots))
-    both = request(asks(20, 16), container("slot", others={GPU: 1, "nvidia.com/gpumem": 1000}))
-
-    refusal = refused(node(hardware), spread(both, 2), RULES)
-
-    assert f"{ANNOTATION}: has no effect on slots of GPUs, which the pod asks for" == refusal.finding
-    assert f"leave it out; the number of {GPU} is already the number of GPUs" == refusal.remedy
-    admitted(node(hardware), both, RULES)

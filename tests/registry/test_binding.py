@@ -453,6 +453,7 @@ async def test_a_bind_that_waits_keeps_no_other_from_the_node(
 
     registry = Registry(site, bus, api=api, fits=fits)
     second, first = site.add("second"), site.add("first")
+    await registry.show("second", "first")
     async with running(site, bus, registry), anyio.create_task_group() as tasks:
         tasks.start_soon(registry.bind, "second", second)
         await all_tasks_blocked()
@@ -510,6 +511,7 @@ async def test_binds_of_one_node_at_the_same_time_get_devices_of_their_own(site:
     """Four pods of one GPU each, and a fifth for which there is none."""
     pods = {f"p{n}": site.add(f"p{n}") for n in range(5)}
     failures: list[TopoalignError] = []
+    await registry.show(*pods)
 
     async def bind(pod: str) -> None:
         try:
@@ -568,6 +570,8 @@ async def test_two_registries_never_reserve_one_device_twice(site: Site, bus: Me
     """C44, I14: each binds at the same time to the same node; who loses the race asks the node anew."""
     one, other = Registry(site, bus, "r1"), Registry(site, bus, "r2")
     pods = {f"p{n}": site.add(f"p{n}", gpus=2) for n in range(4)}
+    for each in (one, other):
+        await each.show(*pods)
 
     async def bind(registry: Registry, pod: str) -> None:
         try:
@@ -604,6 +608,7 @@ async def test_a_node_is_asked_again_after_another_registry_has_reserved_there(
 
     one, other = Registry(site, bus, "r1", api=api, fits=fits), Registry(site, bus, "r2")
     uid = site.add("a")
+    one.shown.bind("uid-x", NODE)
     async with running(site, bus, one, other):
         await one.bind("a", uid)
 

@@ -17,7 +17,7 @@ from scheduling_support import (
     split,
 )
 
-from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.errors import Unavailable, Undecodable
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NodeName
 from topoalign.core.model.requests import GANG
 from topoalign.registry.scheduling.extender import arguments
@@ -109,14 +109,11 @@ async def test_whole_nodes_are_answered_as_they_came(http: httpx.AsyncClient, sc
     assert [{"a": {"zone": "a"}, "full": {"zone": "full"}}] == scheduling.labels
 
 
-async def test_keys_may_be_spelled_in_any_case(http: httpx.AsyncClient, scheduling: RecordedScheduling) -> None:
-    """Keys of the protocol; those inside a Pod are Kubernetes' own. Unknown ones are left out, as Go does."""
-    answer = await post(http, "filter", {"pod": POD, "nodes": None, "nodenames": ["a", "full"], "later": {"x": 1}})
-    helped = await post(
-        http,
-        "preempt",
-        {"pod": POD, "nodenametometavictims": {"a": {"pods": [{"uid": "v"}], "numpdbviolations": 2}}},
-    )
+async def test_unknown_keys_are_ignored_as_in_go(http: httpx.AsyncClient, scheduling: RecordedScheduling) -> None:
+    """So a later kube-scheduler may send more fields."""
+    answer = await post(http, "filter", {"Pod": POD, "NodeNames": ["a", "full"], "later": {"x": '"Pod"'}})
+    victims = {"a": {"Pods": [{"UID": "v", "later": 1}], "NumPDBViolations": 2, "later": {}}}
+    helped = await post(http, "preempt", {"Pod": POD, "NodeNameToMetaVictims": victims, "later": None})
 
     assert ["a"] == answer["NodeNames"]
     assert {"NodeNameToMetaVictims": {"a": {"Pods": [{"UID": "v"}], "NumPDBViolations": 2}}} == helped
@@ -241,19 +238,22 @@ async def test_requests_one_behind_the_other_are_answered_in_order(scheduling: R
 
 
 def test_victims_as_a_scheduler_writes_them_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands come with one call, and the second reading, for other spellings, takes a hundred times as long."""
+    """Thousands come with one call, and the check for repeated keys takes a hundred times as long as decoding."""
     victims = {
         f"node-{number}": {"Pods": [{"UID": f"{number}-{pod}"} for pod in range(number)], "NumPDBViolations": number}
         for number in range(5)
     }
     usual = go_json({"Pod": {}, "NodeNameToMetaVictims": {**victims, "none": {"Pods": None, "NumPDBViolations": 0}}})
-    others = [usual.replace(b"Pods", b"pods"), usual.replace(b'"Pods":[{', b'"x":0,"Pods":[{')]
-    expected = [arguments.read_preempt(each) for each in others]
-    again: list[bytes] = []
-    monkeypatch.setattr(arguments, "refuse_malformed", again.append)
+    expected = arguments.read_preempt(usual.replace(b'"Pods":[{', b'"x":0,"Pods":[{'))
+    checked: list[int] = []
+    monkeypatch.setattr(arguments, "refuse_ambiguous", lambda body: checked.append(len(body)))
 
-    assert [arguments.read_preempt(usual)] * 2 == expected
-    assert [] == again
-    for twice in (b'"node-1":{},"node-1":', b'"node-1":{"Pods":[],"Pods":[]},"x":'):
-        arguments.read_preempt(usual.replace(b'"node-1":', twice))
-    assert 2 == len(again)
+    assert expected == arguments.read_preempt(usual)
+    assert [len('{"Pod":0,"NodeNameToMetaVictims":0}')] == checked
+
+
+@pytest.mark.parametrize("twice", [b'"node-1":{},"node-1":', b'"node-1":{"Pods":[],"Pods":[]},"x":'])
+def test_a_repeated_key_of_victims_is_refused(twice: bytes) -> None:
+    victims = go_json({"Pod": {}, "NodeNameToMetaVictims": {"node-1": {"Pods": None, "NumPDBViolations": 0}}})
+    with pytest.raises(Undecodable, match="twice"):
+        arguments.read_preempt(victims.replace(b'"node-1":', twice))

@@ -60,7 +60,7 @@ REVIEW = {
 CALLS: list[tuple[str, object]] = [
     ("filter", {"Pod": POD, "Nodes": None, "NodeNames": ["a", "b"]}),
     ("filter", {"Pod": POD, "Nodes": NODES, "NodeNames": None}),
-    ("prioritize", {"pod": POD, "nodenames": ["a", "b"]}),
+    ("prioritize", {"Pod": POD, "NodeNames": ["a", "b"]}),
     ("preempt", {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": VICTIMS}),
     ("preempt", {"Pod": POD, "NodeNameToVictims": {"a": {"Pods": [POD]}}, "NodeNameToMetaVictims": None}),
     ("bind", {"PodName": "p", "PodNamespace": "team", "PodUID": "u", "Node": "a"}),

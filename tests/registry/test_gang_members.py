@@ -320,6 +320,7 @@ async def test_the_watch_tells_gangs_what_what_becomes_of_their_pods(site: Site,
         tasks.start_soon(watch.run)
         site.cluster.add_pod(launcher)
         uids = gang(site, "a", "b", size=3)
+        await registry.show("a", "b")
         await all_tasks_blocked()
         await registry.bind("a", uids["a"])
         assert (["a", "b"], 3) == (reserved(registry), registry.reservations.counts["made"])  # a when it is bound, too

@@ -17,7 +17,7 @@ from topoalign.allocator.allocate.slots import SlotClaim
 from topoalign.allocator.reconciliation.liveness import LivenessCheck
 from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION
 from topoalign.core.model.ids import GPU, DeviceID
-from topoalign.core.model.requests import GANG, GANG_SIZE, Placement, Policy
+from topoalign.core.model.requests import GANG, GANG_SIZE, Policy
 from topoalign.core.placement.reserved_choice import prefer_reserved
 from topoalign.core.sharing.reserved_shares import ShareQuestion
 from topoalign.core.state.node_reservations import NodeReservations
@@ -130,9 +130,7 @@ async def test_the_member_with_the_nic_gets_it_and_the_other_one_none(first: str
         own, others = (each.containers[0].devices[GPU] for each in reserved.reservations)
         offered: tuple[DeviceID, ...] = others if is_aligned_elsewhere else tuple(state.hardware.devices[GPU])
         gpus = prefer_reserved(state.hardware, reserved, world.clock.monotonic(), GPU, offered, (), 1)
-        co_allocated = JointClaim(
-            NodeView(lambda: state, world.clock, lambda: reserved, LivenessCheck()), Placement.TOPOLOGY
-        )
+        co_allocated = JointClaim(NodeView(lambda: state, world.clock, lambda: reserved, LivenessCheck()))
         waiting = co_allocated.waiting(own)
         (second,) = {*uids} - {first}
         with pytest.raises(PodsPending):

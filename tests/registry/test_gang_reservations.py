@@ -213,7 +213,7 @@ async def test_a_plan_is_written_on_the_reservations_that_it_was_made_with(
             await all_tasks_blocked()
 
     async with running(site, bus, one, other):
-        await one.see("a", "b")
+        await one.see("a", "b", "x")
         monkeypatch.setattr(one.gangs._turns, "give", bind_another)
         await one.bind("a", uids["a"])
 

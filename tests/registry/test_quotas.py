@@ -1,6 +1,6 @@
 """A namespace has no more parts of GPUs than its quota allows: said by the webhook, the filter and a bind."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
 from types import MappingProxyType
@@ -161,13 +161,11 @@ async def test_waiting_pods_count_beside_those_that_are_bound() -> None:
         assert "" == await at.bound("two")
 
 
-def two_pods_and_room_for_one(
-    mates: Sequence[str] = (), freed: Callable[[], None] = lambda: None
-) -> tuple[Quotas, SeenPod, SeenPod]:
+def two_pods_and_room_for_one(mates: Sequence[str] = ()) -> tuple[Quotas, SeenPod, SeenPod]:
     """A namespace with 50 units of computing time, and two waiting pods that ask for 30 each."""
     cluster, offers = FakeCluster(), OfferedResources()
     offers.note(NODE, in_units(DGX))
-    quotas = Quotas(offers, dict, lambda uid: mates, freed)
+    quotas = Quotas(offers, dict, lambda uid: mates)
     quotas.listed = True
     quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 50}))
     one, two = (pod_of(cluster.add_pod(pod(name, share(30)))) for name in ("one", "two"))
@@ -181,14 +179,14 @@ async def test_a_pod_counts_while_it_is_being_bound() -> None:
     quotas, one, two = two_pods_and_room_for_one()
 
     for _ in range(2):
-        with pytest.raises(BusUnavailable), quotas.claim(one.uid, NODE):
+        with pytest.raises(BusUnavailable), quotas.claim(one.to_schedule(), NODE):
             quotas.check_waiting(one.to_schedule())
             with pytest.raises(OverQuota):
                 quotas.check_waiting(two.to_schedule())
-            with pytest.raises(OverQuota), quotas.claim(two.uid, NODE):
+            with pytest.raises(OverQuota), quotas.claim(two.to_schedule(), NODE):
                 pass
             raise BusUnavailable("no bus")
-        with pytest.raises(BusUnavailable), quotas.claim(two.uid, NODE):
+        with pytest.raises(BusUnavailable), quotas.claim(two.to_schedule(), NODE):
             raise BusUnavailable("no bus")
 
 
@@ -200,9 +198,9 @@ def test_a_pod_of_a_gang_counts_on_its_own_node_while_it_is_bound() -> None:
     quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 100}))
     other = NodeName("another")
     places = list[dict[str, NodeName]]()
-    with quotas.claim(one.uid, NODE):
+    with quotas.claim(one.to_schedule(), NODE):
         places.append({**quotas._places()})
-        with quotas.claim(two.uid, other):
+        with quotas.claim(two.to_schedule(), other):
             places.append({**quotas._places()})
 
     assert [{one.uid: NODE, two.uid: NODE}, {one.uid: NODE, two.uid: other}] == places
@@ -213,7 +211,7 @@ def test_a_pod_counts_once_it_is_bound_although_that_is_not_shown_yet() -> None:
     """Its node may tell what it has before the watch of pods tells of the bind, and then nothing is reserved for it."""
     quotas, one, two = two_pods_and_room_for_one()
 
-    with quotas.claim(one.uid, NODE):
+    with quotas.claim(one.to_schedule(), NODE):
         pass
     with pytest.raises(OverQuota):
         quotas.check_waiting(two.to_schedule())
@@ -242,21 +240,6 @@ def test_a_pod_counts_whatever_its_annotations_say(annotations: dict[str, str]) 
 
     with pytest.raises(OverQuota):
         quotas.check_waiting(pod_of(cluster.add_pod(pod("two", share(30)))).to_schedule())
-
-
-def test_who_was_refused_beside_a_bind_is_woken_when_it_fails() -> None:
-    """Nothing was reserved, so nothing else tells of it. A bind beside which nobody was refused wakes nobody."""
-    freed = list[str]()
-    quotas, one, two = two_pods_and_room_for_one(freed=lambda: freed.append("now"))
-
-    with pytest.raises(BusUnavailable), quotas.claim(one.uid, NODE):
-        raise BusUnavailable("no bus")
-    assert [] == freed
-    with pytest.raises(BusUnavailable), quotas.claim(one.uid, NODE):
-        with pytest.raises(OverQuota):
-            quotas.check_waiting(two.to_schedule())
-        raise BusUnavailable("no bus")
-    assert ["now"] == freed
 
 
 async def test_a_preemption_frees_quota_of_the_victims_namespace() -> None:
@@ -578,7 +561,7 @@ async def test_a_gang_counts_as_a_whole() -> None:
 
 
 async def test_a_pod_counts_that_is_bound_before_it_is_shown() -> None:
-    """It is read then. It counts beside others while it is being bound, and after that once it is shown."""
+    """It is read then, and counts beside others from then on, unless its bind fails."""
     cluster, offers = FakeCluster(), OfferedResources()
     offers.note(NODE, in_units(DGX))
     quotas = Quotas(offers, dict)
@@ -586,19 +569,16 @@ async def test_a_pod_counts_that_is_bound_before_it_is_shown() -> None:
     quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={CORES: 50}))
     one, two, three = (pod_of(cluster.add_pod(pod(name, share(30)))) for name in ("one", "two", "three"))
     quotas.see_pod(three)
-    with quotas.claim(one.uid, NODE):
-        quotas.check_read(one.to_schedule(), NODE)
-        quotas.check_read(one.to_schedule(), NODE)
-        with quotas.claim(two.uid, NODE), pytest.raises(OverQuota):
-            quotas.check_read(two.to_schedule(), NODE)
+    with quotas.claim(one.to_schedule(), NODE):
+        with pytest.raises(OverQuota), quotas.claim(two.to_schedule(), NODE):
+            pass
         with pytest.raises(OverQuota):
             quotas.check_waiting(three.to_schedule())
-    quotas.check_waiting(three.to_schedule())
-    with quotas.claim(one.uid, NODE):
-        quotas.check_read(one.to_schedule(), NODE)
-        quotas.see_pod(one)
-    quotas.check_waiting(one.to_schedule())
-    quotas.see_pod(msgspec.structs.replace(one, node=NODE))
-
     with pytest.raises(OverQuota):
         quotas.check_waiting(three.to_schedule())
+    quotas.see_pod(msgspec.structs.replace(one, node=NODE))
+    quotas.end_pod(one.uid)
+    with pytest.raises(BusUnavailable), quotas.claim(two.to_schedule(), NODE):
+        raise BusUnavailable("no bus")
+    quotas.end_pod(three.uid)
+    quotas.check_new(three.to_schedule().request)

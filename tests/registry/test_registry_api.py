@@ -22,7 +22,7 @@ from topoalign.core.model.events import (
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.model.processes import LibraryCount, LibraryReading, LibraryUse, Measurement
-from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.ports import Endpoint
 from topoalign.registry.api import Api
@@ -265,11 +265,13 @@ async def test_shares_of_a_node_are_asked_of_it_and_told_with_its_holders(
     mine, other = process(1, 3 * GIB, in_pod(UIDS[0]), 80), process(2, GIB, on_host())
     measured = msgspec.structs.replace(measurement(use("GPU-0002", mine, other, used=5 * GIB)), node=node, time=TIME)
 
-    async def answer(request: UseRequest) -> Measurement:
+    async def answer(request: NodeRequest) -> Measurement:
         assert node == request.node
         return measured
 
-    endpoint = Endpoint(name="use", subject=wire.use_subject(node), answer=answer_with(UseRequest, answer))
+    endpoint = Endpoint(
+        name="use", subject=wire.discovery_subject(node, "use"), answer=answer_with(NodeRequest, answer)
+    )
     async with bus.serve("topoalign-discovery", [endpoint]):
         shown = await get(http, "/v1/shares?node=node-1")
 
@@ -307,16 +309,18 @@ async def test_what_libraries_count_is_asked_of_nodes_that_have_them(
     held = msgspec.structs.replace(allocation("a", "train"), devices={GPU: (slot,)})
     tell(cluster, AllocationGranted(node=node, epoch=5, seq=2, allocation=held))
 
-    async def answer(request: UseRequest) -> Measurement:
+    async def answer(request: NodeRequest) -> Measurement:
         return msgspec.structs.replace(measurement(use("GPU-0002")), node=node)
 
-    async def count(request: UseRequest) -> LibraryReading:
+    async def count(request: NodeRequest) -> LibraryReading:
         counts = (LibraryCount(device=gpu(2), memory=3 * GIB, utilization=40),)
         return LibraryReading(node=node, containers=(LibraryUse(allocation=AllocationID("a"), counts=counts),))
 
-    measures = Endpoint(name="use", subject=wire.use_subject(node), answer=answer_with(UseRequest, answer))
+    measures = Endpoint(
+        name="use", subject=wire.discovery_subject(node, "use"), answer=answer_with(NodeRequest, answer)
+    )
     subject = wire.admission_subject(node, "library-use")
-    counts = Endpoint(name="library-use", subject=subject, answer=answer_with(UseRequest, count))
+    counts = Endpoint(name="library-use", subject=subject, answer=answer_with(NodeRequest, count))
     async with bus.serve("topoalign-discovery", [measures]):
         silent = await get(http, "/v1/shares?node=node-1")
         async with bus.serve("topoalign-allocator", [counts]):
@@ -331,11 +335,11 @@ async def test_what_libraries_count_is_asked_of_nodes_that_have_them(
 async def test_a_node_that_cannot_measure_says_why(cluster: Cluster, bus: MemoryBus, http: httpx.AsyncClient) -> None:
     announce(cluster, "node-1")
 
-    async def answer(request: UseRequest) -> Measurement:
+    async def answer(request: NodeRequest) -> Measurement:
         raise DriverFault("NVML does not work", "run nvidia-smi on the node")
 
     endpoint = Endpoint(
-        name="use", subject=wire.use_subject(NodeName("node-1")), answer=answer_with(UseRequest, answer)
+        name="use", subject=wire.discovery_subject(NodeName("node-1"), "use"), answer=answer_with(NodeRequest, answer)
     )
     async with bus.serve("topoalign-discovery", [endpoint]):
         error = await get(http, "/v1/shares?node=node-1", 503)

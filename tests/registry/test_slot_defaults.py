@@ -14,7 +14,7 @@ from unit_support import DGX
 from topoalign.core.demand.shares import slot_resources
 from topoalign.core.model.ids import GPU, NodeName, ResourceName
 from topoalign.core.model.topology.device_offers import Slots
-from topoalign.core.sharing.pod_checks import check_pod
+from topoalign.core.sharing.pod_checks import Offers, check_pod
 from topoalign.core.sharing.slot_defaults import slot_defaults
 from topoalign.registry.ports import SeenQuota
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
@@ -35,7 +35,10 @@ Limits = dict[str, str]
 def webhook(offered: Any = OFFERED) -> Webhook:
     names = {name for each in offered for name in (each.resource, *each.slots.resources)}
     return Webhook(
-        "", names.__contains__, lambda pod: check_pod(pod, (), offered), lambda pod: slot_defaults(pod, offered)
+        "",
+        names.__contains__,
+        lambda pod: check_pod(pod, Offers(slots=offered)),
+        lambda pod: slot_defaults(pod, offered),
     )
 
 

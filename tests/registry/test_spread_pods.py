@@ -9,10 +9,9 @@ from binding_support import Registry, Site, running
 from cluster_support import TIME
 from decision_support import container, machine, node, pod
 from realignment_support import with_pod
-from unit_support import CORES, KUBELET, MEMORY, admitted, asks, in_units, spread
+from unit_support import CORES, KUBELET, MEMORY, asks, in_units, spread
 from view_support import NODE, RULES, OneNode, asked
 
-from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.admission.prediction import predict
 from topoalign.core.admission.realignment import PendingPod
 from topoalign.core.admission.share_alignment import finds_gpus
@@ -24,7 +23,6 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GPU_COUNT, AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.registry.scheduling.binding import cluster_reservations
 from topoalign.registry.scheduling.filter.admission_order import all_fit, are_ambiguous
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.request_turns import TaskTurns
@@ -97,13 +95,9 @@ def pending_pod(request: PodRequest, rules: AdmissionRules = KUBELET) -> Pending
 def test_pods_are_mistakable_that_spread_as_much_over_others(
     one: PodRequest, other: PodRequest, expected: bool
 ) -> None:
-    """Also where one of them is gone, and only what is reserved for it is known."""
-    made = [reserved_for("", each, admitted(node(shared()), each, KUBELET), 30.0) for each in (one, other)]
-
     assert [expected] * 2 == [
         are_ambiguous(shared(), pending_pod(a), pending_pod(b)) for a, b in ((one, other), (other, one))
     ]
-    assert [expected] * 2 == [cluster_reservations.are_ambiguous_reservations(*pair) for pair in (made, made[::-1])]
 
 
 def test_what_is_spread_stays_where_it_is_reserved() -> None:

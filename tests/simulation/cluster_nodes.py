@@ -135,18 +135,15 @@ class Node:
         ledger, clock = self.ledger, self.world.clock
         outbox, usage = Outbox(ledger, bus, clock), UsagePublisher(ledger, bus, clock, bus)
         rules = admission_rules(self.rules, self.name)
-        predictions = Predictions(ledger, rules, ReadKubelet(self), kubelet_owns_devices=True, confirmed=self._expect)
+        predictions = Predictions(
+            ledger, rules, ReadKubelet(self), kubelet_owns_devices=True, confirmed=self.reservations.expect
+        )
         admissions = Admissions(ledger, bus, rules, kubelet_owns_devices=True, predictions=predictions)
         standings = WriterPositions(ledger, confirmed_hardware(ledger, bus, clock), usage)
         endpoints = [*admissions.endpoints(), *standings.endpoints()]
         async with bus.serve("topoalign-allocator", endpoints), anyio.create_task_group() as tasks:
             for each in (outbox.run, outbox.watch, usage.run, self.reservations.run):
                 tasks.start_soon(each)
-
-    def _expect(self, pod: PodRequest) -> None:
-        """As the allocator's `main.py` connects what is confirmed with who waits for its reservation."""
-        self.allocations.remember(pod)
-        self.reservations.expect()
 
     def reserved(self) -> tuple[Reservation, ...]:
         """What is reserved on the node, as the newest message of the stream says."""

@@ -5,7 +5,7 @@ from simulation.world import NODE, World
 
 from topoalign.core import wire
 from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
-from topoalign.core.model.requests import AliveRequest, AnnounceRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.ports import Bus, Endpoint
 from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.service import Epochs
@@ -31,10 +31,16 @@ class Discovery:
     async def run(self) -> None:
         endpoints = [
             Endpoint(
-                name="announce", subject=wire.announce_subject(NODE), answer=answer_with(AnnounceRequest, self._anew)
+                name="announce",
+                subject=wire.discovery_subject(NODE, "announce"),
+                answer=answer_with(NodeRequest, self._anew),
             ),
             self._announcer.endpoint(NODE),
-            Endpoint(name="alive", subject=wire.alive_subject(NODE), answer=answer_with(AliveRequest, self._newest)),
+            Endpoint(
+                name="alive",
+                subject=wire.discovery_subject(NODE, "alive"),
+                answer=answer_with(NodeRequest, self._newest),
+            ),
         ]
         async with self._bus.serve("topoalign-discovery", endpoints), anyio.create_task_group() as tasks:
             tasks.start_soon(self._announcer.run)
@@ -69,9 +75,9 @@ class Discovery:
             )
         )
 
-    async def _anew(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
+    async def _anew(self, request: NodeRequest) -> dict[str, tuple[int, int]]:
         self.announce()
-        return await self._newest(AliveRequest(node=request.node))
+        return await self._newest(NodeRequest(node=request.node))
 
-    async def _newest(self, request: AliveRequest) -> dict[str, tuple[int, int]]:
+    async def _newest(self, request: NodeRequest) -> dict[str, tuple[int, int]]:
         return {"topology": (self._epochs.current, self._revision), "health": (self._epochs.current, self._revision)}

@@ -12,7 +12,7 @@ from simulation.world import HEALTHY, NODE
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, Unavailable
 from topoalign.core.model.events import DeviceHealth, HealthState
-from topoalign.core.model.requests import SnapshotRequest
+from topoalign.core.model.requests import NodeRequest
 
 if TYPE_CHECKING:
     from simulation.scenario import Scenario
@@ -151,7 +151,7 @@ def compaction(run: "Scenario") -> None:
     """Somebody asks for a snapshot, and the journal becomes short."""
 
     async def ask() -> None:
-        question = msgspec.json.encode(SnapshotRequest(node=NODE))
+        question = msgspec.json.encode(NodeRequest(node=NODE))
         try:
             await run.client_bus.ask(wire.admission_subject(NODE, "snapshot"), question, 2.0)
         except (Unavailable, BadRequest) as error:

@@ -25,9 +25,10 @@ from topoalign.allocator.containers.hami_core import slot_directories as hami_co
 from topoalign.allocator.containers.vcuda import limiter as vcuda_limiter
 from topoalign.allocator.containers.vcuda import unit_directories as vcuda
 from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
+from topoalign.cli.hook import install_library
 from topoalign.kubelet.control_groups import FIRST_NAMESPACE
 from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, SharingSection, Units
-from topoalign.plugin_config.hook_files import LIBRARY, PRELOAD, install_library
+from topoalign.plugin_config.hook_files import LIBRARY, PRELOAD
 from topoalign.runtime.whole_files import replace_file
 
 LIBRARY_CONTENT = b"\x7fELF, as far as a simulation cares"

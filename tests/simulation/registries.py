@@ -235,8 +235,7 @@ class Cluster:
         weather.timeout = self.faults / 2
         weather.lose = self.faults / 2
         weather.repeat = self.faults
-        confirmed = {name: node.remember for name, node in self.nodes.items()}
-        async with self.site.serving(self.broker.bus, self.rules, confirmed), anyio.create_task_group() as tasks:
+        async with self.site.serving(self.broker.bus, self.rules), anyio.create_task_group() as tasks:
             tasks.start_soon(self._check)
             for node in self.nodes.values():
                 tasks.start_soon(node.run)

@@ -3,7 +3,7 @@ A node of the simulation of registries: the product's allocator, and a kubelet t
 
 The kubelet takes a while to admit what is bound to it. It gives a pod what is reserved for any that asks for as many GPUs,
 or aligns it anew, with GPUs that are reserved for nobody. What comes with GPUs the allocator decides. Its process may end:
-the next one knows what is reserved, and not which pods the registries have asked about.
+the next one knows what is reserved.
 """
 
 from random import Random
@@ -24,7 +24,6 @@ from topoalign.core.deviceshare.node_inventory import locate_devices
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, NodeName, PodName
-from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Stream
 
@@ -45,11 +44,9 @@ class Node:
         self.refused: list[str] = []
         """Pods that the kubelet refused although it need not."""
         self.lacking: list[str] = []
-        """Pods that were refused because the GPUs that the kubelet took for them had no NICs left beside them."""
+        """Pods that were refused because the kubelet took other GPUs for them than those with their NICs."""
         self.given: list[str] = []
         """Pods that got NICs with their GPUs."""
-        self._forgotten: set[str] = set()
-        """UIDs of the pods that there were when the allocator began anew, and about which it was not asked since."""
         self._life = anyio.CancelScope()
         self.start()
 
@@ -60,7 +57,6 @@ class Node:
     def start(self) -> None:
         """The allocator begins anew."""
         world = self._world
-        self._forgotten = {*world.requests}
         self._reservations = NodeReservationList(self.ledger, world.broker.bus, world.clock)
         self._allocations = start_allocations(
             self.ledger,
@@ -69,11 +65,6 @@ class Node:
             reservations=self._reservations,
         )
         self._life.cancel()
-
-    def remember(self, pod: PodRequest) -> None:
-        """A registry asks what the pod would get."""
-        self._allocations.remember(pod)
-        self._forgotten.discard(self._world.uids[pod.name])
 
     async def run(self) -> None:
         """Admits what is bound to the node, until cancelled."""
@@ -118,8 +109,7 @@ class Node:
             (made,) = await self._allocations.allocate(GPU, [gpus])
         except CoAllocatedLacking:
             own = any(each.pod_uid == uid and gpus_of(each) == gpus for each in said)
-            must = is_joint and (own or (uid not in self._forgotten and self._has_beside(uid, gpus, said)))
-            (self.refused if must or not is_joint else self.lacking).append(name)
+            (self.refused if own or not is_joint else self.lacking).append(name)
             return
         owner = Owner(namespace=Namespace("ml"), pod=PodName(name), container=ContainerName("main"))
         self.ledger.bind([Binding(made.id, owner, uid)])
@@ -142,13 +132,6 @@ class Node:
             return self.chance.choice(fitting)
         spared = sorted(free, key=lambda gpu: (any(gpu in gpus for gpus in reserved), gpu))
         return tuple(spared[:count]) if len(free) >= count else ()
-
-    def _has_beside(self, uid: str, gpus: tuple[DeviceID, ...], said: tuple[Reservation, ...]) -> bool:
-        """Whether there is a NIC beside each of these GPUs that nobody has and that is reserved for no other pod."""
-        state, places = self.ledger.state, locate_devices(self.ledger.state.hardware)
-        others = {nic for each in said if each.pod_uid != uid for nic in co_allocated_of(each)}
-        free = {nic for nic in state.healthy(NIC) if not state.ownership.is_held(nic)} - others
-        return {places[gpu].switch for gpu in gpus} <= {places[nic].switch for nic in free}
 
     def _check_beside(self, name: str, made: Allocation) -> None:
         places = locate_devices(self.ledger.state.hardware)

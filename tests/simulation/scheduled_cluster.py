@@ -22,7 +22,7 @@ from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AliveRequest, ConfirmRequest
+from topoalign.core.model.requests import ConfirmRequest, NodeRequest
 from topoalign.core.ports import Bus, Clock, Endpoint, Stream
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.metrics import RegistryMetrics
@@ -167,7 +167,7 @@ class ScheduledCluster(Kubelets[Node]):
             await anyio.sleep(0.1)
 
     def _endpoints(self) -> list[Endpoint]:
-        async def alive(request: AliveRequest) -> Any:
+        async def alive(request: NodeRequest) -> Any:
             return standing(self.nodes[request.node].busy)
 
         async def confirm(request: ConfirmRequest) -> Any:
@@ -175,7 +175,7 @@ class ScheduledCluster(Kubelets[Node]):
             return self.nodes[request.node].confirm(request)
 
         return [
-            Endpoint(name="alive", subject=anywhere("alive"), answer=answer_with(AliveRequest, alive)),
+            Endpoint(name="alive", subject=anywhere("alive"), answer=answer_with(NodeRequest, alive)),
             Endpoint(name="confirm", subject=anywhere("confirm"), answer=answer_with(ConfirmRequest, confirm)),
         ]
 

@@ -12,7 +12,7 @@ from simulation.registries import Cluster
 from simulation.scenario import quietly
 from simulation.world import Violation
 
-from topoalign.allocator.allocate.co_allocation import CoAllocated, JointClaim
+from topoalign.allocator.allocate.co_allocation import JointClaim
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GPU_COUNT
 from topoalign.core.ports import Message
@@ -101,7 +101,7 @@ def test_shares_that_a_kubelet_may_mistake_are_found(monkeypatch: pytest.MonkeyP
 
 
 def test_nics_that_do_not_come_with_the_gpus_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(JointClaim, "available", lambda self, waiting, gone: CoAllocated())
+    monkeypatch.setattr(JointClaim, "complete", lambda self, asked, allocation: allocation)
     with pytest.raises(Violation, match="apart"):
         for seed in range(30):
             run(seed)

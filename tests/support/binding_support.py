@@ -1,7 +1,7 @@
 """Nodes with real allocators, an API server in memory, and registries that bind pods."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
 import anyio
 from api_server_support import shown_pod
@@ -14,7 +14,7 @@ from topoalign.core.admission.gang_plan import GangPlacement
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import NotFound
 from topoalign.core.model.ids import NodeName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, PodRequest
+from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.fold import NodeState
@@ -76,18 +76,16 @@ class Site:
         self,
         bus: Bus,
         rules: AdmissionRules = RULES,
-        confirmed: Mapping[NodeName, Callable[[PodRequest], None]] = {},
     ) -> AsyncIterator[None]:
-        """The allocators answer; those of `confirmed` tell of the pods that they confirm."""
+        """The allocators answer."""
         async with AsyncExitStack() as stack:
-            for name, each in self.ledgers.items():
-                told = confirmed.get(name, lambda pod: None)
+            for each in self.ledgers.values():
                 admissions = Admissions(
                     each,
                     bus,
                     rules,
                     kubelet_owns_devices=False,
-                    predictions=Predictions(each, rules, None, kubelet_owns_devices=False, confirmed=told),
+                    predictions=Predictions(each, rules, None, kubelet_owns_devices=False),
                 )
                 await stack.enter_async_context(bus.serve("topoalign-allocator", admissions.endpoints()))
             yield
@@ -123,6 +121,9 @@ class ScriptedChecks(BindChecks):
 
     def passes(self, node: NodeName, pod: PodToSchedule) -> bool:
         return False
+
+    def claim(self, pod: PodToSchedule, node: NodeName) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
         self.assumed.add((node, pod.uid))
@@ -190,17 +191,22 @@ class Registry:
         return GangPlacement(with_reserved(facts, facts, self.reservations.held(name)), RULES)
 
     async def see(self, *pods: str) -> None:
-        """The watch shows these pods."""
+        """The watch reports these pods."""
+        await self.show(*pods)
         for name in pods:
             seen = await self.api.pod("ml", name)
             assert seen is not None
             self.gangs.see(seen)
 
-    async def show(self, pod: str) -> None:
-        """The watch shows this pod, which waits."""
-        seen = await MemoryKubernetes(self.site.cluster).pod("ml", pod)
-        assert seen is not None
-        self.shown.wait(seen)
+    async def show(self, *pods: str) -> None:
+        """The watch reports these pods, but no gangs."""
+        for name in pods:
+            seen = await MemoryKubernetes(self.site.cluster).pod("ml", name)
+            assert seen is not None
+            if seen.node is None:
+                self.shown.wait(seen)
+            else:
+                self.shown.bind(seen.uid, seen.node)
 
     async def bind(self, pod: str, uid: str, to: str = "node-1") -> None:
         await self.binder.bind("ml", pod, uid, NodeName(to))

@@ -17,12 +17,12 @@ from slot_node_support import Ask, SlotNode
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.containers.hami_core.slot_directories import DirectoryCleanup, slots_directory_name
+from topoalign.cli.hook import install_library
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, ContainerName, PodName
 from topoalign.core.model.topology.model import Topology
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration, Flags, GpuSlots, SharingSection
-from topoalign.plugin_config.hook_files import install_library
 
 SOURCE = Path(__file__).parents[1] / "allocator" / "hami_core_region.c"
 NAME = f"{'f' * 32}.cache"

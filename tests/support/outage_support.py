@@ -14,7 +14,7 @@ from topoalign.client import Client, Delivery
 from topoalign.core import wire
 from topoalign.core.model.events import Allocation, LedgerFact
 from topoalign.core.model.ids import GPU, DeviceID, NodeName
-from topoalign.core.model.requests import SnapshotRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.clock import SystemClock
@@ -44,12 +44,12 @@ def come_and_go(ledger: Ledger, times: int) -> None:
 async def telling(ledger: Ledger, bus: Bus, clock: Clock | None = None) -> AsyncIterator[Outbox]:
     """The outbox at work, and the allocator's answer to whoever misses something."""
 
-    async def announce(request: SnapshotRequest) -> tuple[int, int]:
+    async def announce(request: NodeRequest) -> tuple[int, int]:
         return ledger.announce()
 
     outbox = Outbox(ledger, bus, clock or SystemClock())
     subject = wire.admission_subject(ledger.node, "snapshot")
-    endpoint = Endpoint(name="snapshot", subject=subject, answer=answer_with(SnapshotRequest, announce))
+    endpoint = Endpoint(name="snapshot", subject=subject, answer=answer_with(NodeRequest, announce))
     async with bus.serve("topoalign-allocator", [endpoint]), anyio.create_task_group() as tasks:
         tasks.start_soon(outbox.run)
         yield outbox

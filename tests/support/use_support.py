@@ -18,7 +18,7 @@ from topoalign.core.model.ids import (
     ResourceName,
 )
 from topoalign.core.model.processes import DeviceUse, GpuProcess, Measurement, ProcessIdentity
-from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Endpoint
@@ -136,7 +136,7 @@ class Node:
         )
         self.ledger.grant(allocations)
 
-    async def answer(self, request: UseRequest) -> Measurement:
+    async def answer(self, request: NodeRequest) -> Measurement:
         self.asked += 1
         if self.fault is not None:
             raise self.fault
@@ -144,6 +144,8 @@ class Node:
 
     @asynccontextmanager
     async def answering(self) -> AsyncIterator[None]:
-        endpoint = Endpoint(name="use", subject=wire.use_subject(NODE), answer=answer_with(UseRequest, self.answer))
+        endpoint = Endpoint(
+            name="use", subject=wire.discovery_subject(NODE, "use"), answer=answer_with(NodeRequest, self.answer)
+        )
         async with self.bus.serve("topoalign-discovery", [endpoint]):
             yield

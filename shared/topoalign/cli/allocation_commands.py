@@ -7,21 +7,21 @@ from typing import Any, NamedTuple, get_args
 import click
 
 from topoalign.cli import formatting, options, output
-from topoalign.cli.effects import Effect, printing
+from topoalign.cli.effects import Effect
 from topoalign.cli.exit_codes import REFUSED
 from topoalign.cli.link import NodeLink, on_node
-from topoalign.cli.options import Count, Size
+from topoalign.cli.options import parse_size
 from topoalign.core.demand.node_filters import Constraints
 from topoalign.core.demand.unserved import UnservedResource, served_by
 from topoalign.core.model.decisions import Decision, Refusal, with_notes
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, Namespace, NodeName, PodName
-from topoalign.core.model.maintenance import TrustRequest
 from topoalign.core.model.requests import (
     AllocateRequest,
     Compat,
     ContainerRequest,
     Mode,
+    NodeRequest,
     PodRequest,
     ReleaseRequest,
     RuleChanges,
@@ -29,11 +29,16 @@ from topoalign.core.model.requests import (
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_warnings import paths_of_limits, warnings_of
 
+COUNT = click.IntRange(0, 1_000_000)
+"""The upper bound is larger than any count on any machine."""
+
 request_options = options.add_options(
-    click.option("--gpus", type=Count(), default=0, help="GPUs (nvidia.com/gpu)."),
-    click.option("--cpus", type=Count(), default=0, help="Exclusive CPUs."),
-    click.option("--memory", type=Size(), default=0, help="Memory: 64Gi, 1.5G or a number of bytes."),
-    click.option("--nics", type=Count(), default=0, help="NICs (topoalign.io/nic)."),
+    click.option("--gpus", type=COUNT, default=0, metavar="N", help="GPUs (nvidia.com/gpu)."),
+    click.option("--cpus", type=COUNT, default=0, metavar="N", help="Exclusive CPUs."),
+    click.option(
+        "--memory", type=parse_size, default="0", metavar="SIZE", help="Memory: 64Gi, 1.5G or a number of bytes."
+    ),
+    click.option("--nics", type=COUNT, default=0, metavar="N", help="NICs (topoalign.io/nic)."),
     click.option(
         "--annotation",
         "annotations",
@@ -84,8 +89,7 @@ def allocate_for_container(link: NodeLink, **asked: Any) -> int | None:
         "repeating the request is safe",
     )
     decision, topology = link.ask("allocate", request, Decision, effect)
-    with printing(effect):
-        status = print_decision(link.node, decision, topology, link.as_json)
+    status = print_decision(link.node, decision, topology, link.as_json)
     if status is None and not link.as_json:
         output.note(f"to release it: topoalign release {name}")
     return status
@@ -179,12 +183,11 @@ def release_allocations(link: NodeLink, target: str) -> None:
     )
     request = ReleaseRequest(node=link.node, target=target)
     released, _ = link.ask("release", request, tuple[AllocationID, ...], effect)
-    with printing(effect):
-        if link.as_json:
-            output.print_json({"node": link.node, "released": released})
-            return
-        for allocation in released:
-            output.print_line(f"released {clean(allocation, 120)}")
+    if link.as_json:
+        output.print_json({"node": link.node, "released": released})
+        return
+    for allocation in released:
+        output.print_line(f"released {clean(allocation, 120)}")
 
 
 @click.command()
@@ -203,11 +206,10 @@ def trust(link: NodeLink) -> None:
       topoalign trust --node gpu-7
     """
     effect = Effect("the confirmation of the record", "`topoalign trust` can be repeated")
-    reason, _ = link.ask("trust", TrustRequest(node=link.node), str | None, effect)
-    with printing(effect):
-        if link.as_json:
-            output.print_json({"node": link.node, "doubt": reason})
-        elif reason is None:
-            output.print_line("the record was confirmed already")
-        else:
-            output.print_line(f"the record is confirmed; it was unconfirmed: {clean(reason, 300)}")
+    reason, _ = link.ask("trust", NodeRequest(node=link.node), str | None, effect)
+    if link.as_json:
+        output.print_json({"node": link.node, "doubt": reason})
+    elif reason is None:
+        output.print_line("the record was confirmed already")
+    else:
+        output.print_line(f"the record is confirmed; it was unconfirmed: {clean(reason, 300)}")

@@ -35,7 +35,7 @@ from topoalign.plugin_config.file import (
 )
 from topoalign.plugin_config.file_watch import read_first
 from topoalign.plugin_config.findings import ConfigurationFinding
-from topoalign.plugin_config.resource_offers import list_findings, offer_resources
+from topoalign.plugin_config.resource_offers import offer_resources
 from topoalign.runtime.installed import find_unknown_variables, settings_by_service
 from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
 
@@ -192,8 +192,7 @@ def _check_configuration(wrapped: Wrapped, topology: Topology | None) -> Checked
     if topology is None:
         return Checked(wrapped.field, None, None, read.findings)
     offering = offer_resources(topology, read.configuration)
-    lists = list_findings(topology, offering, read.configuration)
-    return Checked(wrapped.field, None, offering.offers, (*read.findings, *offering.findings, *lists))
+    return Checked(wrapped.field, None, offering.offers, (*read.findings, *offering.findings))
 
 
 def _show_checked(file: Path, checked: Checked) -> None:

@@ -9,19 +9,15 @@ A request to an allocator carries a deadline, so that it has no effect after its
 (`core.model.requests.Deadline`). The asker reads the allocator's clock first.
 """
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import anyio
 import msgspec
 
-from topoalign.cli import output
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable, NobodyAnswers, Unavailable, Undecodable
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AllocateRequest, ClockReading, ClockRequest, Deadline, ReleaseRequest
+from topoalign.core.model.requests import AllocateRequest, ClockReading, Deadline, NodeRequest, ReleaseRequest
 from topoalign.core.ports import Bus
 
 
@@ -107,19 +103,7 @@ async def put(
 
 async def deadline_until(bus: Bus, node: NodeName, until: float) -> Deadline:
     """The deadline that is this moment of ours or a little before. Raises Unavailable."""
-    question = msgspec.json.encode(ClockRequest(node=node))
+    question = msgspec.json.encode(NodeRequest(node=node))
     body = await bus.ask(wire.admission_subject(node, "clock"), question, until - anyio.current_time())
     reading = wire.decode_answer(body, ClockReading)
     return Deadline(clock=reading.clock, at=reading.now + until - anyio.current_time())
-
-
-@contextmanager
-def printing(effect: Effect) -> Iterator[None]:
-    """Prints an answer about an effect. If it cannot be printed, a note names the command that shows what was done."""
-    try:
-        yield
-        sys.stdout.flush()
-    except OSError:
-        with suppress(OSError):
-            output.note(f"note: {effect.what} was answered, and the answer cannot be printed: {effect.settle}")
-        raise

@@ -9,7 +9,6 @@ these: it ends in a traceback and exit code 1.
 import errno
 import os
 import sys
-from collections.abc import Iterable
 from contextlib import suppress
 
 import click
@@ -116,15 +115,3 @@ def _print_error(code: str, finding: str, remedy: str, status: int, as_json: boo
         lines.append(f"  code: {clean(code)}")
     output.note("\n".join(lines))
     return status
-
-
-def unknown_name_error(
-    kind: str, name: str, known: Iterable[str], ctx: click.Context | None = None
-) -> click.UsageError:
-    """The error for a name that is not in a list, with the closest names of the list."""
-    from difflib import get_close_matches
-
-    known = sorted(known)
-    near = get_close_matches(name, known)
-    which = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}."
-    return click.UsageError(f"no {kind} {clean(name)!r}: {which}", ctx)

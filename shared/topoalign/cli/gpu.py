@@ -6,7 +6,7 @@ import click
 
 from topoalign.cli import gpu_usage, output
 from topoalign.cli import link as links
-from topoalign.cli.effects import Effect, printing
+from topoalign.cli.effects import Effect
 from topoalign.cli.exit_codes import FAILURE
 from topoalign.cli.gpu_partitioning import (
     format_remaining,
@@ -229,14 +229,13 @@ def _send_override(
     health: dict[DeviceID, DeviceHealth] = link.ask_discovery(
         wire.devices_subject(link.node, word), request, dict[DeviceID, DeviceHealth], effect
     )
-    with printing(effect):
-        if link.as_json:
-            output.print_json(
-                {"node": link.node, "devices": {device: health_fields(known) for device, known in health.items()}}
-            )
-        else:
-            output.columns(
-                ("DEVICE", "HEALTH", "WHY"),
-                [(device, format_state(known), known.reason or "-") for device, known in health.items()],
-            )
+    if link.as_json:
+        output.print_json(
+            {"node": link.node, "devices": {device: health_fields(known) for device, known in health.items()}}
+        )
+    else:
+        output.columns(
+            ("DEVICE", "HEALTH", "WHY"),
+            [(device, format_state(known), known.reason or "-") for device, known in health.items()],
+        )
     return health

@@ -38,7 +38,7 @@ def format_strategy(partitioning: GpuPartitioning) -> str:
 def holder_text(held: UsedParts) -> str:
     """
     A holder of a GPU with its share: `ml/train/main: 20 cores, 4096 MiB`. Of an init container also the part that later
-    containers do not reuse, which counts in addition to theirs: `ml/prepare/init: 1 slot, 60 cores (30 cores of it alone)`.
+    containers do not reuse, which counts in addition to theirs: `ml/prepare/init: 60 cores (30 cores of it alone)`.
     """
     owner = held.owner
     name = "?" if owner is None else f"{owner.namespace}/{owner.pod}/{owner.container}"

@@ -11,7 +11,7 @@ from topoalign.core import wire
 from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.processes import GpuProcess, LibraryReading, Measurement
-from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.usage.attribution import (
     WHOLE_DEVICE,
@@ -35,13 +35,15 @@ Row = tuple[str, str, str, str, str, str, str, str]
 
 def print_usage(link: NodeLink) -> None:
     """Print the use of a node's GPUs, as a table or as JSON. Raises what `link` raises."""
-    measured: Measurement = link.ask_discovery(wire.use_subject(link.node), UseRequest(node=link.node), Measurement)
+    measured: Measurement = link.ask_discovery(
+        wire.discovery_subject(link.node, "use"), NodeRequest(node=link.node), Measurement
+    )
     status = link.read_node()
     shares = attribute_use(status.state, measured)
     if has_library(status.state):
         try:
             reading: LibraryReading
-            reading, _ = link.ask("library-use", UseRequest(node=link.node), LibraryReading)
+            reading, _ = link.ask("library-use", NodeRequest(node=link.node), LibraryReading)
         except TopoalignError as error:  # the rest of the table is known all the same
             reading = LibraryReading(node=link.node, finding=error.finding)
         shares = with_library(shares, reading)

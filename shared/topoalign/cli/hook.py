@@ -1,15 +1,17 @@
 """`topoalign hook`: puts the library that limits containers with slots of GPUs into place on a node."""
 
+import fcntl
+import os
 import platform
 from pathlib import Path
 
 import click
 
 from topoalign.cli import options, output
-from topoalign.core.model.errors import InvalidField, clean
+from topoalign.core.model.errors import InvalidField, StateFault, clean
 from topoalign.kubelet.files.reading import open_regular_file
-from topoalign.plugin_config.hook_files import LARGEST, NoLibrary, check_library
-from topoalign.plugin_config.hook_files import install_library as put_in_place
+from topoalign.plugin_config.hook_files import LARGEST, LIBRARY, PRELOAD, PRELOADED, NoLibrary, check_library
+from topoalign.runtime.whole_files import replace_file
 
 
 @click.group()
@@ -33,7 +35,7 @@ def install(library: Path, to: Path, as_json: bool) -> None:
     """
     Put libvgpu.so and ld.so.preload into a directory of the node.
 
-    Each file is replaced as a whole, and only where it differs. Containers that run keep the library that they have.
+    Each file is replaced as a whole. Containers that run keep the library that they have.
 
     \b
     Examples:
@@ -49,12 +51,37 @@ def install(library: Path, to: Path, as_json: bool) -> None:
     if len(content) > LARGEST:
         raise NoLibrary(f"it is larger than {LARGEST >> 20} MiB")
     check_library(content, platform.machine())
-    put = put_in_place(content, to.absolute())
+    install_library(content, to.absolute())
+    paths = [str(to.absolute() / name) for name in (LIBRARY, PRELOAD)]
     if as_json:
-        output.print_json(
-            {"files": [{"path": str(each.path), "bytes": each.size, "changed": each.changed} for each in put]}
-        )
+        output.print_json({"files": paths})
         return
-    for each in put:
-        done = "installed" if each.changed else "unchanged"
-        output.print_line(f"{done}: {clean(str(each.path), 200)} ({each.size} bytes)")
+    for path in paths:
+        output.print_line(f"installed: {clean(path, 200)}")
+
+
+def install_library(library: bytes, to: Path) -> None:
+    """
+    Replaces the library and the list in this directory, which is created for this user alone. If the process is killed
+    meanwhile, each file is the former one or the new one.
+
+    Raises StateFault if the directory cannot be used, or another installation is in progress in it.
+    """
+    try:
+        to.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            replace_file(LIBRARY, library, mode=0o755, durable=True, directory=directory)
+            replace_file(PRELOAD, PRELOADED, durable=True, directory=directory)
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except BlockingIOError as error:
+        finding = f"another installation is in progress in {clean(str(to), 200)}"
+        raise StateFault(finding, "wait until it has ended, and try again") from error
+    except OSError as error:
+        raise StateFault(
+            f"{clean(str(to), 200)} cannot be written: {error.strerror}",
+            "name a directory of a disk with room, and run this as a user who may write there",
+        ) from error

@@ -40,7 +40,7 @@ from topoalign.core.ports import Bus, Stream
 from topoalign.core.state.checkpoint_owners import with_checkpoint_owners
 from topoalign.core.state.fold import NodeState, initial_state, newer_reading
 from topoalign.runtime.logging import configure_logging
-from topoalign.runtime.nats_bus import Access, connect_bus
+from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.settings import RuntimeSettings, from_environment
 
 R = TypeVar("R", bound=Reading)
@@ -59,10 +59,10 @@ class NothingRuns(Unavailable):
     Remedy: Start `topoalign up`, or give the address with `--nats`.
     """
 
-    def __init__(self, remedy: str = "start `topoalign up` in another terminal, or give --nats URL") -> None:
+    def __init__(self) -> None:
         super().__init__(
             "no NATS is known: neither --nats nor TOPOALIGN_NATS_URL is set, and no `topoalign up` of this user runs",
-            remedy,
+            "start `topoalign up` in another terminal, or give --nats URL",
         )
 
 
@@ -159,7 +159,7 @@ async def connect_to_bus(url: str, log_level: str = "error") -> AsyncIterator[Bu
     """Connects to the bus at this address with the credentials of the environment. Raises BusUnavailable, BusRefused."""
     configure_logging(level=log_level)
     settings = from_environment(RuntimeSettings, os.environ)
-    async with connect_bus(url, name="topoalign-cli", wait=CONNECT_SECONDS, access=Access.of(settings)) as bus:
+    async with connect_bus(url, name="topoalign-cli", wait=CONNECT_SECONDS, access=settings) as bus:
         yield bus
 
 
@@ -269,7 +269,7 @@ def read_node_or_machine(node: str | None, nats: str | None) -> AnnouncedNode:
         return read_announced_node(node, nats)
     except NothingRuns:
         if node is not None:
-            raise NothingRuns(this_machine.PLAY) from None
+            raise
     inventory = this_machine.read_inventory()
     machine = this_machine.configured_machine()
     if machine:

@@ -17,9 +17,6 @@ import msgspec
 
 from topoalign.core.model.errors import clean
 
-GAP = 2
-"""Blanks between two columns on a terminal, and after the last."""
-
 _UNUSUAL = re.compile("[^\n -~]")
 """Everything but ASCII that can be seen: among it what msgspec leaves as JSON allows, but a terminal obeys."""
 
@@ -73,46 +70,22 @@ def heading(text: str) -> str:
 
 def columns(titles: Sequence[str], rows: Iterable[Sequence[object]], without: Collection[str] = ()) -> None:
     """
-    Prints rows under their titles. On a terminal long cells wrap within their column; elsewhere a row is a line.
+    Prints rows under their titles, a row in a line; on a terminal that is too narrow for that, a row is a block of lines.
     `without`: the titles of columns to leave out.
     """
     kept = [at for at, title in enumerate(titles) if title not in without]
     titles = [titles[at] for at in kept]
     cells = [[clean(str(row[at]), 400) for at in kept] for row in rows]
-    if sys.stdout.isatty():
-        rich_columns(titles, cells)
-        return
     widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
-    for row in (titles, *cells):
-        print_line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def rich_columns(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-    """Cells wrap between words, so that a uuid stays whole; where not even words fit, a row is a block of lines."""
-    from rich.cells import cell_len  # only on a terminal: rich takes longer to import than most commands to run
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    width, height = shutil.get_terminal_size()  # rich takes 80 columns for any dumb terminal, unless it is given both
-    console = Console(width=width, height=height, no_color=not colours(sys.stdout))
-    columns = [*zip(titles, *cells, strict=True)]
-    widths = [max(cell_len(word) for cell in column for word in cell.split(" ")) for column in columns]
-    spare = console.width - sum(widths) - GAP * len(widths)
-    if spare < 0:
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (titles, *cells)
+    ]
+    if sys.stdout.isatty() and max(map(len, lines)) > shutil.get_terminal_size().columns:
         blocks(titles, cells)
         return
-    whole = [max(map(cell_len, column)) for column in columns]
-    for at in sorted(range(len(widths)), key=lambda at: whole[at] - widths[at]):  # those that need least come first
-        more = min(spare, whole[at] - widths[at])
-        widths[at] = widths[at] + more
-        spare = spare - more
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title, width in zip(titles, widths, strict=True):
-        table.add_column(title, width=width)
-    for row in cells:
-        table.add_row(*(Text(cell) for cell in row))  # as text: a pod named [red] stays one
-    console.print(table)
+    for line in lines:
+        print_line(line)
 
 
 def blocks(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:

@@ -115,14 +115,6 @@ class Commands(click.Group):
             found = plugin.load() if plugin is not None else None
         return found if isinstance(found, click.Command) else None
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but an unknown name fails with suggestions."""
-        if not ctx.resilient_parsing and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            raise exit_codes.unknown_name_error("command", args[0], self.list_commands(ctx), ctx)
-        return super().resolve_command(ctx, args)
-
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Completions of command names from the table, without an import of the commands."""
         commands = [

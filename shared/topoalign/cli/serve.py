@@ -23,24 +23,21 @@ KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
 """The default of the kubelet's device plugin directory (kubelet v1.36.3)."""
 
 
-class Address(click.ParamType[tuple[str, int]]):
-    """`HOST:PORT`; an IPv6 address in brackets."""
-
-    name = "HOST:PORT"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """Host, without the brackets of IPv6, and port from 0 to 65535. Fails with a usage error for any other text."""
-        host, colon, port = str(value).rpartition(":")
-        if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65_536):
-            self.fail(f"{clean(str(value), 80)!r} is not HOST:PORT", param, ctx)
-        return host.removeprefix("[").removesuffix("]"), int(port)
+def parse_address(text: str) -> tuple[str, int]:
+    """`HOST:PORT`, with an IPv6 address in brackets, which are removed; the port is from 0 to 65535."""
+    host, colon, port = text.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise click.BadParameter(f"{clean(text, 80)!r} is not HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 MACHINE = click.option("--machine", metavar="NAME|FILE", help="Use this machine in place of the hardware.")
 NODE = click.option("--node", metavar="NAME", help="Name of the Kubernetes node.  [default: host name]")
 CONFIG = click.option("--config", metavar="FILE", help="What devices are offered as: resources, sharing, health.")
 PAGES_AND_LOG = (
-    click.option("--http", type=Address(), help="Address of the HTTP pages; port 0 picks a free one."),
+    click.option(
+        "--http", type=parse_address, metavar="HOST:PORT", help="Address of the HTTP pages; port 0 picks a free one."
+    ),
     click.option("--log-format", type=click.Choice(["console", "json"]), help="Format of the log on stderr."),
     click.option(
         "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Lowest level that is logged."

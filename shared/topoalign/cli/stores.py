@@ -7,7 +7,7 @@ import click
 
 from topoalign.cli import options, output
 from topoalign.cli.link import locate_bus
-from topoalign.runtime.nats_bus import Access, apply_stores
+from topoalign.runtime.nats_bus import apply_stores
 from topoalign.runtime.settings import RuntimeSettings, from_environment
 
 
@@ -41,7 +41,7 @@ def apply(nats: str | None, replicas: str | None) -> None:
     """
     settings = from_environment(RuntimeSettings, os.environ)
     copies = None if replicas is None else int(replicas)
-    changes = anyio.run(apply_stores, locate_bus(nats)[0], Access.of(settings), copies)
+    changes = anyio.run(apply_stores, locate_bus(nats)[0], settings, copies)
     for change in changes:
         output.note(change)
     if not changes:

@@ -16,10 +16,6 @@ from topoalign.core.ports import Inventory
 from topoalign.runtime.settings import PREFIX
 
 ENTRY_POINTS = "topoalign.hardware"
-PLAY = (
-    "show a described machine with `topoalign topo --machine NAME|FILE` (see `topoalign topo --help`), run one with "
-    "`topoalign up --machine NAME|FILE`, or give --nats URL to use a node that runs elsewhere"
-)
 
 
 class NothingHere(TopoalignError):
@@ -28,7 +24,11 @@ class NothingHere(TopoalignError):
     code = "NotFound"
 
     def __init__(self, finding: str) -> None:
-        super().__init__(f"this machine has nothing to show: {finding}", PLAY)
+        super().__init__(
+            f"this machine has nothing to show: {finding}",
+            "show a described machine with `topoalign topo --machine NAME|FILE` (see `topoalign topo --help`), run one "
+            "with `topoalign up --machine NAME|FILE`, or give --nats URL to use a node that runs elsewhere",
+        )
 
 
 def configured_machine() -> str:

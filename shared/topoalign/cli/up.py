@@ -10,7 +10,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
@@ -25,8 +25,8 @@ from topoalign.cli.serve import ALLOCATING, EVERYWHERE, MACHINE, NODE_SERVICES, 
 from topoalign.core.model.errors import clean
 from topoalign.plugin_config import nvidia_fields
 from topoalign.runtime.logging import configure_logging
-from topoalign.runtime.nats_bus import Access, apply_stores
-from topoalign.runtime.nats_server import NatsServerFailed, local_nats
+from topoalign.runtime.nats_bus import apply_stores
+from topoalign.runtime.nats_server import local_nats
 from topoalign.runtime.runner import RunningServices, run_services
 from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment
 from topoalign.runtime.shutdown import run_until_signal
@@ -78,7 +78,7 @@ async def serve_with_nats(environment: dict[str, str], scratch: Path) -> None:
             environment[PREFIX + "NATS_URL"] = await start_nats(servers, scratch, NATS_PORT)
         else:
             runtime = from_environment(RuntimeSettings, environment)
-            await apply_stores(runtime.nats_url, Access.of(runtime))
+            await apply_stores(runtime.nats_url, runtime)
         with ExitStack() as while_running:
             async with background() as tasks:
 
@@ -90,11 +90,7 @@ async def serve_with_nats(environment: dict[str, str], scratch: Path) -> None:
 
 async def start_nats(servers: AsyncExitStack, scratch: Path, port: int) -> str:
     """Starts NATS on this port of the loopback, or on another if it is taken. Returns its URL. Raises NatsServerFailed."""
-    if is_free(port):
-        # Somebody took the port at this moment; whatever else fails, fails again below.
-        with suppress(NatsServerFailed):
-            return await servers.enter_async_context(local_nats(scratch / "nats", port))
-    return await servers.enter_async_context(local_nats(scratch / "nats-elsewhere"))
+    return await servers.enter_async_context(local_nats(scratch / "nats", port if is_free(port) else None))
 
 
 async def welcome_once_ready(

@@ -9,7 +9,6 @@ import msgspec
 
 from topoalign.cli import formatting, output
 from topoalign.cli.link import NodeLink, connect_to_bus, newest_topology, on_node
-from topoalign.cli.options import Count
 from topoalign.client import Client, Delivery
 from topoalign.core.model.errors import clean
 from topoalign.core.model.events import (
@@ -30,10 +29,10 @@ from topoalign.core.ports import Bus, Stream
 
 @click.command()
 @click.option(
-    "--since", type=Count(most=LARGEST_QUANTITY), metavar="SEQ", help="Start after this position of the stream."
+    "--since", type=click.IntRange(0, LARGEST_QUANTITY), metavar="SEQ", help="Start after this position of the stream."
 )
 @click.option(
-    "--count", type=Count(least=1, most=LARGEST_QUANTITY), metavar="N", help="End after N events.  [default: Ctrl-C]"
+    "--count", type=click.IntRange(1, LARGEST_QUANTITY), metavar="N", help="End after N events.  [default: Ctrl-C]"
 )
 @on_node
 def watch(link: NodeLink, since: int | None, count: int | None) -> None:

@@ -17,12 +17,8 @@ import msgspec
 
 from topoalign.cli import formatting, link, output
 from topoalign.cli.exit_codes import REFUSED
-from topoalign.cli.options import Count
 from topoalign.client.stored_records import read_cluster
-from topoalign.core.admission.pipeline import HALVES_BY_RESERVATION
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, NodeTraits, Taint
-from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.shares import asks_for_both_halves
 from topoalign.core.demand.unserved import UnservedResource, asked_names, served_by
 from topoalign.core.diagnosis.cluster_answer import ClusterAnswer
 from topoalign.core.diagnosis.diagnosis import diagnose
@@ -31,7 +27,7 @@ from topoalign.core.diagnosis.node_records import LONGEST_LINE, ClusterRecord, d
 from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.errors import NotFound, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
-from topoalign.core.model.requests import Mode, PodRequest, RuleChanges
+from topoalign.core.model.requests import PodRequest, RuleChanges
 from topoalign.core.scoring.quality import NodePacking
 from topoalign.core.scoring.scorers import Scoring, scorer_by_name
 from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod, offers_of_machines
@@ -74,7 +70,7 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options of a question to a cluster, and passes them to the command as `query`."""
 
     @click.option(
-        "--pods", type=Count(least=1, most=MOST_PODS), metavar="N", help="Number of equal pods to place.  [default: 1]"
+        "--pods", type=click.IntRange(1, MOST_PODS), metavar="N", help="Number of equal pods to place.  [default: 1]"
     )
     @click.option("--scoring", type=click.Choice(SCORINGS), help="How nodes are ranked.  [default: quality]")
     @click.option("--snapshot", type=FILE, metavar="FILE", help="Write the facts about the cluster to this file.")
@@ -114,12 +110,10 @@ def ask_cluster(
         record, why_not_applied = with_node_objects(record, query.from_file)
     if why_not_applied:
         output.note(f"labels, taints and cordons of the nodes were ignored: {why_not_applied}")
-    demand = check_in_cluster(pod, record, rules)
+    check_in_cluster(pod, record, rules)
     scorer = scorer_by_name(Scoring(query.scoring or Scoring.QUALITY), NodePacking.BINPACK)
     shown = len(record.nodes) if as_json else MOST_ROWS
     answer = diagnose(Nodes(record, constraints), pod, scorer, rules, query.pods or 1, seams=shown)
-    if answer.fit and is_by_halves(record, demand, rules):
-        output.note(f"note: {HALVES_BY_RESERVATION}")
     if query.snapshot is not None:
         with query.snapshot.open("wb") as file:
             file.writelines(encode_lines(record))
@@ -127,16 +121,6 @@ def ask_cluster(
             f"wrote the facts of {format_count(len(record.nodes), 'node')} to {clean(str(query.snapshot), 200)}"
         )
     return record, answer
-
-
-def is_by_halves(record: ClusterRecord, demand: PodDemand, rules: RuleChanges) -> bool:
-    """
-    Whether a kubelet of these nodes would allocate computing time and memory of the pod's share in separate calls.
-    """
-    machines = [each.topology.topology for each in record.nodes if each.topology is not None]
-    return rules.get("mode") != Mode.BEST and any(
-        asks_for_both_halves(machine, each.devices) for machine in machines for each in demand.containers
-    )
 
 
 def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[ClusterRecord, str]:
@@ -155,9 +139,9 @@ def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[Cluster
     return record, "" if record.has_traits else "kubectl shows none of these nodes"
 
 
-def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: RuleChanges) -> PodDemand:
+def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: RuleChanges) -> None:
     """
-    The demand of the pod. Raises InvalidField and NoFit as filter does, by the hardware of all nodes, also of nodes
+    Checks the pod. Raises InvalidField and NoFit as filter does, by the hardware of all nodes, also of nodes
     that do not answer. Raises UnservedResource for a device resource that no node offers.
     """
     nodes = [each for each in record.nodes if not each.foreign]
@@ -165,14 +149,13 @@ def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: RuleChanges)
     offers = offers_of_machines(machine.shape for machine in machines)
     kubelets = [each.usage.kubelet for each in nodes if each.usage is not None]
     compats = {rules.get("compat"), *(each.rules.compat for each in kubelets if each is not None)}
-    demand = check_pod(pod, offers.units, offers.slots, "hami" if "hami" in compats else "", offers.otherwise)
+    demand = check_pod(pod, offers, "hami" if "hami" in compats else "")
     served = list_served_devices(record)
     if served is not None and (names := asked_names(demand) - served):
         raise UnservedResource(pod, names, served)
     for warning in warnings_of(pod.annotations, paths_of_limits(pod), served or offers.names):
         output.note(f"note: {warning}")
-    check_gpus_known(demand, {gpu.id for machine in machines for gpu in machine.gpus}, offers.slots, offers.otherwise)
-    return demand
+    check_gpus_known(demand, {gpu.id for machine in machines for gpu in machine.gpus}, offers)
 
 
 def list_served_devices(record: ClusterRecord) -> set[ResourceName] | None:

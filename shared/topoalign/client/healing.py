@@ -17,7 +17,7 @@ from topoalign.client.node_folds import Believed, Fold
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NoFit, Unavailable
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import SnapshotRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.tasks import for_each
@@ -86,7 +86,7 @@ class Healer:
             return
         self._asked[node] = since, times + 1
         fold.of(node).asked = now
-        question = msgspec.json.encode(SnapshotRequest(node=node))
+        question = msgspec.json.encode(NodeRequest(node=node))
         try:
             answer = await self._bus.ask(wire.admission_subject(node, "snapshot"), question, SNAPSHOT_SECONDS)
             if node in fold:  # else it was forgotten meanwhile

@@ -14,7 +14,6 @@ confirms, at the confirmed seq or a later one, is believed, whatever numbers wer
 with the same number are such a difference, too: one of them is forged.
 """
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,7 +22,7 @@ import msgspec
 import structlog
 
 from topoalign.core.model.errors import Contradiction, SequenceGap
-from topoalign.core.model.events import AllocationsSnapshot, Event, LedgerFact, UsageObserved
+from topoalign.core.model.events import AllocationsSnapshot, Event, LedgerFact
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Message
 from topoalign.core.state.fold import NodeState
@@ -306,8 +305,6 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     The event in JSON as its writer published it, with fields that only a later version knows. A snapshot at the start is in
     this version's JSON. Empty if the client was created without `bodies`.
     """
-    left_out: bytes = b""
-    """SHA-256 of a whole `UsageObserved` whose content a client without `usage` has dropped; else empty."""
     state: NodeState | None = None
     """The node's allocations after this event, and nothing else of the node; None for hardware and usage."""
     anew: bool = False
@@ -321,12 +318,6 @@ def current_snapshot(snapshot: AllocationsSnapshot, state: NodeState, position: 
     """Makes the delivery of a snapshot that nobody has published: the allocations of a node at this position."""
     body = msgspec.json.encode(snapshot)
     return Delivery(event=snapshot, position=position, time=time, body=body, state=state, anew=True)
-
-
-def drop_usage_content(usage: UsageObserved) -> tuple[UsageObserved, bytes]:
-    """The reading with its writer and position alone, and the SHA-256 of the whole one."""
-    whole = hashlib.sha256(msgspec.json.encode(usage)).digest()
-    return msgspec.structs.replace(usage, containers=(), containers_known=False, kubelet=None, exceeding=()), whole
 
 
 def time_of(message: Message) -> float | None:

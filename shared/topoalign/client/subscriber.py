@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from topoalign.client.healing import ASK_AGAIN_SECONDS, SNAPSHOT_SECONDS, Healer
-from topoalign.client.node_folds import Counts, Delivery, Fold, current_snapshot, drop_usage_content, time_of
+from topoalign.client.node_folds import Counts, Delivery, Fold, current_snapshot, time_of
 from topoalign.client.superseded import KeptNodes, Superseded, newest_snapshots
 from topoalign.client.verifying import Unsettled, Verifier, listed_while_open, reading_kind
 from topoalign.core import wire
@@ -41,8 +41,9 @@ from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import newer_reading
 from topoalign.runtime.clock import SystemClock
-from topoalign.runtime.nats_bus import Access, connect_bus
+from topoalign.runtime.nats_bus import connect_bus
 from topoalign.runtime.request_turns import TaskTurns
+from topoalign.runtime.settings import Access
 
 MOST_WAITING = 1_000
 """Waiting messages above which a subscriber that was up to date counts as slow: some ten thousand are read in a second."""
@@ -298,12 +299,10 @@ class Client:
         self.kept.note(event.node)
         if isinstance(event, TopologyDiscovered):
             event = msgspec.structs.replace(event, topology=self._shapes.interned(event.topology))
-        left_out = b""
         if isinstance(event, UsageObserved) and not self._usage:
-            event, left_out = drop_usage_content(event)
+            event = msgspec.structs.replace(event, containers=(), containers_known=False, kubelet=None, exceeding=())
         body = received.message.body if self._bodies else b""
-        time = time_of(received.message)
-        return Delivery(event=event, position=received.position, time=time, body=body, left_out=left_out)
+        return Delivery(event=event, position=received.position, time=time_of(received.message), body=body)
 
     async def _apply(self, fold: Fold, received: Received, delivery: Delivery) -> bool:
         try:

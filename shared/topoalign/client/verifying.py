@@ -28,7 +28,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NoFit, Unavailable
 from topoalign.core.model.events import AllocationsSnapshot, Reading
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AliveRequest, AnnounceRequest, WriterPosition
+from topoalign.core.model.requests import NodeRequest, WriterPosition
 from topoalign.core.ports import Bus, Clock
 from topoalign.runtime.clock import backoff_seconds
 
@@ -104,7 +104,7 @@ class Verifier:
         if not isinstance(one, Reading) or not isinstance(other, Reading):
             return
         place = one.epoch, one.revision
-        if place == (other.epoch, other.revision) and (one, had.left_out) != (other, got.left_out):
+        if place == (other.epoch, other.revision) and one != other:
             self._conflicts[one.node, reading_kind(one)] = place
 
     def forget(self, node: NodeName) -> None:
@@ -175,7 +175,7 @@ class Verifier:
         of_others = (unconfirmed - of_allocator) & confirmed.keys()
         unconfirmed = {kind for kind in of_others if self._is_unconfirmed((node, kind), places[kind], confirmed[kind])}
         if [kind for kind in sorted(unconfirmed) if self._count_difference((node, kind), places[kind])]:
-            await self._request_announcement(wire.announce_subject(node), node)
+            await self._request_announcement(wire.discovery_subject(node, "announce"), node)
 
     def _is_unconfirmed(self, key: Key, place: Place, confirmed_place: Place) -> bool:
         """Whether the writer of a reading does not confirm it."""
@@ -219,9 +219,9 @@ class Verifier:
 
     async def _ask_discovery(self, node: NodeName) -> dict[str, Place]:
         """The readings that discovery confirms; empty if it does not answer."""
-        question = msgspec.json.encode(AliveRequest(node=node))
+        question = msgspec.json.encode(NodeRequest(node=node))
         try:
-            answer = await self._bus.ask(wire.alive_subject(node), question, WRITER_SECONDS)
+            answer = await self._bus.ask(wire.discovery_subject(node, "alive"), question, WRITER_SECONDS)
             return wire.decode_answer(answer, dict[str, Place])
         except (Unavailable, BadRequest, NoFit) as error:
             log.debug("discovery does not answer", node=node, finding=error.finding)
@@ -229,14 +229,14 @@ class Verifier:
 
     async def _request_announcement(self, subject: str, node: NodeName) -> None:
         try:
-            await self._bus.ask(subject, msgspec.json.encode(AnnounceRequest(node=node)), WRITER_SECONDS)
+            await self._bus.ask(subject, msgspec.json.encode(NodeRequest(node=node)), WRITER_SECONDS)
         except Unavailable as error:
             log.debug("the writer does not publish again", node=node, finding=error.finding)
 
 
 async def writer_position_of(bus: Bus, node: NodeName, within: float) -> WriterPosition:
     """The position that a node's allocator confirms; an empty one if it refuses. Raises Unavailable without an answer."""
-    question = msgspec.json.encode(AliveRequest(node=node))
+    question = msgspec.json.encode(NodeRequest(node=node))
     try:
         answer = await bus.ask(wire.admission_subject(node, "alive"), question, within)
         return wire.decode_answer(answer, WriterPosition)

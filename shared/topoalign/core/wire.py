@@ -218,29 +218,17 @@ def admission_subject(node: NodeName, verb: str) -> str:
     return f"{PREFIX}.{'allocator' if verb in OF_REGISTRIES else 'admission'}.{encode_node_token(node)}.{verb}"
 
 
-def announce_subject(node: NodeName) -> str:
-    """The subject on which discovery is asked to announce topology and health anew."""
-    return f"{PREFIX}.discovery.{encode_node_token(node)}.announce"
-
-
-def alive_subject(node: NodeName) -> str:
-    """The subject on which discovery is asked what it announced last; it announces nothing anew."""
-    return f"{PREFIX}.discovery.{encode_node_token(node)}.alive"
-
-
-def published_subject(node: NodeName) -> str:
-    """The subject on which discovery is asked for the digests of what it announced last."""
-    return f"{PREFIX}.discovery.{encode_node_token(node)}.published"
+def discovery_subject(node: NodeName, verb: str) -> str:
+    """
+    The subject of the node's discovery for a verb: `alive` (what was published last), `published` (the digests of that),
+    `announce` (publish everything again), `use` (what the GPUs are used for now).
+    """
+    return f"{PREFIX}.discovery.{encode_node_token(node)}.{verb}"
 
 
 def foreign_subject() -> str:
     """The subject on which a registry is asked which nodes HAMi manages."""
     return f"{PREFIX}.registry.foreign"
-
-
-def use_subject(node: NodeName) -> str:
-    """The subject on which discovery is asked what the GPUs are used for now."""
-    return f"{PREFIX}.discovery.{encode_node_token(node)}.use"
 
 
 def body_digest(body: bytes) -> str:

@@ -1,12 +1,11 @@
 """
 Loads descriptions of machines by a name of the catalogue, or from a file.
 
-`load_machine` takes a name of the catalogue, a file or `-`. The content of a file decides its format: the output of
-`nvidia-smi topo -m`, lstopo's XML, a captured sysfs tree (a folder or an archive of one), or topoalign's own JSON.
-Readers are imported when they are needed, because a command that prints a matrix must not load an XML parser.
+`load_machine` takes a name of the catalogue, the root folder of a sysfs tree, a file or `-`. A file has topoalign's own
+JSON; topoalign-tools, another distribution, registers a reader of all other formats as an entry point.
+Readers are imported when they are needed, because most commands name a machine of the catalogue.
 """
 
-import re
 import sys
 from pathlib import Path
 
@@ -14,24 +13,15 @@ from topoalign.core.model.errors import InvalidMachine, NotFound, quoted
 from topoalign.core.model.topology.model import Topology
 from topoalign.machines.document import Machine
 
-__all__ = ["MOST_BYTES", "Machine", "load_machine", "read"]
+__all__ = ["MOST_BYTES", "Machine", "load_machine"]
 
 MOST_BYTES = 64 << 20
 """Bytes of a file on disk. The largest useful one, a packed sysfs tree, has less than one MiB."""
 
-_ARCHIVE_STARTS = (b"BZh", b"\x1f\x8b", b"\xfd7zXZ")
-DEEPEST_ROOT = 2
-"""Levels of folders that may enclose the `sys` of a captured tree."""
+ENTRY_POINTS = "topoalign.machine_formats"
+"""The group in which a distribution registers a function `(bytes) -> Topology` that raises InvalidMachine."""
 
-_TEXT_IN_MARKUP = re.compile(
-    rb"(?:<\?xml[^>]{0,100}>\s*)?(?:<!DOCTYPE (?:html|nvidia_smi_log)|"
-    rb"<(?:html|head|body|pre|code|div|span|p|br|table|tr|td|details|blockquote|nvidia_smi_log)\b)",
-    re.IGNORECASE,
-)
-"""The start of a web page, or of `nvidia-smi -q -x`: the text in them is read, or refused."""
-
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
-_SUPPORTED = "give the output of `nvidia-smi topo -m`, lstopo's XML, a sysfs tree or topoalign's own JSON"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def load_machine(source: str) -> Machine:
@@ -44,76 +34,47 @@ def load_machine(source: str) -> Machine:
     if source in catalogue.names():
         return Machine(name=source, topology=catalogue.machine(source), source="catalogue")
     if source == "-":
-        return read(sys.stdin.buffer.read(MOST_BYTES + 1), "stdin")
+        return _read(sys.stdin.buffer.read(MOST_BYTES + 1), "stdin", "")
     path = Path(source)
     try:
         if path.is_dir():
-            return Machine(name=path.resolve().name, topology=_folder(path), source=source)
+            from topoalign.machines.sysfs_files import Tree
+            from topoalign.machines.sysfs_machine import read_sysfs
+
+            return Machine(name=path.resolve().name, topology=read_sysfs(Tree(path)), source=source)
         if path.exists() and not path.is_file():  # a pipe would be waited for, and a device read, without end
             raise InvalidMachine(
                 f"{quoted([source])} is neither a file nor a folder", "give a regular file, or - and pipe the text in"
             )
         with path.open("rb") as file:
-            return read(file.read(MOST_BYTES + 1), path.name.split(".")[0] or path.name, source)
+            return _read(file.read(MOST_BYTES + 1), path.name.split(".")[0] or path.name, source)
     except FileNotFoundError:
-        from difflib import get_close_matches
-
-        names = catalogue.names()
-        close = "".join(f"did you mean {name}? " for name in get_close_matches(source, names, n=1))
-        remedy = f"{close}the catalogue has {', '.join(names)}; anything else is taken for a file"
+        remedy = f"the catalogue has {', '.join(catalogue.names())}; anything else is taken for a file"
         raise NotFound("machine or file", source, remedy) from None
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise InvalidMachine(f"{quoted([source])} cannot be read: {error}", "give a file that you may read") from error
 
 
-def read(raw: bytes, name: str, source: str = "") -> Machine:
-    """The machine that these bytes describe; a JSON document has its own name. Raises InvalidMachine and InvalidField."""
+def _read(raw: bytes, name: str, source: str) -> Machine:
+    # a JSON document has its own name
     if len(raw) > MOST_BYTES:
-        raise InvalidMachine(f"it is larger than {MOST_BYTES >> 20} MiB", _SUPPORTED)
-    if raw.startswith(_ARCHIVE_STARTS) or raw[257:262] == b"ustar":
-        from io import BytesIO
-
-        from topoalign.machines.sysfs_archive import read_archive
-
-        return Machine(name=name, topology=read_archive(BytesIO(raw)), source=source)
-    start = raw[:1024].removeprefix(b"\xef\xbb\xbf").lstrip()
-    if start.startswith(b"<") and not _TEXT_IN_MARKUP.match(start):
-        from io import BytesIO
-
-        from topoalign.machines.lstopo import read_lstopo
-
-        return Machine(name=name, topology=read_lstopo(BytesIO(raw)), source=source)
-    if start.startswith(b"{"):
+        raise InvalidMachine(f"it is larger than {MOST_BYTES >> 20} MiB", "give a description of one machine")
+    text = raw.removeprefix(_BYTE_ORDER_MARK)
+    if text.lstrip().startswith(b"{"):
         from topoalign.machines import document
 
-        return document.decode_machine(raw.removeprefix(b"\xef\xbb\xbf"), name)
-    from topoalign.machines import nvidia_smi
-
-    return Machine(name=name, topology=nvidia_smi.read_pasted_matrix(_decoded(raw)), source=source)
+        return document.decode_machine(text, name)
+    return Machine(name=name, topology=_read_other_format(raw), source=source)
 
 
-def _decoded(raw: bytes) -> str:
-    try:  # PowerShell writes UTF-16
-        return raw.decode("utf-16" if raw.startswith(_UTF16) else "utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        column = error.start - raw.rfind(b"\n", 0, error.start)
-        raise InvalidMachine(f"byte 0x{raw[error.start]:02X} is no text", _SUPPORTED, line, column) from error
+def _read_other_format(raw: bytes) -> Topology:
+    from importlib import metadata
 
-
-def _folder(path: Path) -> Topology:
-    # the root of the captured tree is this folder or one inside it
-    from topoalign.machines.sysfs_cpus import CPUS
-    from topoalign.machines.sysfs_files import describe_missing_tree
-    from topoalign.machines.sysfs_machine import read_sysfs
-
-    places = [path]
-    files = set[str]()
-    for _ in range(DEEPEST_ROOT + 1):
-        for place in places:
-            if (place / CPUS).is_dir():
-                return read_sysfs(place)
-        found = [inner for place in places for inner in place.iterdir() if not inner.is_symlink()]
-        files |= {inner.name for inner in found}
-        places = [inner for inner in found if inner.is_dir()]
-    raise InvalidMachine(describe_missing_tree(f"no folder in {quoted([str(path)])} holds {CPUS}", files), _SUPPORTED)
+    for point in metadata.entry_points(group=ENTRY_POINTS):
+        topology: Topology = point.load()(raw)
+        return topology
+    raise InvalidMachine(
+        "it is not topoalign's own JSON, and no reader of other formats is installed",
+        "install topoalign-tools, which reads the output of `nvidia-smi topo -m`, lstopo's XML and archives of sysfs trees;"
+        " or give a name of the catalogue, topoalign's own JSON or the root folder of a sysfs tree",
+    )

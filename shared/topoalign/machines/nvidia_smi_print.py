@@ -14,7 +14,11 @@ from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
-from topoalign.machines.nvidia_smi_lines import CPU_AFFINITY, GPU_NUMA_ID, NUMA_AFFINITY, UNKNOWN
+
+CPU_AFFINITY = "CPU Affinity"
+NUMA_AFFINITY = "NUMA Affinity"
+GPU_NUMA_ID = "GPU NUMA ID"
+UNKNOWN = "N/A"
 
 LEGEND = """
 Legend:

@@ -1,15 +1,12 @@
 """
 Reads the files of a /sys and /proc tree below any root, safely.
 
-A tree may be the running host's, a captured one that lost half its files, or an invented one; it may be a folder or an
-archive (`sysfs_archive`). A file that is missing, unreadable, too long or not text reads as None; so does a number that
-is not a number. No link is followed out of the tree.
+A tree may be the running host's, a captured one that lost half its files, or an invented one. A file that is missing,
+unreadable, too long or not text reads as None; so does a number that is not a number. No link is followed out of the tree.
 """
 
 import os
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from topoalign.core.model.topology.cpuset import LARGEST_ID, parse_cpuset
@@ -17,26 +14,45 @@ from topoalign.core.model.topology.cpuset import LARGEST_ID, parse_cpuset
 LONGEST_FILE = 1 << 20
 """Bytes. The longest that is read is a node's meminfo, a few thousand."""
 
-CPUID = "hwloc-cpuid-info"
-"""A file that hwloc-gather-cpuid writes next to its dumps of registers."""
-
 _HEX_MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{0,8})*")
 
 
-class Tree(ABC):
-    """The files below a root, named by their path from it: `sys/devices/system/cpu/online`."""
+class Tree:
+    """
+    The files below a root on disk, `/` of the running host or a captured one, named by their path from it:
+    `sys/devices/system/cpu/online`.
+    """
 
-    @abstractmethod
+    def __init__(self, root: Path) -> None:
+        self._root = Path(os.path.realpath(root))
+
     def content(self, path: str) -> bytes | None:
-        """The content of a file, links followed."""
+        """The bytes of a file, links followed; None if it is missing, unreadable or longer than LONGEST_FILE."""
+        place = self.real(path)
+        if place is None:
+            return None
+        try:
+            with open(self._root / place, "rb") as file:
+                raw = file.read(LONGEST_FILE + 1)
+        except (OSError, ValueError):
+            return None
+        return raw if len(raw) <= LONGEST_FILE else None
 
-    @abstractmethod
     def names(self, path: str) -> list[str]:
-        """The names in a directory, sorted; none if it does not exist."""
+        """The names in a folder, sorted; none if it cannot be listed."""
+        place = self.real(path)
+        try:
+            return [] if place is None else sorted(os.listdir(self._root / place))
+        except (OSError, ValueError):
+            return []
 
-    @abstractmethod
     def real(self, path: str) -> PurePosixPath | None:
-        """The target of links, as a path from the root. None: there is none, or it is outside the tree."""
+        """The path without links, relative to the root; None if it does not exist or leaves the root."""
+        try:
+            place = os.path.realpath(self._root / path, strict=True)
+            return PurePosixPath(place).relative_to(self._root)
+        except (OSError, ValueError):
+            return None
 
     def text(self, path: str) -> str | None:
         """The content of a file, stripped, without the null with which some kernels (5.15) end a list."""
@@ -65,53 +81,6 @@ class Tree(ABC):
             return None
         bits = int("".join(word.zfill(8) for word in text.split(",")), 16)
         return frozenset(i for i in range(bits.bit_length()) if bits >> i & 1)
-
-
-class Folder(Tree):
-    """A tree on disk: `/` of the running host, or a captured one."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = Path(os.path.realpath(root))
-
-    def content(self, path: str) -> bytes | None:
-        """The bytes of a file; None if it is missing, unreadable or longer than LONGEST_FILE."""
-        place = self.real(path)
-        if place is None:
-            return None
-        try:
-            with open(self.root / place, "rb") as file:
-                raw = file.read(LONGEST_FILE + 1)
-        except (OSError, ValueError):
-            return None
-        return raw if len(raw) <= LONGEST_FILE else None
-
-    def names(self, path: str) -> list[str]:
-        """The names in a folder, sorted; none if it cannot be listed."""
-        place = self.real(path)
-        try:
-            return [] if place is None else sorted(os.listdir(self.root / place))
-        except (OSError, ValueError):
-            return []
-
-    def real(self, path: str) -> PurePosixPath | None:
-        """The path without links, relative to the root; None if it does not exist or leaves the root."""
-        try:
-            place = os.path.realpath(self.root / path, strict=True)
-            return PurePosixPath(place).relative_to(self.root)
-        except (OSError, ValueError):
-            return None
-
-
-def describe_missing_tree(finding: str, names: Iterable[str]) -> str:
-    """`finding`, that there is no tree, and what the files of these names are if they are recognised."""
-    if any(name.rpartition("/")[2] == CPUID for name in names):
-        return f"{finding}; it is a dump of CPUID registers (hwloc-gather-cpuid), without NUMA nodes and PCI devices"
-    return finding
-
-
-def open_tree(root: Path | Tree) -> Tree:
-    """A folder as a tree; a tree stays as it is."""
-    return root if isinstance(root, Tree) else Folder(root)
 
 
 def parse_number(text: str, base: int = 10) -> int | None:

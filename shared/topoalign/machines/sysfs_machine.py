@@ -16,7 +16,7 @@ NVLinks.
 
 import re
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
@@ -25,7 +25,7 @@ from topoalign.core.model.topology.topology_checks import LARGEST_MEMORY, MOST_G
 from topoalign.machines import pcie
 from topoalign.machines.reader_rules import check_possible
 from topoalign.machines.sysfs_cpus import cpus_of_nodes, online_cpus, read_cpus, read_numa_nodes
-from topoalign.machines.sysfs_files import Tree, natural, open_tree, parse_number
+from topoalign.machines.sysfs_files import Tree, natural, parse_number
 
 DEVICES = "sys/bus/pci/devices"
 
@@ -41,14 +41,13 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _RATE = re.compile(r"([0-9]{1,6})(?:\.([0-9]))? Gb/sec")
 
 
-def read_sysfs(root: Path | Tree) -> Topology:
-    """The machine whose /sys and /proc are below the root. Raises InvalidMachine if it has no CPUs."""
-    return topology_with(root, read_gpus(root))
+def read_sysfs(tree: Tree) -> Topology:
+    """The machine with these /sys and /proc. Raises InvalidMachine if it has no CPUs."""
+    return topology_with(tree, read_gpus(tree))
 
 
-def topology_with(root: Path | Tree, gpus: tuple[Gpu, ...]) -> Topology:
+def topology_with(tree: Tree, gpus: tuple[Gpu, ...]) -> Topology:
     """Reads the machine with these GPUs: a driver that knows more about GPUs than the files passes its own."""
-    tree = open_tree(root)
     nodes, distances = read_numa_nodes(tree)
     nics = _read_nics(tree)
     devices: list[Gpu | Nic] = [*gpus, *nics]
@@ -65,9 +64,8 @@ def topology_with(root: Path | Tree, gpus: tuple[Gpu, ...]) -> Topology:
     return check_possible(topology, "the tree")
 
 
-def read_gpus(root: Path | Tree) -> tuple[Gpu, ...]:
+def read_gpus(tree: Tree) -> tuple[Gpu, ...]:
     """The NVIDIA GPUs, by PCI address."""
-    tree = open_tree(root)
     nodes = cpus_of_nodes(tree, online_cpus(tree))
     there = [name for name in tree.names(DEVICES) if pcie.is_address(name) and _is_gpu(tree, name)][:MOST_GPUS]
     return tuple(_read_gpu(tree, index, address, nodes) for index, address in enumerate(there))

@@ -1,10 +1,13 @@
 """
 Checks of a configuration beyond the types of its fields: names that Kubernetes accepts, one selecting key per entry, no
 duplicates.
+
+A resource has one meaning: it is shared by one section of `sharing`, and it stands for GPUs, for NICs, or for one kind of
+amount. If the kubelet listed a resource of amounts as devices, it would allocate devices for a request of an amount.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -36,6 +39,12 @@ E = TypeVar("E", GpuEntry, MigEntry, NicEntry)
 LONGEST_VCUDA_ROOT = 57
 """Bytes: Linux takes 107 of a socket's path, and below the root it has 50, as in `/units-<32 digits>/vcuda.sock`."""
 
+SLOTS = "sharing.slots"
+AMOUNTS = ("memory", "percentage", "cores", "priority")
+"""The fields of `sharing.slots` that name resources of amounts."""
+
+MPS_DIRECTORY = "where topoalign mps has its pipes, such as /run/nvidia/mps"
+
 _REFERENCE = re.compile(r"[0-9]{1,5}(?::[0-9]{1,5})?", re.ASCII)
 """An index of a GPU, or of a GPU and of one of its MIG instances."""
 
@@ -56,7 +65,7 @@ def validate_configuration(configuration: Configuration) -> Configuration:
     sharing = SharingSection(
         time_slicing=qualify_replicated("sharing.timeSlicing", configuration.sharing.time_slicing),
         mps=qualify_replicated("sharing.mps", configuration.sharing.mps),
-        units=None if configuration.sharing.units is None else qualify_units("sharing.units", configuration.sharing),
+        units=qualify_units(configuration.sharing.units),
         limiter=configuration.sharing.limiter,
         slots=qualify_slots(configuration.sharing),
     )
@@ -66,7 +75,8 @@ def validate_configuration(configuration: Configuration) -> Configuration:
     check_instances(found)
     check_dynamic(found)
     check_limiter(found)
-    check_resources_apart(found)
+    check_shared_once(sharing)
+    check_meanings(found)
     return found
 
 
@@ -146,48 +156,30 @@ def qualify_replicated(path: str, section: S) -> S:
     return replace(section, resources=tuple(resources.values()))
 
 
-def check_limiter(found: Configuration) -> None:
-    """Raises InvalidField for a limiter of nothing, and for a directory that no socket can be in."""
-    root = found.flags.vcuda_root.rstrip("/")
-    if len(root.encode()) > LONGEST_VCUDA_ROOT:
-        finding = f"has {len(root.encode())} bytes, and the path of a socket in it would be too long"
-        raise InvalidField("flags.vcudaRoot", finding, f"use a path of at most {LONGEST_VCUDA_ROOT}")
-    if found.sharing.limiter == "none":
-        return
-    if found.sharing.limiter == "hami-core":
-        check_slot_limiter(found)
-    elif found.sharing.limiter == "mps":
-        check_mps_limiter(found)
-    elif found.sharing.units is None:
-        remedy = "add sharing.units, or leave the limiter out"
-        raise InvalidField("sharing.limiter", "vcuda limits GPUs in units, and none are offered so", remedy)
-    elif not root:
-        remedy = "name a directory on the host that is for this alone: /run/topoalign/vcuda"
-        raise InvalidField("flags.vcudaRoot", "is missing, and the limiter vcuda needs it", remedy)
-
-
-def qualify_units(path: str, sharing: SharingSection) -> Units:
-    """The section with complete resource names. Raises InvalidField for names that are taken."""
-    found = sharing.units
-    assert found is not None
-    if isinstance(found.devices, tuple):
-        check_references(f"{path}.devices", found.devices)
-    named = replace(
-        found,
-        name=resource_names.resource(f"{path}.name", found.name),
-        cores=resource_names.resource(f"{path}.cores", found.cores),
-        memory=resource_names.resource(f"{path}.memory", found.memory),
+def qualify_units(units: Units | None) -> Units | None:
+    """The section with complete resource names. Raises InvalidField."""
+    if units is None:
+        return None
+    if isinstance(units.devices, tuple):
+        check_references("sharing.units.devices", units.devices)
+    return replace(
+        units,
+        name=resource_names.resource("sharing.units.name", units.name),
+        cores=resource_names.resource("sharing.units.cores", units.cores),
+        memory=resource_names.resource("sharing.units.memory", units.memory),
     )
-    for way, others in (("timeSlicing", sharing.time_slicing), ("mps", sharing.mps)):
-        if named.name in {
-            resource_names.qualify_name(each.name, resource_names.GPU_DOMAIN) for each in others.resources
-        }:
-            finding = f"{quoted([named.name])} is shared by sharing.{way}"
-            remedy = "share it in one way; resources.gpus can give some GPUs another name"
-            raise InvalidField(f"{path}.name", finding, remedy)
-    if named.cores == named.memory:
-        raise InvalidField(f"{path}.memory", "computing time and memory would be one resource", "use another name")
-    return named
+
+
+def qualify_slots(sharing: SharingSection) -> GpuSlots | None:
+    """The section with complete resource names. Raises InvalidField."""
+    found = sharing.slots
+    if found is None:
+        return None
+    if found.priorities and sharing.limiter != "hami-core":
+        remedy = "add sharing.limiter: hami-core, or leave it out"
+        raise InvalidField(f"{SLOTS}.priorities", "has an effect with the limiter hami-core alone", remedy)
+    names = {each: resource_names.resource(f"{SLOTS}.{each}", getattr(found, each)) for each in ("name", *AMOUNTS)}
+    return replace(found, **names)
 
 
 def check_references(path: str, devices: Sequence[str | int]) -> None:
@@ -215,38 +207,57 @@ def check_no_duplicates(path: str, values: Sequence[str | int]) -> None:
         seen.add(value)
 
 
-def gpu_names(resources: ResourcesSection) -> dict[str, str]:
-    """Path of an entry -> the name it gives."""
-    gpus = {f"resources.gpus[{i}]": each.name for i, each in enumerate(resources.gpus) if each.name}
-    return gpus | {f"resources.mig[{i}]": each.name for i, each in enumerate(resources.mig) if each.name}
+def check_shared_once(sharing: SharingSection) -> None:
+    """Raises InvalidField for a resource that two sections share, or under which two sections offer their shares."""
+    section_of: dict[str, str] = {}
+    shared: list[tuple[str, str, str]] = []
+    for section, resources in (("timeSlicing", sharing.time_slicing.resources), ("mps", sharing.mps.resources)):
+        for place, each in enumerate(resources):
+            path = f"sharing.{section}.resources[{place}]"
+            shared += [(section, f"{path}.name", each.name), (section, f"{path}.rename", each.rename or each.name)]
+    if sharing.units is not None:
+        shared.append(("units", "sharing.units.name", sharing.units.name))
+    if sharing.slots is not None:
+        shared.append(("slots", f"{SLOTS}.name", sharing.slots.name))
+    for section, path, name in shared:
+        if section_of.setdefault(name, section) != section:
+            raise InvalidField(
+                path,
+                f"{quoted([name])} is shared by sharing.{section_of[name]}",
+                "share it in one way; resources.gpus can give some GPUs another name",
+            )
 
 
-def check_resources_apart(found: Configuration) -> None:
-    """Raises InvalidField if a resource would consist of GPUs and NICs: a container could get either."""
-    nics = {str(NIC), *(choice.name for choice in found.nics if choice.name)}
-    for path, name in gpu_names(found.resources).items():
-        if name == NIC:
-            raise InvalidField(f"{path}.name", f"{NIC} is a resource of NICs", "use another name")
-    gpus = {str(GPU), *gpu_names(found.resources).values()}
-    for way, section in (("timeSlicing", found.sharing.time_slicing), ("mps", found.sharing.mps)):
-        for place, each in enumerate(section.resources):
-            mine, others = (nics, gpus) if each.name in nics else (gpus, nics)
-            path = f"sharing.{way}.resources[{place}].rename"
-            if each.rename in others:
-                raise InvalidField(path, "GPUs and NICs would be one resource", "use another name")
-            if found.sharing.slots is not None and each.rename == found.sharing.slots.name:
-                raise InvalidField(path, "slots and other shares would be one resource", "use another name")
-            mine.add(each.rename or each.name)
-    if found.sharing.units is not None:
-        for field in ("cores", "memory"):
-            name = getattr(found.sharing.units, field)
-            if name in gpus | nics or name.startswith(MIG_PREFIX):
-                finding = f"{quoted([name])} is a resource of devices that are not in units"
-                raise InvalidField(f"sharing.units.{field}", finding, "use another name")
-    check_slot_resources(found.sharing, gpus | nics)
-    for place, choice in enumerate(found.nics):
-        if choice.name in gpus or choice.name.startswith(MIG_PREFIX):
-            raise InvalidField(f"nics[{place}].name", f"{choice.name} is a resource of GPUs", "use another name")
+def check_meanings(found: Configuration) -> None:
+    """Raises InvalidField for a resource that would stand for two things: a container could get either."""
+    meanings = {str(GPU): "GPUs", str(NIC): "NICs"}
+
+    def claim(path: str, name: str, meaning: str) -> None:
+        if not name:
+            return
+        taken = meanings.setdefault(name, "GPUs" if name.startswith(MIG_PREFIX) else meaning)
+        if taken != meaning:
+            raise InvalidField(path, f"{quoted([name])} is a resource of {taken}", "use another name")
+
+    for place, gpus in enumerate(found.resources.gpus):
+        claim(f"resources.gpus[{place}].name", gpus.name, "GPUs")
+    for place, instances in enumerate(found.resources.mig):
+        claim(f"resources.mig[{place}].name", instances.name, "GPUs")
+    for place, nics in enumerate(found.nics):
+        claim(f"nics[{place}].name", nics.name, "NICs")
+    sharing = found.sharing
+    for section, resources in (("timeSlicing", sharing.time_slicing.resources), ("mps", sharing.mps.resources)):
+        for place, each in enumerate(resources):
+            path = f"sharing.{section}.resources[{place}].rename"
+            claim(path, each.rename or each.name, meanings.get(each.name, "GPUs"))
+    if sharing.units is not None:
+        claim("sharing.units.name", sharing.units.name, "GPUs")
+        claim("sharing.units.cores", sharing.units.cores, "units of computing time")
+        claim("sharing.units.memory", sharing.units.memory, "units of memory")
+    if sharing.slots is not None:
+        claim(f"{SLOTS}.name", sharing.slots.name, "GPUs")
+        for field in AMOUNTS:
+            claim(f"{SLOTS}.{field}", getattr(sharing.slots, field), f"amounts ({field})")
 
 
 # MPS shares GPUs in equal parts (`sharing.mps`), or limits their units and slots (`sharing.limiter`).
@@ -263,9 +274,8 @@ def check_mps(found: Configuration) -> None:
         return
     if found.flags.mig_strategy == "mixed":
         raise InvalidField("flags.migStrategy", "mixed cannot be used with sharing.mps", "use none or single")
-    check_root(found, "sharing.mps")
+    check_root("flags.mpsRoot", found.flags.mps_root, "sharing.mps", MPS_DIRECTORY)
     no_gpus = {str(NIC), *(each.name for each in found.nics), *names_of_instances(found)}
-    in_time = {name for each in found.sharing.time_slicing.resources for name in (each.name, each.rename)}
     replicas: dict[str, int] = {}
     for place, each in enumerate(mps.resources):
         path = f"sharing.mps.resources[{place}]"
@@ -277,9 +287,6 @@ def check_mps(found: Configuration) -> None:
             raise InvalidField(
                 f"{path}.name", f"{each.name} is not a resource of whole GPUs", "share it by timeSlicing"
             )
-        if not in_time.isdisjoint((each.name, called)):
-            finding = f"{called} is shared by timeSlicing, too"
-            raise InvalidField(f"{path}.name", finding, "share it in one way, or give some GPUs a name of their own")
         if replicas.setdefault(called, each.replicas) != each.replicas:
             finding = f"{called} has {replicas[called]} shares of other GPUs, and one daemon has one limit for all"
             raise InvalidField(f"{path}.replicas", finding, "use the same number, or another rename")
@@ -288,28 +295,36 @@ def check_mps(found: Configuration) -> None:
             raise InvalidField(f"{path}.rename", finding, "give the shares a name of their own")
 
 
-def check_mps_limiter(found: Configuration) -> None:
-    """Raises InvalidField where MPS is to limit nothing, MIG instances, or more containers than a server has clients."""
+def check_limiter(found: Configuration) -> None:
+    """Raises InvalidField for a limiter of nothing, of MIG instances, or without its directory."""
+    flags = found.flags
     slots = found.sharing.slots
-    if slots is None and found.sharing.units is None:
-        remedy = (
-            "add sharing.units or sharing.slots, or leave the limiter out: shares by sharing.mps are limited anyway"
-        )
-        raise InvalidField("sharing.limiter", "mps limits GPUs in units or slots, and none are offered so", remedy)
-    if slots is not None:
-        check_whole_gpus(found, slots, "leave the limiter out: an instance keeps its containers from other instances")
-        if slots.replicas > MOST_CLIENTS:
+    limiter = found.sharing.limiter
+    if (length := len(flags.vcuda_root.rstrip("/").encode())) > LONGEST_VCUDA_ROOT:
+        finding = f"has {length} bytes, and the path of a socket in it would be too long"
+        raise InvalidField("flags.vcudaRoot", finding, f"use a path of at most {LONGEST_VCUDA_ROOT}")
+    if limiter == "none":
+        return
+    sections = {"vcuda": ("units",), "hami-core": ("slots",), "mps": ("units", "slots")}[limiter]
+    if all(getattr(found.sharing, section) is None for section in sections):
+        finding = f"{limiter} limits GPUs in {' or '.join(sections)}, and none are offered so"
+        remedy = f"add {' or '.join(f'sharing.{section}' for section in sections)}, or leave the limiter out"
+        raise InvalidField("sharing.limiter", finding, remedy)
+    if slots is not None and limiter != "vcuda":
+        if slots.name in names_of_instances(found) or slots.name.startswith(MIG_PREFIX):
+            finding = f"{limiter} does not limit MIG instances, which {quoted([slots.name])} is a resource of"
+            remedy = "leave the limiter out: an instance keeps its containers from those of other instances"
+            raise InvalidField("sharing.limiter", finding, remedy)
+        if limiter == "mps" and slots.replicas > MOST_CLIENTS:
             finding = f"{slots.replicas} slots of a GPU by MPS"
             remedy = f"use 2 to {MOST_CLIENTS}: a server has no more clients"
-            raise InvalidField("sharing.slots.replicas", finding, remedy)
-    check_root(found, "the limiter mps")
-
-
-def check_whole_gpus(found: Configuration, slots: GpuSlots, remedy: str) -> None:
-    """Raises InvalidField for slots of MIG instances, which the limiter does not limit."""
-    if slots.name in names_of_instances(found) or slots.name.startswith(MIG_PREFIX):
-        finding = f"{found.sharing.limiter} does not limit MIG instances, which {quoted([slots.name])} is a resource of"
-        raise InvalidField("sharing.limiter", finding, remedy)
+            raise InvalidField(f"{SLOTS}.replicas", finding, remedy)
+    field, root, example = {
+        "vcuda": ("flags.vcudaRoot", flags.vcuda_root, "that is for this alone: /run/topoalign/vcuda"),
+        "hami-core": ("flags.hamiRoot", flags.hami_root, "that is for this alone: /var/lib/topoalign/hami"),
+        "mps": ("flags.mpsRoot", flags.mps_root, MPS_DIRECTORY),
+    }[limiter]
+    check_root(field, root.rstrip("/"), f"the limiter {limiter}", example)
 
 
 def names_of_instances(found: Configuration) -> set[str]:
@@ -317,19 +332,10 @@ def names_of_instances(found: Configuration) -> set[str]:
     return {each.name for each in found.resources.mig} - {str(GPU), *(each.name for each in found.resources.gpus)}
 
 
-def check_root(found: Configuration, needed_by: str) -> None:
-    """Raises InvalidField where there is no directory for the pipes of the daemons."""
-    if not found.flags.mps_root:
-        remedy = "name the directory on the host where topoalign mps has its pipes, such as /run/nvidia/mps"
-        raise InvalidField("flags.mpsRoot", f"is missing, and {needed_by} needs it", remedy)
-
-
-# The resources of slots (`sharing.slots`), and those by which amounts are requested, must differ from all other resources:
-# if the kubelet listed a resource of amounts as devices, it would allocate devices for a request of an amount.
-
-
-PATH = "sharing.slots"
-AMOUNTS = ("memory", "percentage", "cores", "priority")
+def check_root(field: str, root: str, needed_by: str, example: str) -> None:
+    """Raises InvalidField if the directory of a limiter is missing."""
+    if not root:
+        raise InvalidField(field, f"is missing, and {needed_by} needs it", f"name a directory on the host {example}")
 
 
 def check_instances(found: Configuration) -> None:
@@ -341,7 +347,7 @@ def check_instances(found: Configuration) -> None:
     if slots.name in {*(each.name for each in found.resources.gpus), *(each.name for each in found.resources.mig)}:
         return
     finding = f"{quoted([slots.name])} is offered by flags.migStrategy mixed, and it is {strategy}"
-    raise InvalidField(f"{PATH}.name", finding, "set flags.migStrategy to mixed, or use nvidia.com/gpu with single")
+    raise InvalidField(f"{SLOTS}.name", finding, "set flags.migStrategy to mixed, or use nvidia.com/gpu with single")
 
 
 def check_dynamic(found: Configuration) -> None:
@@ -365,64 +371,5 @@ def check_dynamic(found: Configuration) -> None:
     for field, scaling in (("memoryScaling", slots.memory_scaling), ("coreScaling", slots.core_scaling)):
         if scaling != 1:
             raise InvalidField(
-                f"{PATH}.{field}", "an instance has what it has", "leave it out with migStrategy dynamic"
+                f"{SLOTS}.{field}", "an instance has what it has", "leave it out with migStrategy dynamic"
             )
-
-
-def qualify_slots(sharing: SharingSection) -> GpuSlots | None:
-    """The section with complete resource names. Raises InvalidField for names that are taken within `sharing`."""
-    found = sharing.slots
-    if found is None:
-        return None
-    named = replace(
-        found,
-        name=resource_names.resource(f"{PATH}.name", found.name),
-        **{each: resource_names.resource(f"{PATH}.{each}", getattr(found, each)) for each in AMOUNTS},
-    )
-    if named.priorities and sharing.limiter != "hami-core":
-        remedy = "add sharing.limiter: hami-core, or leave it out"
-        raise InvalidField(f"{PATH}.priorities", "has an effect with the limiter hami-core alone", remedy)
-    shared = {"timeSlicing": sharing.time_slicing.resources, "mps": sharing.mps.resources}
-    ways = {
-        way: {resource_names.qualify_name(each.name, resource_names.GPU_DOMAIN) for each in some}
-        for way, some in shared.items()
-    }
-    if sharing.units is not None:
-        ways["units"] = {resource_names.qualify_name(sharing.units.name, resource_names.GPU_DOMAIN)}
-    for way, taken in ways.items():
-        if named.name in taken:
-            raise InvalidField(
-                f"{PATH}.name",
-                f"{quoted([named.name])} is shared by sharing.{way}",
-                "share it in one way; resources.gpus can give some GPUs another name",
-            )
-    return named
-
-
-def check_slot_limiter(found: Configuration) -> None:
-    """Raises InvalidField where HAMi-core is to limit nothing, or MIG instances, or has no directory."""
-    slots = found.sharing.slots
-    if slots is None:
-        remedy = "add sharing.slots, or leave the limiter out"
-        raise InvalidField("sharing.limiter", "hami-core limits GPUs in slots, and none are offered so", remedy)
-    remedy = "leave the limiter out: an instance keeps its containers from other instances, and none from one another"
-    check_whole_gpus(found, slots, remedy)
-    if not found.flags.hami_root.rstrip("/"):
-        remedy = "name a directory on the host that is for this alone: /var/lib/topoalign/hami"
-        raise InvalidField("flags.hamiRoot", "is missing, and the limiter hami-core needs it", remedy)
-
-
-def check_slot_resources(sharing: SharingSection, others: Collection[str]) -> None:
-    """Raises InvalidField for a resource of amounts that is another one, too. `others`: of GPUs and NICs."""
-    if sharing.slots is None:
-        return
-    seen = {*others, sharing.slots.name}
-    if sharing.units is not None:
-        seen |= {sharing.units.cores, sharing.units.memory}
-    for field in AMOUNTS:
-        name = getattr(sharing.slots, field)
-        if name in seen or name.startswith(MIG_PREFIX):
-            raise InvalidField(
-                f"{PATH}.{field}", f"{quoted([name])} is the name of another resource", "use another name"
-            )
-        seen.add(name)

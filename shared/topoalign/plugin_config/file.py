@@ -8,12 +8,11 @@ came from. An unknown key is an error, because a setting that is silently ignore
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import NamedTuple
 
 import msgspec
 
-from topoalign.core.model.errors import BadRequest, InvalidField, clean, quoted
+from topoalign.core.model.errors import BadRequest, InvalidField
 from topoalign.kubelet.files import configuration_file, documents
 from topoalign.kubelet.files.configuration_file import FieldMapping
 from topoalign.kubelet.files.documents import Document, InvalidDocument
@@ -30,8 +29,7 @@ from topoalign.plugin_config.findings import ConfigurationFinding
 # - `config.map` in the values of the chart nvidia-device-plugin, and `devicePlugin.config.data` in those of
 #   gpu-operator
 #
-# A file without these is a configuration itself. One that only names a ConfigMap (ClusterPolicy,
-# `devicePlugin.config.name`) is refused with that name.
+# A file without these is a configuration itself.
 #
 # Sources: k8s-device-plugin v0.20.0 and gpu-operator v25.10, their charts.
 
@@ -51,13 +49,9 @@ class Wrapped(NamedTuple):
 
 
 def configurations(raw: bytes, path: Path) -> list[Wrapped]:
-    """The configurations in a file, at least one, in its order. Raises InvalidDocument, and InvalidField for none."""
+    """The configurations in a file, at least one, in its order. Raises InvalidDocument."""
     parts = configuration_file.mappings_in(raw, str(path))
-    found = files(parts, str(path))
-    if found:
-        return found
-    check_no_object(parts)
-    return [Wrapped("", documents.parse_document(raw, str(path)))]
+    return files(parts, str(path)) or [Wrapped("", documents.parse_document(raw, str(path)))]
 
 
 def files(parts: Sequence[FieldMapping], source: str) -> list[Wrapped]:
@@ -71,19 +65,6 @@ def files(parts: Sequence[FieldMapping], source: str) -> list[Wrapped]:
         for path, values in [_values(part)]
         for key, value in values.items()
     ]
-
-
-def check_no_object(parts: Sequence[FieldMapping]) -> None:
-    """Raises InvalidField for an object of Kubernetes, or for the values of a chart, that have no configuration."""
-    for part in parts:
-        name = part.content.get("name")
-        if part.path[-1:] == ("config",) and isinstance(name, str) and name:
-            finding = f"names the ConfigMap {quoted([name])}, which has the configuration"
-            raise InvalidField(f"{part.field}.name", finding, f"give `kubectl get configmap {clean(name)} -o yaml`")
-    kind = parts[0].content.get("kind") if parts else None
-    if kind is not None:
-        remedy = "give the configuration file, or the ConfigMap that holds it"
-        raise InvalidField("kind", f"{quoted([str(kind)])} is no configuration of a device plugin", remedy)
 
 
 def _values(part: FieldMapping) -> tuple[configuration_file.Path, Mapping[object, object]]:
@@ -105,10 +86,9 @@ def _content(value: object, source: str, *, only_text: bool) -> Document | BadRe
         return error
 
 
-S = TypeVar("S", bound=msgspec.Struct)
-
 DEFAULT = "default"
 FROM_FILE = "file"
+REMEDY = "correct it; docs/configuration.md describes all fields and their values"
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +147,7 @@ def interpret_document(document: documents.Document, environment: Mapping[str, s
     document, variables = nvidia_fields.apply_variables(document, environment)
     try:
         document, ignored = nvidia_fields.resolve_nvidia_fields(document)
-        configuration = validate_configuration(section(document, Configuration, ""))
+        configuration = validate_configuration(documents.convert_document(document, Configuration, REMEDY))
     except InvalidField as error:  # under the variable that the value came from, or under the field's name in the file
         sources = named | variables
         of_field = (sources[each] for each in sources if f"{error.field}.".startswith((f"{each}.", f"{each}[")))
@@ -179,108 +159,6 @@ def interpret_document(document: documents.Document, environment: Mapping[str, s
         for field, why in ignored.items()
     )
     return Loaded(configuration=configuration, origins=origins, findings=findings)
-
-
-def section(content: object, kind: type[S], path: str) -> S:
-    """A mapping as this Struct. Raises InvalidField with the path of a wrong value, an unknown or a missing key."""
-    if not isinstance(content, dict):
-        raise InvalidField(path or "document", "is no mapping of fields", f"it may have {', '.join(keys(kind))}")
-    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    types = get_type_hints(kind, include_extras=True)
-    if other := [key for key in content if key not in fields]:
-        raise unknown_keys_error(path, other, kind)
-    for key, field in fields.items():
-        if field.required and key not in content:
-            raise InvalidField(join_path(path, key), "is missing", f"add {key}")
-    given = {field.name: key for key, field in fields.items() if key in content}
-    return kind(**{name: value(content[key], types[name], join_path(path, key)) for name, key in given.items()})
-
-
-def value(content: object, kind: Any, path: str) -> Any:
-    """One value of a field. Raises InvalidField with its path."""
-    kind = given_kind(kind)
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return section(content, kind, path)
-    if get_origin(kind) is tuple and isinstance(content, list):
-        return tuple(value(item, get_args(kind)[0], f"{path}[{place}]") for place, item in enumerate(content))
-    try:
-        return msgspec.convert(content, kind)
-    except msgspec.ValidationError as error:
-        finding = "unknown" if is_choice(kind) else clean(str(error).split(" - at")[0], 200)
-        raise InvalidField(path, f"{finding}: {quoted([str(content)])}", describe_field_values(kind)) from error
-
-
-def given_kind(kind: Any) -> Any:
-    """The type of a field where the file gives it: a section that may be left out is None otherwise."""
-    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else ()
-    return kinds[0] if kinds[1:] == (NoneType,) else kind
-
-
-def is_choice(kind: Any) -> bool:
-    """Whether a type is a Literal, whose values an error can list."""
-    return get_origin(kind) is Literal
-
-
-def describe_field_values(kind: Any) -> str:
-    """The allowed values of a field, as a remedy."""
-    if is_choice(kind):
-        return f"use one of {', '.join(map(str, get_args(kind)))}"
-    if get_origin(kind) is Union:  # the devices that are shared
-        return "write all, how many, or a list of indexes and uuids"
-    if get_origin(kind) is tuple:
-        return "write a list, also of one: [ ]"
-    simple = {bool: "write true or false", str: "write text, in quotes if it looks like a number"}
-    return simple.get(kind) or f"write {number_form(kind)}, without quotes"
-
-
-def number_form(kind: Any) -> str:
-    """The allowed numbers: `a whole number from 1 to 2500`."""
-    what = "a whole number" if int in (kind, *get_args(kind)[:1]) else "a number"
-    bounds = next((limit for limit in get_args(kind) if isinstance(limit, msgspec.Meta)), None)
-    return what if bounds is None else f"{what} from {bounds.ge} to {bounds.le}"
-
-
-def unknown_keys_error(path: str, others: Sequence[object], kind: type[msgspec.Struct]) -> InvalidField:
-    """An error for the keys of a section that are not there, with where they belong or what they may have been meant for."""
-    names = [clean(str(key)) for key in others[:4]]
-    also = f", and neither {'is' if len(names) == 2 else 'are'} {', '.join(names[1:])}" if names[1:] else ""
-    where: dict[str, list[str]] = {}
-    for name in names:
-        where.setdefault(advice(name, kind), []).append(name)
-    remedies = [f"{' and '.join(each)}: {remedy}" if names[1:] else remedy for remedy, each in where.items()]
-    return InvalidField(join_path(path, names[0]), f"is not known here{also}", "; ".join(remedies))
-
-
-def advice(key: str, kind: type[msgspec.Struct]) -> str:
-    """The remedy for an unknown key: the section that has it, or a similar known key."""
-    from difflib import get_close_matches
-
-    known = keys(kind)
-    theirs = (*nvidia_fields.WITHOUT_EFFECT, *nvidia_fields.REFUSED)
-    places = sections(Configuration, key) + [
-        field.removesuffix(f".{key}") for field in theirs if field.endswith(f".{key}")
-    ]
-    near = [each for each in known if each.lower() == key.lower()]
-    if places and not near:
-        return f"put it into {' or '.join(place or 'the top of the file' for place in places)}"
-    near = near or get_close_matches(key[:80], known)
-    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
-
-
-def sections(kind: type[msgspec.Struct], key: str, path: str = "") -> list[str]:
-    """The paths of the sections that have this key. A list of sections is not looked into."""
-    found = [path] if key in keys(kind) else []
-    types = get_type_hints(kind)
-    for field in msgspec.structs.fields(kind):
-        inner = given_kind(types[field.name])
-        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            found += sections(inner, key, join_path(path, field.encode_name))
-    return found
-
-
-def keys(kind: type[msgspec.Struct]) -> list[str]:
-    """The keys of a section, as the file writes them."""
-    return [field.encode_name for field in msgspec.structs.fields(kind)]
 
 
 def join_path(path: str, key: str) -> str:

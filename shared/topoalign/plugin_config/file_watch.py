@@ -65,10 +65,10 @@ class ConfigurationFile:
                 tasks.start_soon(at_times)
             while True:
                 await asked()
-                await self.look(asked=True)
+                await self.look()
 
-    async def look(self, *, asked: bool = False) -> bool:
-        """Reads the file. Returns whether another configuration came into use. `asked`: logs a known refusal again."""
+    async def look(self) -> bool:
+        """Reads the file. Returns whether another configuration came into use."""
         if self.path is None:
             return False
         async with self._looking:
@@ -76,34 +76,34 @@ class ConfigurationFile:
             try:
                 content = await to_thread.run_sync(content_of, self.path)
                 if content == self._content:
-                    self._accept(self.loaded, asked=asked)
+                    self._accept(self.loaded)
                     return False
-                if content == self._refused and not asked:
+                if content == self._refused:
                     return False
                 found = await to_thread.run_sync(parse_configuration, content, self.path, self._environment)
             except BadRequest as error:
-                self._refuse(error, content, asked=asked)
+                self._refuse(error, content)
                 return False
             self._content = content
-            return self._accept(found, asked=asked)
+            return self._accept(found)
 
-    def _accept(self, found: Loaded, *, asked: bool) -> bool:
-        """Whether it is another one. Said if it is, if the file was wrong until now, or if somebody `asked`."""
+    def _accept(self, found: Loaded) -> bool:
+        """Returns whether it is another one. Logs that it is, or that the file is no longer wrong."""
         other = found.configuration != self.current
         recovered = self.reason_not_current is not None
         self.loaded = found
         self.reason_not_current = None
         self._refused = None
-        if other or recovered or asked:
+        if other or recovered:
             self._log("configuration changed" if other else "configuration unchanged")
         if other:
             self.changed.set()
             self.changed = anyio.Event()
         return other
 
-    def _refuse(self, error: BadRequest, content: bytes | None, *, asked: bool) -> None:
+    def _refuse(self, error: BadRequest, content: bytes | None) -> None:
         refused = content if content is not None else error.finding
-        if refused != self._refused or asked:
+        if refused != self._refused:
             log.warning(
                 "configuration refused, the one before stays in use",
                 file=str(self.path),

@@ -11,15 +11,11 @@ a container is fixed: it looks for itself there.
 Source: HAMi-core 8f3a89c (the path), the ELF specification (the header).
 """
 
-import fcntl
 import os
-import stat
 import struct
-from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
-from topoalign.core.model.errors import BadRequest, StateFault, clean
+from topoalign.core.model.errors import BadRequest, clean
 
 LIBRARY = "libvgpu.so"
 PRELOAD = "ld.so.preload"
@@ -56,16 +52,6 @@ class NoLibrary(BadRequest):
         super().__init__(f"the file is no shared library of this machine: {why}", "name HAMi-core's libvgpu.so")
 
 
-class Put(NamedTuple):
-    """The result for one file."""
-
-    path: Path
-    size: int
-    """Bytes."""
-    changed: bool
-    """False: it was there already."""
-
-
 def check_library(content: bytes, machine: str) -> None:
     """Raises NoLibrary for what is no whole ELF shared object for this machine (`x86_64`, `aarch64`)."""
     if machine not in MACHINES:
@@ -87,76 +73,6 @@ def check_library(content: bytes, machine: str) -> None:
     kinds = {segment[0] for segment in segments}
     if DYNAMIC not in kinds or INTERPRETER in kinds:
         raise NoLibrary("it is a program")
-
-
-def install_library(library: bytes, to: Path) -> tuple[Put, ...]:
-    """
-    Has the library and the list in this directory, which is made for this user alone. Each file is replaced as a whole and
-    is on the disk then: whoever is killed in between leaves the former one or the new one. Containers that run keep what
-    they have mounted.
-
-    Raises StateFault where the directory cannot be used, or another call is at work in it.
-    """
-    try:
-        to.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory = os.open(to, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            files = ((LIBRARY, library, 0o755), (PRELOAD, PRELOADED, 0o644))
-            put = tuple(
-                Put(to / name, len(content), replace_file(directory, name, content, mode))
-                for name, content, mode in files
-            )
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except BlockingIOError as error:
-        raise StateFault(
-            f"another installation is at work in {clean(str(to), 200)}", "wait until it has ended, and try again"
-        ) from error
-    except OSError as error:
-        raise StateFault(
-            f"{clean(str(to), 200)} cannot be written: {error.strerror}",
-            "name a directory of a disk with room, and run this as a user who may write there",
-        ) from error
-    return put
-
-
-def replace_file(directory: int, name: str, content: bytes, mode: int) -> bool:
-    """Puts the file there as a whole. Returns whether it differed. Leaves it as it was on OSError."""
-    if has_file(directory, name, content, mode):
-        return False
-    draft = f".{name}.new"
-    with suppress(FileNotFoundError):  # of any type: opening a pipe would block
-        os.unlink(draft, dir_fd=directory)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    file = os.open(draft, flags, mode, dir_fd=directory)
-    try:
-        os.fchmod(file, mode)
-        written = 0
-        while written < len(content):
-            written += os.write(file, content[written:])
-        os.fsync(file)
-        os.replace(draft, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
-        with suppress(OSError):
-            os.unlink(draft, dir_fd=directory)
-        raise
-    finally:
-        os.close(file)
-    return True
-
-
-def has_file(directory: int, name: str, content: bytes, mode: int) -> bool:
-    """Whether this is a regular file with this content and mode."""
-    try:
-        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
-    except OSError:
-        return False
-    with os.fdopen(file, "rb") as opened:
-        found = os.fstat(file)
-        right = stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) == mode and found.st_size == len(content)
-        return right and opened.read() == content
 
 
 def find_missing_file(root: Path) -> str | None:

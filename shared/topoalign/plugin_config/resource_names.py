@@ -6,7 +6,9 @@ A device plugin may register extended resources only. Their rule (Kubernetes v1.
 `kubernetes.io`, and still a qualified name with `requests.` before it, because a quota uses that name.
 """
 
+import glob
 import re
+from fnmatch import fnmatchcase
 
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.ids import ResourceName
@@ -49,21 +51,9 @@ def resource(path: str, text: str, domain: str = GPU_DOMAIN) -> ResourceName:
 
 def found_in(pattern: str, name: str) -> bool:
     """Whether a part of the name fits the pattern (`*` stands for anything), as in NVIDIA's device plugin v0.20.0."""
-    start = 0
-    for literal in pattern.split("*"):
-        at = name.find(literal, start)
-        if at < 0:
-            return False
-        start = at + len(literal)
-    return True
+    return matches_pattern(f"*{pattern}*", name)
 
 
 def matches_pattern(pattern: str, name: str) -> bool:
-    """Whether the whole name fits the pattern, in which `*` stands for anything."""
-    first, *others = pattern.split("*")
-    if not others:
-        return pattern == name
-    *middle, last = others
-    if len(first) + len(last) > len(name) or not (name.startswith(first) and name.endswith(last)):
-        return False
-    return found_in("*".join(middle), name[len(first) : len(name) - len(last)])
+    """Whether the whole name fits the pattern, in which `*` stands for anything and no other character is special."""
+    return fnmatchcase(name, glob.escape(pattern).replace("[*]", "*"))

@@ -9,14 +9,12 @@ If the configuration asks for that, neither shares nor the whole device are offe
 for a whole device.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from topoalign.core.demand.device_lists import gpu_lists
 from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import UnitKind
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -36,7 +34,6 @@ from topoalign.plugin_config.findings import ConfigurationFinding, Findings
 Way = Literal["time-slicing", "mps"]
 Terms = dict[DeviceID, tuple[Offer, ...]]
 """Device -> how it is offered, as offers without devices: devices with equal terms are one offer."""
-NUMA_TOPOLOGY = "sharing.slots.numaTopology"
 
 
 class ResourceOffers(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,22 +41,6 @@ class ResourceOffers(msgspec.Struct, frozen=True, kw_only=True):
 
     offers: tuple[Offer, ...]
     findings: tuple[ConfigurationFinding, ...]
-
-
-def list_findings(
-    topology: Topology, offering: ResourceOffers, configuration: Configuration
-) -> tuple[ConfigurationFinding, ...]:
-    """The finding of `config check` if one environment variable has to list a container's GPUs of several resources."""
-    names = gpu_lists(replace(topology, offers=offering.offers))
-    if len(names) < 2 or not configuration.flags.plugin.by_variable_alone:
-        return ()
-    finding = ConfigurationFinding(
-        field="flags.plugin.deviceListStrategy",
-        finding=f"under envvar a container that asks for two of {', '.join(names)} is refused (NotVisible) unless "
-        "topoalign's scheduler binds its pod",
-        remedy="use volume-mounts, cdi-annotations or cdi-cri if another scheduler may bind such pods",
-    )
-    return (finding,)
 
 
 def offer_resources(topology: Topology, configuration: Configuration, before: Sequence[Offer] = ()) -> ResourceOffers:
@@ -212,28 +193,7 @@ def offer_slots(topology: Topology, gpus: Sequence[Base], configuration: Configu
             f"{in_slots} devices are in slots: their amounts are counted, and nothing enforces them (limiter: none)"
         )
         findings.add("sharing.slots", finding)
-    if slots.numa_topology:
-        report_beyond_a_numa_node(topology, [device for device, offers in found.items() if offers], findings)
     return found
-
-
-def report_beyond_a_numa_node(topology: Topology, in_slots: Sequence[DeviceID], findings: Findings) -> None:
-    """
-    Adds a finding of what does not fit if slots of these devices are listed with NUMA nodes. An aligning kubelet counts
-    slots, and each GPU has several. So it may choose too few NUMA nodes: enough slots, but fewer GPUs than requested. No
-    finding if all GPUs are on one NUMA node.
-    """
-    nodes = [topology.listed_nodes(topology.gpu_by_id[topology.parent_of(each)].numa_affinity) for each in in_slots]
-    on_nodes = Counter(filter(None, nodes))
-    if len(on_nodes) < 2:
-        return
-    findings.add(
-        NUMA_TOPOLOGY,
-        f"a NUMA node has at most {max(on_nodes.values())} of {len(in_slots)} GPUs. Unless the kubelet's policy is none: "
-        "(1) slots of more GPUs never fit (best-effort: only if CPUs or memory need several NUMA nodes); (2) the kubelet "
-        "takes the lowest NUMA node with free slots, even if its GPUs have too little left",
-        "leave numaTopology out, which the choice of GPUs does not need, or use the kubelet's policy none",
-    )
 
 
 def choose_shared_devices(

@@ -344,7 +344,6 @@ class Handshake(asyncio.Protocol):
 
     transport: asyncio.Transport
     within = HEAD_SECONDS
-    """Seconds for the handshake."""
 
     def __init__(self, http: HttpConnection, tls: ssl.SSLContext, turns: RequestTurns) -> None:
         self._http = http

@@ -6,9 +6,9 @@ from typing import TypeVar
 import structlog
 
 from topoalign.core import wire
-from topoalign.core.model.errors import TopoalignError, Unavailable
+from topoalign.core.model.errors import TopoalignError, Unavailable, Undecodable
+from topoalign.core.model.strict_json import AmbiguousJson, load_strict_json
 from topoalign.core.ports import Answer, Endpoint
-from topoalign.runtime.strict_json import refuse_malformed
 
 Q = TypeVar("Q")
 
@@ -19,10 +19,22 @@ def answer_with(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answ
     """Makes an endpoint's function: it decodes the question, calls `handle` and encodes the result."""
 
     async def answer(body: bytes) -> bytes:
-        refuse_malformed(body)
+        refuse_ambiguous(body)
         return wire.encode_answer(await handle(wire.decode_request(body, kind)))
 
     return answer
+
+
+def refuse_ambiguous(body: bytes) -> None:
+    """Raises Undecodable for JSON with more than one meaning. Other errors of a body are left to its decoder."""
+    if len(body) > wire.LARGEST_BODY:
+        return
+    try:
+        load_strict_json(body.decode())
+    except AmbiguousJson as error:
+        raise Undecodable("the request", str(error)) from error
+    except (ValueError, RecursionError):
+        return
 
 
 async def reply_to(endpoint: Endpoint, body: bytes) -> bytes:

@@ -26,7 +26,7 @@ from topoalign.runtime import systemd
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context, Reload, Serve
 from topoalign.runtime.installed import ServiceFailed, find_unknown_variables, load_services, start_order
-from topoalign.runtime.nats_bus import Access, NatsBus, connect_bus
+from topoalign.runtime.nats_bus import NatsBus, connect_bus
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.settings import RuntimeSettings, from_environment
 from topoalign.runtime.tasks import StoppedUnasked, background, run_until_cancelled
@@ -143,7 +143,7 @@ async def bus_of(
         settings.nats_url,
         name=f"topoalign-{next(iter(services))}" if len(services) == 1 else "topoalign",
         wait=settings.nats_wait,
-        access=Access.of(settings),
+        access=settings,
         node=node if "registry" not in services else None,
         publishes=published_subjects(services, node),
     ) as connected:

@@ -53,7 +53,26 @@ def made_of_text(kind: type[P], value: str) -> P:
     raise NotImplementedError(f"settings of type {kind}")
 
 
-class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """The files with our identity for NATS. They are read for every connection, so that renewed files are used."""
+
+    nats_creds: str | None = None
+    """Credentials file (JWT and seed), for servers with operators and accounts."""
+
+    nats_nkey: str | None = None
+    """File with the seed of an nkey user (`SU…`)."""
+
+    nats_tls_ca: str | None = None
+    """PEM file of the authority that signed the server's certificate, if the machine does not trust it already."""
+
+    nats_tls_cert: str | None = None
+    """PEM file of the client certificate, if NATS asks for one."""
+
+    nats_tls_key: str | None = None
+    """PEM file of the client certificate's key; without it the key is in the certificate's file."""
+
+
+class RuntimeSettings(Access, frozen=True, kw_only=True):
     """The settings of every process, independent of its services."""
 
     node: str = ""
@@ -67,21 +86,6 @@ class RuntimeSettings(msgspec.Struct, frozen=True, kw_only=True):
     Seconds to wait for NATS at the start; after that the process fails. Default: the process does not wait. It starts
     without NATS and connects when it can, because a node continues to give devices to pods while the hub is away.
     """
-
-    nats_creds: str | None = None
-    """Credentials file (JWT and seed)."""
-
-    nats_nkey: str | None = None
-    """File with the seed of an nkey user."""
-
-    nats_tls_ca: str | None = None
-    """PEM file of the authority that signed the server's certificate, if the machine does not trust it already."""
-
-    nats_tls_cert: str | None = None
-    """PEM file of the client certificate, if NATS asks for one."""
-
-    nats_tls_key: str | None = None
-    """PEM file of the client certificate's key."""
 
     http_host: str = "127.0.0.1"
     """Address of the HTTP pages. The default is the loopback address, because the pages have no authentication."""

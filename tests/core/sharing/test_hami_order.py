@@ -9,7 +9,7 @@ from hami_support import POLICIES, asked, cards, requests, usage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, InvalidShare, Weights, read_weights
+from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, Weights, read_weights
 from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, hami_gpu_score, hami_gpus_score, order_of_trial
 
 weights = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 5))
@@ -61,7 +61,7 @@ def test_scores_are_as_exact_as_those_of_single_precision() -> None:
     assert (8.0, 8.000000953674316) == (hami_gpu_score(first, []), hami_gpu_score(second, []))
 
 
-@pytest.mark.parametrize("text", ["slot=1,core=1,memory=3", " memory=3 , slot = 1,core=+1"])
+@pytest.mark.parametrize("text", ["slot=1,core=1,memory=3", " memory=3 , slot = 1,core=1"])
 def test_weights_come_in_any_order(text: str) -> None:
     assert Weights(1, 1, 3) == read_weights(text)
     assert Weights(1, 1, 1) == EQUAL_WEIGHTS
@@ -83,5 +83,4 @@ def test_weights_come_in_any_order(text: str) -> None:
     ],
 )
 def test_other_weights_are_refused(text: str) -> None:
-    with pytest.raises(InvalidShare, match=r"metadata\.annotations\[hami\.io/device-scoring-weights\]"):
-        read_weights(text)
+    assert None is read_weights(text)

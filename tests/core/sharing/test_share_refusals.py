@@ -9,7 +9,7 @@ from topoalign.core.demand.shares import Share
 from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.placement.gpus.bandwidth import SetScorer
 from topoalign.core.sharing.choice import choose_gpus
-from topoalign.core.sharing.share_refusals import ShareFields
+from topoalign.core.sharing.share_refusals import OTHER_TYPE, OTHER_UUID, ShareFields
 from topoalign.core.sharing.shared_gpus import SharedGpu
 
 GIB = 2**30
@@ -85,7 +85,8 @@ def test_cards_that_may_not_be_chosen_are_counted_by_reason() -> None:
     error = refused(SHARE._replace(rules=rules), ill, ill, other, EMPTY)
 
     assert "NoGpuAccepted" == error.code
-    assert error.finding.endswith("may be chosen: 2 not healthy, 1 of another type, 1 not among the uuids")
+    reasons = ((2, "not healthy"), (1, OTHER_TYPE), (1, OTHER_UUID))
+    assert all(f"{number} {reason}" in error.finding for number, reason in reasons)
 
 
 @pytest.mark.parametrize("nodes", [(0, 1), (None, None), (0, None)])

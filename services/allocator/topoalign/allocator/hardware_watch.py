@@ -26,14 +26,14 @@ from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, NobodyAnswers, StateFault, Unavailable
 from topoalign.core.model.events import DeviceHealthChanged, HealthState, Reading, TopologyDiscovered
 from topoalign.core.model.ids import AllocationID
-from topoalign.core.model.requests import AliveRequest, AnnounceRequest, Published, PublishedRequest
+from topoalign.core.model.requests import NodeRequest, Published
 from topoalign.core.ports import Bus, Clock
 from topoalign.runtime.clock import until_tick
 
 ASK_SECONDS = 10.0
-"""Between two requests for confirmation while discovery answers."""
+"""Between two requests for confirmation while discovery confirms what was received."""
 ASK_AGAIN_SECONDS = 1.0
-"""Between two requests while discovery does not answer, and the time limit of each."""
+"""Between two other requests, and the time limit of each."""
 SILENT_SECONDS = 30.0
 """How long a reading counts after its last confirmation."""
 
@@ -58,8 +58,6 @@ class HardwareWatch:
         """As discovery published it, also while the ledger has unknown health."""
         self._body = b""
         """The message of the topology, as published."""
-        self._waiting: Delivery | None = None
-        """A topology received while discovery was silent. It counts once discovery confirms it."""
         self.newest: Mapping[str, tuple[int, int]] = {}
         """`topology` and `health` -> epoch and revision, as discovery answered last; empty: it never did."""
         self._answered = 0.0
@@ -123,12 +121,9 @@ class HardwareWatch:
     async def _is_news(self, kind: str, had: Reading | None, reading: Reading, body: bytes) -> bool:
         """Returns whether a reading is accepted."""
         if not await self._ask() or (newest := self.newest.get(kind)) is None:
-            # Discovery is silent. The devices must be listed even if it has ended, and one may have failed; only another
-            # topology waits.
-            if had is None or not isinstance(reading, TopologyDiscovered):
-                return True
-            self._waiting = Delivery(event=reading, position=0, time=None, body=body)
-            return False
+            # Discovery is silent. The devices must be listed even if it has ended, and one may have failed. Another topology
+            # is dropped: discovery is asked to publish again once it names one that was not received.
+            return had is None or not isinstance(reading, TopologyDiscovered)
         if is_ahead_of(reading, newest) or await self._has_published(kind, reading, body) is False:
             await self._note_forged(kind, reading)
             await self._clock.sleep(FORGED_PAUSE)
@@ -141,9 +136,9 @@ class HardwareWatch:
         endpoint is trusted by its numbers.
         """
         node = self._ledger.node
-        question = msgspec.json.encode(PublishedRequest(node=node))
+        question = msgspec.json.encode(NodeRequest(node=node))
         try:
-            answer = await self._bus.ask(wire.published_subject(node), question, ASK_AGAIN_SECONDS)
+            answer = await self._bus.ask(wire.discovery_subject(node, "published"), question, ASK_AGAIN_SECONDS)
             published = wire.decode_answer(answer, dict[str, Published]).get(kind)
         except NobodyAnswers:
             return True
@@ -176,24 +171,21 @@ class HardwareWatch:
             answered = await self._ask()
             self._pass_health()
             await self._release_other_machines()
-            if answered and self._waiting is not None:
-                waiting = self._waiting
-                self._waiting = None
-                await self._take(waiting)
             unconfirmed = unconfirmed + 1 if answered and not self._is_newest() else 0
             if unconfirmed == UNCONFIRMED_ANSWERS:
                 unconfirmed = 0
                 await self._ask_to_announce()
-            period = ASK_SECONDS if answered and self.reason() is None else ASK_AGAIN_SECONDS
+            is_settled = answered and self._is_newest() and self.reason() is None
+            period = ASK_SECONDS if is_settled else ASK_AGAIN_SECONDS
             await self._clock.sleep(until_tick(self._clock, period))
 
     async def _ask(self) -> bool:
         """Asks discovery for its newest revisions. Returns whether it answered."""
         node = self._ledger.node
-        question = msgspec.json.encode(AliveRequest(node=node))
+        question = msgspec.json.encode(NodeRequest(node=node))
         delivery = {"topology": self._topology, "health": self._health}
         try:
-            answer = await self._bus.ask(wire.alive_subject(node), question, ASK_AGAIN_SECONDS)
+            answer = await self._bus.ask(wire.discovery_subject(node, "alive"), question, ASK_AGAIN_SECONDS)
             self.newest = wire.decode_answer(answer, dict[str, tuple[int, int]])
         except (Unavailable, BadRequest) as error:
             log.debug("discovery does not answer", finding=error.finding)
@@ -220,9 +212,9 @@ class HardwareWatch:
 
     async def _ask_to_announce(self) -> None:
         """Asks discovery to publish again, under new numbers, because its last reading may be lost."""
-        question = msgspec.json.encode(AnnounceRequest(node=self._ledger.node))
+        question = msgspec.json.encode(NodeRequest(node=self._ledger.node))
         try:
-            await self._bus.ask(wire.announce_subject(self._ledger.node), question, ASK_AGAIN_SECONDS)
+            await self._bus.ask(wire.discovery_subject(self._ledger.node, "announce"), question, ASK_AGAIN_SECONDS)
         except Unavailable as error:
             log.debug("discovery does not announce", finding=error.finding)
 

@@ -10,12 +10,10 @@ from anyio.abc import TaskStatus
 from topoalign.allocator.allocate.node_reservations import NodeReservationList
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.containers import Containers
-from topoalign.allocator.containers.lazy_limiters import (
-    LimiterOnDemand,
-    SharedFilesOnDemand,
-    keep_directories,
-    keep_priorities,
-)
+from topoalign.allocator.containers.hami_core.feedback import Feedback
+from topoalign.allocator.containers.hami_core.shared_files import SharedFiles
+from topoalign.allocator.containers.hami_core.slot_directories import DirectoryCleanup
+from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.hardware_watch import HardwareWatch
 from topoalign.allocator.ledger.journal import FileJournal
@@ -26,12 +24,11 @@ from topoalign.allocator.mig.instance_log import InstanceLog
 from topoalign.allocator.mig.instances import Instances, collect_unused_instances, lost_note, report_fault
 from topoalign.allocator.mig.nvml_instances import NvmlInstances
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
-from topoalign.allocator.requests.admissions import Admissions, Predictions, lists_nothing
+from topoalign.allocator.requests.admissions import Admissions, Predictions
 from topoalign.allocator.requests.kubelet_files import KubeletFiles, KubeletWatch
 from topoalign.allocator.service import Allocator, refuse_duplicate_agent
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.allocator.takeover import Vacancy, hardware_known, open_in_turn, wait_for_successor
-from topoalign.core.model.requests import PodRequest
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.runtime.boot import boot_id
 from topoalign.runtime.context import Context
@@ -69,7 +66,7 @@ class KubeletSide:
         self.instances = Instances(
             instance_log, NvmlInstances(clock, DRIVER_SECONDS), lambda: ledger.move(ledger.state)
         )
-        self.limiter = LimiterOnDemand(lambda: self.configuration.flags.vcuda_root, lambda: ledger.state.hardware)
+        self.limiter = VcudaLimiter(lambda: self.configuration.flags.vcuda_root, lambda: ledger.state.hardware)
         self.allocations = DeviceAllocations(
             ledger,
             self.pod_resources,
@@ -105,10 +102,10 @@ class KubeletSide:
             rules,
             self.watch,
             kubelet_owns_devices=True,
-            confirmed=self.confirmed,
+            confirmed=self.reservations.expect,
             by_variable_alone=self.by_variable_alone,
         )
-        self.shared_files = SharedFilesOnDemand(self.hami_root, lambda: ledger.state, clock)
+        self.shared_files = SharedFiles(self.hami_root, lambda: ledger.state, clock)
 
     async def keep_up(self, series: UseSeries) -> None:
         """
@@ -125,10 +122,9 @@ class KubeletSide:
                 collect_unused_instances, self.instances, self._ledger, clock, lambda: self.allocations.polled, report
             )
             tasks.start_soon(self.limiter.run, self.allocations, clock)
-            tasks.start_soon(keep_directories, self.hami_root, self.allocations, clock)
-            tasks.start_soon(
-                keep_priorities, self.hami_root, self.has_priorities, lambda: self.allocations.state, clock
-            )
+            tasks.start_soon(DirectoryCleanup(self.hami_root).run, self.allocations, clock)
+            feedback = Feedback(self.hami_root, self.has_priorities, lambda: self.allocations.state)
+            tasks.start_soon(feedback.run, clock)
 
     @property
     def configuration(self) -> Configuration:
@@ -147,11 +143,6 @@ class KubeletSide:
     def by_variable_alone(self) -> bool:
         """Whether containers see what NVIDIA_VISIBLE_DEVICES names, and nothing else."""
         return self.configuration.flags.plugin.by_variable_alone
-
-    def confirmed(self, pod: PodRequest) -> None:
-        """Called after a prediction was published to a registry, which is about to reserve its devices."""
-        self.allocations.remember(pod)
-        self.reservations.expect()
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -178,7 +169,6 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
             predictions=kubelet.predictions if kubelet is not None else None,
             hint_seconds=settings.hint_seconds,
             ensure_fresh=hardware_watch.ensure_fresh,
-            lists=kubelet.allocations.lists if kubelet is not None else lists_nothing,
         )
         allocator = Allocator(
             ledger,

@@ -22,7 +22,7 @@ from topoalign.allocator.requests.admissions import Admissions, check_own
 from topoalign.core import wire
 from topoalign.core.model.errors import StateFault, Unavailable, clean
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AliveRequest, AnnounceRequest, ExplainRequest, WriterPosition
+from topoalign.core.model.requests import ExplainRequest, NodeRequest, WriterPosition
 from topoalign.core.ports import Bus, Endpoint
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.replies import answer_with
@@ -43,21 +43,21 @@ class WriterPositions:
         """The endpoints `alive` and `announce`, to serve on the bus."""
         node = self._ledger.node
         answers = {
-            "alive": answer_with(AliveRequest, self.alive),
-            "announce": answer_with(AnnounceRequest, self.announce),
+            "alive": answer_with(NodeRequest, self.alive),
+            "announce": answer_with(NodeRequest, self.announce),
         }
         return [
             Endpoint(name=verb, subject=wire.admission_subject(node, verb), answer=a) for verb, a in answers.items()
         ]
 
-    async def alive(self, request: AliveRequest) -> WriterPosition:
+    async def alive(self, request: NodeRequest) -> WriterPosition:
         """Returns the numbers and the digest of the last publication. Raises InvalidField for another node."""
         check_own(self._ledger, request.node)
         state = self._ledger.state
         readings = {**self._hardware_watch.newest, **self._usage_position()}
         return WriterPosition(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=readings)
 
-    async def announce(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
+    async def announce(self, request: NodeRequest) -> dict[str, tuple[int, int]]:
         """Publishes the usage under a new epoch; returns it and the revision. Raises InvalidField for another node."""
         check_own(self._ledger, request.node)
         self._usage.announce()

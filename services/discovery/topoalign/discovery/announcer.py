@@ -19,7 +19,7 @@ from topoalign.core import wire
 from topoalign.core.model.errors import InvalidField, Unavailable
 from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import Published, PublishedRequest
+from topoalign.core.model.requests import NodeRequest, Published
 from topoalign.core.ports import Bus, Clock, Endpoint, Message, Stream
 from topoalign.runtime.clock import until_tick
 from topoalign.runtime.fact_publisher import FactPublisher
@@ -64,15 +64,17 @@ class Announcer:
         return "another process publishes the hardware of this node: does another machine have its name?"
 
     def endpoint(self, node: NodeName) -> Endpoint:
-        """Answers PublishedRequest. A forged message may have the same number; the digest shows which one is ours."""
+        """Answers NodeRequest. A forged message may have the same number; the digest shows which one is ours."""
 
-        async def published(request: PublishedRequest) -> dict[str, Published]:
+        async def published(request: NodeRequest) -> dict[str, Published]:
             if request.node != node:
                 raise InvalidField("node", f"this is the discovery service of {node}", "ask that node's own")
             return self._published
 
         return Endpoint(
-            name="published", subject=wire.published_subject(node), answer=answer_with(PublishedRequest, published)
+            name="published",
+            subject=wire.discovery_subject(node, "published"),
+            answer=answer_with(NodeRequest, published),
         )
 
     def request_announce(self) -> None:

@@ -43,7 +43,6 @@ class Mark:
 
     reason: str
     newest: float
-    """When the newest sign was seen."""
     lasting: bool
     """Only a reset helps."""
     went: bool = False
@@ -65,7 +64,6 @@ class HealthJudge:
     _gpu_or_nic_of: dict[DeviceID, DeviceID] = field(default_factory=dict)
     """MIG instance -> its GPU."""
     _failure: str | None = None
-    """Why the newest reading failed."""
     _unsubscribed: dict[DeviceID, str] = field(default_factory=dict)
     """GPU -> why its signs cannot be received."""
     _marks: dict[DeviceID, Mark] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from topoalign.core.model.errors import DriverFault, HardwareUnknown, InvalidFie
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.maintenance import DevicesRequest, Override
-from topoalign.core.model.requests import AliveRequest, AnnounceRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.model.topology.degraded import degraded_gpus
 from topoalign.core.model.topology.model import Gpu, Nic, PciBridge, Topology
 from topoalign.core.ports import Bus, Clock, Driver, Endpoint, HardwareEvent, Inventory
@@ -211,8 +211,11 @@ class Discovery:
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Runs until cancelled. Started once questions are answered; the first reading may take longer."""
         answers = {
-            "announce": (wire.announce_subject(self._node), answer_with(AnnounceRequest, self._answer_announce)),
-            "alive": (wire.alive_subject(self._node), answer_with(AliveRequest, self._answer_alive)),
+            "announce": (
+                wire.discovery_subject(self._node, "announce"),
+                answer_with(NodeRequest, self._answer_announce),
+            ),
+            "alive": (wire.discovery_subject(self._node, "alive"), answer_with(NodeRequest, self._answer_alive)),
         }
         for override in OVERRIDES:
             answer = answer_with(DevicesRequest, partial(self._answer_override, override))
@@ -247,12 +250,12 @@ class Discovery:
             if topology != had.topology:
                 self._announce_topology(had.source, topology)
 
-    async def _answer_announce(self, request: AnnounceRequest) -> dict[str, tuple[int, int]]:
+    async def _answer_announce(self, request: NodeRequest) -> dict[str, tuple[int, int]]:
         self._newest(request.node)
         self.announce()
         return self._newest(request.node)
 
-    async def _answer_alive(self, request: AliveRequest) -> dict[str, tuple[int, int]]:
+    async def _answer_alive(self, request: NodeRequest) -> dict[str, tuple[int, int]]:
         return self._newest(request.node)
 
     def _newest(self, node: NodeName) -> dict[str, tuple[int, int]]:

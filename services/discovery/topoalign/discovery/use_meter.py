@@ -17,7 +17,7 @@ import msgspec
 from topoalign.core import wire
 from topoalign.core.model.errors import DriverFault, InvalidField
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.ports import Clock, Driver, Endpoint
 from topoalign.runtime.driver_thread import CallProgress, DriverThread
 from topoalign.runtime.replies import answer_with
@@ -51,10 +51,12 @@ class UseMeter:
         """Monotonic seconds at which the newest one was complete."""
 
     def endpoint(self) -> Endpoint:
-        """Answers UseRequest."""
-        return Endpoint(name="use", subject=wire.use_subject(self._node), answer=answer_with(UseRequest, self.answer))
+        """Answers NodeRequest."""
+        return Endpoint(
+            name="use", subject=wire.discovery_subject(self._node, "use"), answer=answer_with(NodeRequest, self.answer)
+        )
 
-    async def answer(self, request: UseRequest) -> "Measurement":
+    async def answer(self, request: NodeRequest) -> "Measurement":
         """Returns the use of the GPUs. Raises InvalidField for another node, and DriverFault."""
         if request.node != self._node:
             raise InvalidField("node", f"this is the discovery service of {self._node}", "ask that node's own")

@@ -25,7 +25,6 @@ EXCLUSIVE_PROCESS = 3
 INIT_WITHOUT_GPUS = 1
 """NVML_INIT_FLAG_NO_GPUS: NVML opens also on a node with a lost GPU."""
 CALL_SECONDS = 10.0
-"""How long each call may take."""
 Ask = Callable[..., Any]
 """Calls the function of NVML with this name."""
 

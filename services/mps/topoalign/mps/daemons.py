@@ -38,7 +38,6 @@ class Daemons:
         self._clock = clock
         self._nvml = Nvml(clock)
         self.daemons: dict[ResourceName, Daemon] = {}
-        """The daemons that are kept running."""
         self._failure: str | None = "the GPUs have not been read yet"
 
     def reason(self) -> str | None:

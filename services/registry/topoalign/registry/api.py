@@ -39,7 +39,7 @@ from topoalign.core.model.errors import (
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.processes import Measurement
-from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.registry import api_views
 from topoalign.registry.api_views import ANSWER_SECONDS, AllocationView, read_node_library, shares_view
@@ -181,8 +181,8 @@ class Api:
             )
         node = NodeName(query["node"])
         self._cluster.member(node)
-        question = msgspec.json.encode(UseRequest(node=node))
-        answer = await self._bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS)
+        question = msgspec.json.encode(NodeRequest(node=node))
+        answer = await self._bus.ask(wire.discovery_subject(node, "use"), question, within=ANSWER_SECONDS)
         measurement = wire.decode_answer(answer, Measurement)
         reading = await read_node_library(self._bus, self._cluster.member(node))
         return json(shares_view(self._cluster.member(node), measurement, reading))

@@ -16,7 +16,7 @@ from topoalign.core.model.events import Allocation, DeviceHealth, MemoryBlock, O
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import AllocationID, DeviceID, NodeName, ResourceName
 from topoalign.core.model.processes import LibraryReading, Measurement
-from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.model.topology.device_names import NamedDevice, named_devices
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus
@@ -255,7 +255,7 @@ async def read_node_library(bus: Bus, member: ClusterNode) -> LibraryReading:
     state = bare(member.state)
     if not has_library(state):
         return LibraryReading(node=state.node)
-    question = msgspec.json.encode(UseRequest(node=state.node))
+    question = msgspec.json.encode(NodeRequest(node=state.node))
     try:
         return wire.decode_answer(
             await bus.ask(wire.admission_subject(state.node, "library-use"), question, within=LIBRARY_SECONDS),

@@ -5,14 +5,13 @@ Two streams are read from their beginning, with the client that every subscriber
 and sets aside messages that cannot be read. In addition each allocator is asked at intervals whether it is alive. Its
 answer contains its newest facts; if the view here differs, everything is requested again.
 
-While the event loop is blocked, answers stay unread, and afterwards the time-outs of all questions fire before the first
-answer is read. So a time-out means something about the allocator only if the loop ran meanwhile; else it is asked again.
+A node is stale after two questions without an answer. One would not suffice: while the event loop is blocked, answers stay
+unread, and afterwards the time-outs of all questions fire before the first answer is read.
 """
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from functools import partial
-from math import inf
 
 import anyio
 import structlog
@@ -28,43 +27,14 @@ from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.request_turns import TaskTurns
-from topoalign.runtime.tasks import background, for_each, wait_for_first
-
-
-class Lateness:
-    """Detects when the event loop was blocked, by a task that sleeps for a short time and notes when it wakes late."""
-
-    def __init__(self, clock: Clock, bearable: float) -> None:
-        """`bearable`: seconds. The loop was late if it was blocked for twice as long; less may go unnoticed."""
-        self._clock = clock
-        self._bearable = bearable
-        self._due = inf
-        """Monotonic seconds of the next wake-up."""
-        self._noticed = -inf
-        """Monotonic seconds of the last late wake-up."""
-
-    async def run(self) -> None:
-        """Measures until cancelled, while questions are under way."""
-        while True:
-            self._due = self._clock.monotonic() + self._bearable
-            await self._clock.sleep(self._bearable)
-            if self._is_overdue():
-                self._noticed = self._clock.monotonic()
-
-    def was_late_since(self, moment: float) -> bool:
-        """Whether the loop was late at this time (monotonic seconds) or after it."""
-        return self._is_overdue() or self._noticed >= moment
-
-    def _is_overdue(self) -> bool:
-        return self._clock.monotonic() > self._due + self._bearable
-
+from topoalign.runtime.tasks import for_each, wait_for_first
 
 FOLLOWED = (Stream.NODES, Stream.ALLOCATIONS)
 
 ASKED_AT_ONCE = 32
 """Allocators that are asked at the same time, so that a large cluster's answers do not come all at once."""
-MOST_TRIES = 3
-"""Questions to one allocator in one round if this process was late each time."""
+TRIES = 2
+"""Questions to a silent allocator in one round."""
 PAUSE = 0.1
 """Seconds between two checks whether the stored facts have been read."""
 
@@ -146,44 +116,31 @@ class Registry:
         while True:
             self._ask_now = anyio.Event()
             nodes = self._cluster.nodes
-            lateness = Lateness(self._clock, self._settings.registry_answer_seconds / 8)
-            ask = partial(self._ask_in_time, TaskTurns(self._clock), lateness)
-            async with background() as watching:
-                watching.start_soon(lateness.run)
-                await for_each(nodes, ask, at_once=ASKED_AT_ONCE)
+            await for_each(nodes, partial(self._ask, TaskTurns(self._clock)), at_once=ASKED_AT_ONCE)
             self._asked = True
             await wait_for_first(self._ask_now.wait, partial(self._clock.sleep, self._settings.registry_ask_seconds))
 
-    async def _ask_in_time(self, turns: TaskTurns, lateness: Lateness, node: NodeName) -> None:
-        """Asks again where this process was late, and after `MOST_TRIES` leaves the node its last status."""
-        await turns.give()
-        for _ in range(MOST_TRIES):
-            if await self._ask(node, lateness):
-                break
-            log.debug("asked in vain: this process was late itself", node=node)
-
-    async def _ask(self, node: NodeName, lateness: Lateness) -> bool:
-        """Asks the allocator and compares its answer with the view. Returns False if this process was late."""
-        asked = self._clock.monotonic()
-        within = self._settings.registry_answer_seconds
+    async def _ask(self, turns: TaskTurns, node: NodeName) -> None:
+        """Asks the allocator and compares its answer with the view."""
+        finding = ""
         was_settled = self._client.is_settled(node)
-        try:
-            await self._client.verify(node, within)
-        except Unavailable as error:
-            if node not in self._cluster:  # one that has never answered, and there are too many of them
-                return True
-            if self._clock.monotonic() >= asked + within and lateness.was_late_since(asked):
-                return False
-            if self._cluster.member(node).answering:
-                log.warning("allocator away", node=node, finding=error.finding)
-            self._cluster.answers(node, False)
-            await self._forget_if_deleted(node)
-        else:
+        for _ in range(TRIES):
+            await turns.give()
+            try:
+                await self._client.verify(node, self._settings.registry_answer_seconds)
+            except Unavailable as error:
+                finding = error.finding
+                continue
             if node in self._cluster:
                 self._cluster.answers(node, True)
                 if self._client.is_settled(node) != was_settled:
                     self._cluster.notify(node)
-        return True
+            return
+        if node in self._cluster:  # else it has never answered, and there are too many such nodes
+            if self._cluster.member(node).answering:
+                log.warning("allocator away", node=node, finding=finding)
+            self._cluster.answers(node, False)
+            await self._forget_if_deleted(node)
 
     async def _forget_if_deleted(self, node: NodeName) -> None:
         """Removes a silent node that is not in the streams any more (`topoalign forget`, or lost streams)."""

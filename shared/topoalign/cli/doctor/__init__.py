@@ -19,7 +19,6 @@ import msgspec
 from topoalign.cli import link, options, output, running, this_machine
 from topoalign.cli.doctor.check_results import CheckResult, Subject, Verdict, failure_finding, ok, warning_finding
 from topoalign.cli.doctor.kubelets import (
-    aligned_slots,
     check_allocator,
     check_kubelet_configuration,
     kubelet,
@@ -213,7 +212,6 @@ CHECKS: dict[str, Callable[[Subject], CheckResult | None]] = {
     "CPU manager state": cpu_manager_state,
     "memory manager state": memory_manager_state,
     "device checkpoint": device_manager_state,
-    "slots": aligned_slots,
     "state directory": state_directory,
     "allocator": check_allocator,
 }

@@ -11,7 +11,6 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from topoalign.cli import this_machine
 from topoalign.cli.doctor.check_results import CheckResult, Subject, Verdict, failure_finding, ok, warning_finding
 from topoalign.core.model.errors import NotFound, TopoalignError, clean, quoted
 from topoalign.core.model.holdings import unit_kind
@@ -23,10 +22,6 @@ from topoalign.core.policy.merge.merge_time import longest, warn_of_combinations
 from topoalign.kubelet.files import kubelet_configuration
 from topoalign.kubelet.grpc.unix_sockets import BUSY, server_of
 from topoalign.machines.reader_rules import hugepages_resource
-from topoalign.plugin_config import file_watch, resource_offers
-
-LONGEST_DIRECTORY = 79
-"""Bytes of its path: a socket's has 107 at most, and our shortest name has 27."""
 
 SOCKETS = "topoalign-*.sock"
 
@@ -39,9 +34,6 @@ def kubelet(subject: Subject) -> CheckResult | None:
         return None
     path = subject.kubelet_dir / "kubelet.sock"
     remedy = "check that the kubelet runs, check --kubelet-dir, mount the directory into the container, and run as root"
-    if len(os.fsencode(subject.kubelet_dir)) > LONGEST_DIRECTORY:
-        detail = f"the path of {clean(str(subject.kubelet_dir), 200)} is too long for a socket in it"
-        return failure_finding(detail, f"mount the directory at a path of {LONGEST_DIRECTORY} bytes at most")
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
             return failure_finding(f"{path} is not a socket", remedy)
@@ -141,22 +133,6 @@ def scheduler_for_units(subject: Subject) -> CheckResult | None:
         "may be refused (ShareSplit) although it fits",
         remedy="let topoalign's scheduler bind the pods that ask for both: it reserves them together",
     )
-
-
-def aligned_slots(subject: Subject) -> CheckResult | None:
-    """Whether slots with NUMA nodes fit nowhere: the plugin configuration lists them, and a GPU is near several nodes."""
-    try:
-        configuration = file_watch.read_first(os.environ)[2].configuration
-        found = resource_offers.offer_resources(this_machine.read_inventory().topology, configuration).findings
-    except TopoalignError:  # reported by `config check`, or by the check of the hardware
-        return None
-    beyond = next((each for each in found if each.field == resource_offers.NUMA_TOPOLOGY), None)
-    if beyond is None:
-        return None
-    rules = subject.kubelet_rules
-    if rules is not None and not POLICIES[rules.policy].asks:
-        return ok(f"{resource_offers.NUMA_TOPOLOGY}: the kubelet's policy {rules.policy} aligns nothing")
-    return warning_finding(str(beyond), beyond.remedy)
 
 
 def check_allocator(subject: Subject) -> CheckResult:

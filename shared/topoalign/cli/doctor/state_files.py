@@ -23,6 +23,7 @@ from topoalign.kubelet.files import checkpoint, cpu_checkpoint, device_checkpoin
 from topoalign.kubelet.files.cpu_checkpoint import CpuManagerState
 from topoalign.kubelet.files.memory_checkpoint import MemoryManagerState
 from topoalign.machines import load_machine
+from topoalign.machines.sysfs_files import Tree
 from topoalign.machines.sysfs_machine import read_sysfs
 
 S = TypeVar("S", CpuManagerState, MemoryManagerState)
@@ -104,7 +105,7 @@ def described_or_real(subject: Subject) -> Topology | None:
     """The machine as files show it, or the one that TOPOALIGN_MACHINE describes; None where it cannot be read."""
     described = this_machine.configured_machine()
     try:
-        return load_machine(described).topology if described else read_sysfs(subject.sysfs_root.parent)
+        return load_machine(described).topology if described else read_sysfs(Tree(subject.sysfs_root.parent))
     except TopoalignError:
         return None
 

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from typing import TypeVar
 
-from topoalign.core.admission.by_chance import Run, decide_most_likely
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply, Steps
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.hints.preconditions import check_decidable
@@ -21,7 +20,7 @@ from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.core.placement.preference import prefer
 from topoalign.core.profile import profile_of
-from topoalign.core.sharing.pod_checks import check_shares_known, check_shares_on
+from topoalign.core.sharing.pod_checks import check_shares_on
 from topoalign.core.state.fold import NodeState
 
 # A decision is a generator that yields its questions and returns its result, so the same steps run whether an answer comes
@@ -74,14 +73,9 @@ def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules, *, explain: 
 
 
 def decide_demand(state: NodeState, demand: PodDemand, *, explain: bool = False) -> Decision:
-    """`admit` for a `PodDemand`. If a kubelet picks devices at random, the answer is the more likely decision."""
-
-    def run(taken: tuple[int, ...]) -> Run:
-        deciding = AdmissionRun(state, demand, explain=explain, taken=taken)
-        decision = drive(iterate_decision(deciding), lambda asked: answer_to(asked, state, demand.rules))
-        return decision, deciding.picks
-
-    return decide_most_likely(run, explain=explain)
+    """`admit` for a `PodDemand`."""
+    steps = iterate_decision(AdmissionRun(state, demand, explain=explain))
+    return drive(steps, lambda asked: answer_to(asked, state, demand.rules))
 
 
 def iterate_decision_for_request(state: NodeState, pod: PodRequest, rules: AdmissionRules) -> Steps[Decision]:
@@ -109,8 +103,6 @@ def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply
 def iterate_decision(run: AdmissionRun) -> Steps[Decision]:
     """Decides step by step. A driver throws a NoFit at a HintRequest, or a TopoalignError of a device plugin."""
     try:
-        if run.profile.refuses_unknown_resources:
-            check_shares_known(run.demand, run.state.hardware)
         check_decidable(run.state, run.demand)
         check_shares_on(run.demand, run.state.hardware)
         yield from run.decide()

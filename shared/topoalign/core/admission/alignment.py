@@ -32,15 +32,13 @@ class NotAligned(NoFit):
     """Raised when the topology policy refuses the best alignment that the providers' hints allow."""
 
     def __init__(
-        self, rules: AdmissionRules, container: ContainerName | None, alignment: Alignment, shortage: str = ""
+        self, rules: AdmissionRules, container: ContainerName | None, alignment: Alignment, amounts: str = ""
     ) -> None:
-        """`shortage`: which amounts decide, as text (`describe_shortage`); empty: not computed."""
+        """`amounts`: what is needed and free (`describe_free_amounts`); empty: not computed."""
         whose = "the pod" if container is None else f"container {container!r}"
         unmet = sorted({name for hints in alignment.hints.values() for name, each in hints.items() if each == ()})
         mask = alignment.merged.affinity
-        if shortage:
-            why = shortage
-        elif unmet:
+        if unmet:
             why = f"{' and '.join(clean(name) for name in unmet)} cannot be met on any NUMA nodes"
         elif mask is None:
             why = "no NUMA nodes suit all that it asks for"
@@ -48,7 +46,7 @@ class NotAligned(NoFit):
             nodes = f"NUMA node{'' if mask.bit_count() == 1 else 's'} {format_cpuset(nodes_of(mask))}"
             why = f"the best alignment is {nodes}, and it is not preferred by all"
         super().__init__(
-            f"policy {rules.policy.value} refuses {whose}: {why}",
+            f"policy {rules.policy.value} refuses {whose}: {why}{f'; {amounts}' if amounts else ''}",
             "ask for less, wait until something is released, or use policy best-effort, which admits without alignment",
         )
 

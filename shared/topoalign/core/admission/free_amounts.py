@@ -17,7 +17,7 @@ from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.demand.pod_demand import Demand
 from topoalign.core.hints.cpu import aligned_by_socket, shared_cpus
 from topoalign.core.hints.device_hints import bearing_nodes, count_near
-from topoalign.core.hints.hint_rules import MOST_LISTED, totals_by_subset
+from topoalign.core.hints.hint_rules import MOST_LISTED
 from topoalign.core.hints.memory_hints import MemoryNode, groups_agree, memory_node, memory_nodes
 from topoalign.core.model.errors import NoFit
 from topoalign.core.model.events import MemoryUse
@@ -27,7 +27,7 @@ from topoalign.core.model.requests import AdmissionRules, CpuOption
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, narrowness, node_mask, several
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.numa_sets.subsets import Subsets, subsets
+from topoalign.core.numa_sets.subsets import Subsets, subsets, totals_by_subset
 from topoalign.core.placement.exclusive_cpus import count_on_whole_cores
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.closest_numa import distance_sum

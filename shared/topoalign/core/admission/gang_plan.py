@@ -18,7 +18,7 @@ import msgspec
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.demand.pod_demand import read_pod
-from topoalign.core.demand.share_annotations import read_gpu_annotations, read_gpu_rules
+from topoalign.core.demand.share_annotations import read_gpu_rules
 from topoalign.core.deviceshare.demand import needs_co_allocated
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission
@@ -185,13 +185,8 @@ def has_its_own(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
 
 
 def _limits_slots(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
-    """
-    Whether a pod limits its GPUs in slots. HAMi's rules and ours read the limits alike, and HAMi's accept all policies.
-    """
-    return (
-        any(each.slots for each in allocations)
-        and read_gpu_rules(read_gpu_annotations(pod.annotations), as_hami=True).limits
-    )
+    """Whether a pod limits its GPUs in slots."""
+    return any(each.slots for each in allocations) and read_gpu_rules(pod.annotations).limits
 
 
 def is_given_as_reserved(allocation: Allocation) -> bool:

@@ -7,7 +7,6 @@ Where the smallest scope with enough GPUs leaves a choice, the node's device pol
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import combinations
 from typing import NamedTuple
 
 import msgspec
@@ -19,13 +18,11 @@ from topoalign.core.deviceshare.inventory import NodeInventory
 from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, refuse_same_pcie
 from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.deviceshare.node_devices import RESOURCE, ContainerDevices, joint_devices
-from topoalign.core.deviceshare.node_inventory import locate_devices
-from topoalign.core.hints.joint_hints import asked_for, left_to
+from topoalign.core.hints.joint_hints import asked_for
 from topoalign.core.model.decisions import Considered, PlacementContext
-from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.requests import AdmissionRules, Scope
-from topoalign.core.model.topology.bitmask import Mask, nodes_of
+from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.device_choice import choose_for_container
@@ -72,68 +69,14 @@ def _by_policy(state: NodeState, placement: str, gpus: Sequence[DeviceCandidate]
     return [by_id[device] for device in chosen]
 
 
-def sets_considered(
-    state: NodeState, container: ContainerDemand, affinity: Mask | None, got: ContainerDevices
+def describe_joint_devices(
+    topology: Topology, container: ContainerDemand, got: ContainerDevices
 ) -> Iterator[Considered]:
-    """
-    The sets that could have been given instead of what it `got` on these NUMA nodes, with reasons of joint allocation.
-    """
-    left = left_to(state, container).devices
+    """The sets that a container got, with how they were chosen; other sets are not compared."""
     for resource, chosen in got.devices.items():
-        free = frozenset((*state.ownership.free(resource), *left, *chosen))
-        could_have = [device for device in state.hardware.devices[resource] if device in free]
-        near = gpus_given(state.hardware, got.devices) if resource == NIC else ()
-        for each in rank_alternatives(state.hardware, resource, could_have, None, chosen, near, ""):
-            if each.chosen:
-                why = COMPAT if _follows_koordinator(container) else CHOSEN[resource]
-            else:
-                why = explain_rejected_set(state.hardware, resource, each.devices, chosen, near, affinity)
-            yield msgspec.structs.replace(each, why=why)
-
-
-def explain_rejected_set(
-    topology: Topology,
-    resource: ResourceName,
-    devices: Sequence[DeviceID],
-    chosen: Sequence[DeviceID],
-    near: Sequence[DeviceID],
-    affinity: Mask | None,
-) -> str:
-    """Why a set was not given, judged by locations only."""
-    nodes = None if affinity is None else {*nodes_of(affinity)}
-    where = topology.devices[resource]
-    if nodes is not None and any(nodes.isdisjoint(where[device] or nodes) for device in devices):
-        return "not all on the NUMA nodes it is aligned to"
-    if near:
-        mine = _count_gpus_with_near_nic(topology, chosen, near)
-        other = _count_gpus_with_near_nic(topology, devices, near)
-        return f"near {other} of the GPUs, not {mine}" if other < mine else "as near; indexes or what was asked decided"
-    for what, mine, other in zip(
-        SPREAD, _measure_spread(topology, chosen), _measure_spread(topology, devices), strict=True
-    ):
-        if other != mine:
-            return (
-                f"on {other} {what}, not {mine}" if other > mine else "nearer together, but not as the annotations ask"
-            )
-    return "as near; its NICs, indexes or the device policy decided"
-
-
-SPREAD = ("NUMA nodes", "root complexes", "switches")
-
-
-def _measure_spread(topology: Topology, devices: Sequence[DeviceID]) -> tuple[int, int, int]:
-    places = [place for device in devices if (place := locate_devices(topology).get(device)) is not None]
-    return (
-        len({each.node for each in places}),
-        len({each.pcie for each in places}),
-        len({each.switch for each in places}),
-    )
-
-
-def _count_gpus_with_near_nic(topology: Topology, nics: Sequence[DeviceID], gpus: Sequence[DeviceID]) -> int:
-    places = locate_devices(topology)
-    spots = {places[nic].switch or places[nic].pcie for nic in nics if nic in places} - {""}
-    return sum((places[gpu].switch or places[gpu].pcie) in spots for gpu in gpus if gpu in places)
+        near = gpus_given(topology, got.devices) if resource == NIC else ()
+        for each in rank_alternatives(topology, resource, chosen, None, chosen, near, ""):
+            yield msgspec.structs.replace(each, why=COMPAT if _follows_koordinator(container) else CHOSEN[resource])
 
 
 # The devices of a container that are chosen together within the alignment of a kubelet.
@@ -146,12 +89,9 @@ def _count_gpus_with_near_nic(topology: Topology, nics: Sequence[DeviceID], gpus
 #     4 GPUs and 1 NIC in the limits, SamePCIe, aligned to NUMA node 0 with four switches, each with 2 GPUs and 2 NICs
 #     the kubelet takes any 4 of 8 GPUs and any 1 of 8 NICs; chosen: GPU-0 to GPU-3, mlx5_0, and with the GPUs mlx5_2
 #
-# Where the kubelet takes some devices in any case, as what init containers left, sets with these are tried one by one,
-# under a limit.
+# Where the kubelet takes some devices in any case, as what init containers left, the set that the device policy prefers
+# with these is tried as well.
 
-
-MOST_TRIES = 100
-"""Sets of devices that are tried where some of them are fixed; each takes up to a millisecond."""
 
 Limits = Mapping[DeviceType, Collection[DeviceID]]
 """Type -> the only devices of it that may be chosen; a type that is absent is not limited."""
@@ -201,12 +141,7 @@ def place_among(
     asked = asked_for(state, container, partial(_by_policy, state, rules.placement))
     misfit = refuse_same_pcie()
     for nodes in affinities:
-        for tried, limits in enumerate(_iterate_limits(state, bounds, rules)):
-            if tried >= MOST_TRIES:
-                raise TooMuchWork(
-                    f"no set of devices as annotations ask was found in {MOST_TRIES} tries",
-                    "let init containers ask for as many GPUs as the others, or ease the pod's device annotations",
-                )
+        for limits in _iterate_limits(state, bounds, rules):
             try:
                 found = joint_devices(_limit_to_devices(asked, limits), nodes)
             except DevicesDoNotFit as error:
@@ -220,38 +155,32 @@ def place_among(
 
 def _bounds_of(state: NodeState, container: ContainerDemand, resource: ResourceName, affinity: Mask | None) -> Bounds:
     """Which devices of a resource the kubelet takes. Raises what it refuses the container for."""
-    amount = container.devices[resource]
-    try:
-        choice = next(choose_for_container(state, container, resource, affinity))
-    except StopIteration as done:
-        return Bounds(amount, done.value, ())
+    choice = choose_for_container(state, container, resource, affinity)
     must = choice.must_include
-    return Bounds(amount, must, tuple(device for device in choice.available if device not in must))
+    return Bounds(choice.size, must, tuple(device for device in choice.available if device not in must))
 
 
 def _iterate_limits(state: NodeState, bounds: Mapping[ResourceName, Bounds], rules: AdmissionRules) -> Iterator[Limits]:
-    """What to limit the choice to, one after the other: as little as the kubelet does, then set by set."""
-    gpus = bounds.get(GPU)
-    nics = bounds.get(NIC)
-    for gpu in _sets_of(state, GPU, gpus, rules) if gpus is not None else (None,):
-        limits: dict[DeviceType, Collection[DeviceID]] = {} if gpu is None else {DeviceType.GPU: gpu}
+    """What to limit the choice to, one after the other: the GPUs alone, then the NICs, too."""
+    for gpus in _sets_of(state, GPU, bounds, rules) or (None,):
+        limits: dict[DeviceType, Collection[DeviceID]] = {} if gpus is None else {DeviceType.GPU: gpus}
         yield limits
-        for nic in _sets_of(state, NIC, nics, rules) if nics is not None else ():
-            yield {**limits, DeviceType.RDMA: nic}
+        for nics in _sets_of(state, NIC, bounds, rules):
+            yield {**limits, DeviceType.RDMA: nics}
 
 
 def _sets_of(
-    state: NodeState, resource: ResourceName, bounds: Bounds, rules: AdmissionRules
-) -> Iterator[Collection[DeviceID]]:
-    """All that the kubelet may take of a resource, and where some of it is fixed, each set, the preferred one first."""
-    yield bounds.allowed
-    if bounds.fixed and bounds.choice:
-        among = state.hardware.devices[resource].some(bounds.allowed)
-        first = prefer(state.hardware, resource, among, bounds.fixed, bounds.amount, rules.placement)
-        if first:
-            yield first
-        for others in combinations(bounds.choice, bounds.amount - len(bounds.fixed)):
-            yield (*bounds.fixed, *others)
+    state: NodeState, resource: ResourceName, bounds: Mapping[ResourceName, Bounds], rules: AdmissionRules
+) -> list[Collection[DeviceID]]:
+    """All that the kubelet may take of a resource, and where some of it is fixed, the preferred set with that."""
+    if resource not in bounds:
+        return []
+    amount, fixed, choice = bounds[resource]
+    allowed = bounds[resource].allowed
+    if not fixed or not choice:
+        return [allowed]
+    among = state.hardware.devices[resource].some(allowed)
+    return [allowed, prefer(state.hardware, resource, among, fixed, amount, rules.placement)]
 
 
 def _limit_to_devices(asked: JointRequest, limits: Limits) -> JointRequest:

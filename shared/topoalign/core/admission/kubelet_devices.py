@@ -24,7 +24,6 @@ from topoalign.core.model.events import HEALTHY, Allocation
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, ListedDevices
 from topoalign.core.model.topology.model import PluginDevice, Topology
-from topoalign.core.sharing.pod_checks import check_shares_known
 from topoalign.core.state.fold import NodeState
 
 Devices = Mapping[ResourceName, tuple[DeviceID, ...]]
@@ -180,10 +179,8 @@ def explain_unavailable_resources(
     """
     What the pod asks for that has no device here, in words: the kubelet passes over what no plugin ever registered.
     `devices_unknown`: why it is not known which devices other plugins list; empty: it is. Raises InvalidField for a
-    resource that its kubelet has registered: which NUMA nodes its devices are on is not known. Raises InvalidShare as
-    `check_shares_known` does.
+    resource that its kubelet has registered: which NUMA nodes its devices are on is not known.
     """
-    check_shares_known(demand, topology)
     unknown = sorted(demand.device_names - topology.devices.keys() - amount_resources(topology) - demand.together)
     for name in unknown:
         if registered is not None and name in registered:

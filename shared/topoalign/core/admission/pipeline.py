@@ -7,28 +7,27 @@ not admit. In scope `pod` one merge serves them all. Once aligned, a container i
 what it got is applied to the state by the same fold that facts go through, so that the next container sees it.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from typing import TypeVar
 
 import msgspec
 
 from topoalign.core.admission.alignment import Aligned, NotAligned, align
 from topoalign.core.admission.alternatives import rank_alternatives
-from topoalign.core.admission.by_chance import Pick, picks_of
-from topoalign.core.admission.joint import place_jointly, place_within, sets_considered
-from topoalign.core.admission.shortages import describe_shortage
+from topoalign.core.admission.joint import describe_joint_devices, place_jointly, place_within
+from topoalign.core.admission.shortages import check_totals, describe_free_amounts
 from topoalign.core.cpu_assignment import read_reserved_cpus
-from topoalign.core.cpu_assignment.packed import NotEnoughCpus
 from topoalign.core.demand.pod_demand import ContainerDemand, Demand, PodDemand
+from topoalign.core.demand.share_annotations import CHOOSING
 from topoalign.core.demand.shares import asks_for_both_halves, share_in_slots
 from topoalign.core.demand.unserved import not_covered
 from topoalign.core.deviceshare.node_devices import ContainerDevices
-from topoalign.core.hints.cpu import CpuProvider, available_cpus, shared_cpus
+from topoalign.core.hints.cpu import CpuProvider, shared_cpus
 from topoalign.core.hints.device_hints import DeviceProvider
 from topoalign.core.hints.joint_hints import check_anywhere, nodes_within
-from topoalign.core.hints.memory_hints import MemoryProvider, memory_nodes
+from topoalign.core.hints.memory_hints import MemoryProvider
 from topoalign.core.hints.provider import HintRequest
-from topoalign.core.hints.reuse import allocation_for, held_by_pod, reusable_cpus, reusable_devices, reusable_memory
+from topoalign.core.hints.reuse import allocation_for, held_by_pod, reusable_cpus, reusable_devices
 from topoalign.core.model.decisions import (
     Admission,
     Alignment,
@@ -46,9 +45,12 @@ from topoalign.core.model.requests import Scope
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.numa_sets.search import NumaSearchBudget
-from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDevices, choose_for_container
+from topoalign.core.placement.device_choice import (
+    choose_for_container,
+    likely_takeover,
+)
 from topoalign.core.placement.exclusive_cpus import NotWholeCores, allocate_cpus
-from topoalign.core.placement.memory_blocks import NotEnoughMemory, hold_allocation, memory_for
+from topoalign.core.placement.memory_blocks import hold_allocation, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.policy.merge.merge_time import slow_merge
@@ -78,10 +80,8 @@ HALVES_BY_RESERVATION = (
 class AdmissionRun:
     """A decision in progress: the next step, what was given so far, and the explanation."""
 
-    def __init__(
-        self, state: NodeState, demand: PodDemand, *, explain: bool = False, taken: tuple[int, ...] = ()
-    ) -> None:
-        """`explain`: compare other sets, and name the amounts that decide. `taken`: random picks, by place in `picks`."""
+    def __init__(self, state: NodeState, demand: PodDemand, *, explain: bool = False) -> None:
+        """`explain`: compare other sets, and name the amounts that decide."""
         self.state = state
         self.demand = demand
         self.rules = rules = demand.rules
@@ -96,8 +96,6 @@ class AdmissionRun:
         self.considered: list[Considered] = []
         self.is_refused_by_policy = False
         self.by_chance: list[str] = []  # what the kubelet picks at random, for people
-        self.taken = taken
-        self.picks: list[list[Pick]] = []  # of each random pick that bears on later containers, those that are possible
 
     def decide(self) -> Steps[None]:
         """Aligns and gives, container by container. Raises NoFit where the pod is refused."""
@@ -108,7 +106,7 @@ class AdmissionRun:
             yield from self.allocate(container, aligned)
 
     def align(self, demand: Demand) -> Steps[Aligned]:
-        """What a container, or the pod, is aligned to. Raises NotAligned, TooMuchWork and what `_check_totals` raises."""
+        """What a container, or the pod, is aligned to. Raises NotAligned, TooMuchWork and what `check_totals` raises."""
         container = demand.container
         asked = HintRequest(self.state, demand, self.rules)
         alignment = Alignment(container=container, hints={}, merged=NO_AFFINITY, admitted=True, note=self.gave_up)
@@ -131,9 +129,8 @@ class AdmissionRun:
             check_anywhere(asked)
             self.provider = None
             self.is_refused_by_policy = True
-            _check_totals(asked)
-            shortage = describe_shortage(asked, alignment.hints) if self.explain else ""
-            raise NotAligned(self.rules, container, alignment, shortage)
+            check_totals(asked)
+            raise NotAligned(self.rules, container, alignment, describe_free_amounts(asked) if self.explain else "")
         if aligned.hint.affinity is None:
             return aligned
         return aligned._replace(together=nodes_within(asked, aligned.hint.affinity))
@@ -173,7 +170,7 @@ class AdmissionRun:
             place = place_jointly if container.together else place_within
             joint = place(self.state, container, self.rules, affinity)
             if self.explain:
-                self.considered += sets_considered(self.state, container, affinity, joint)
+                self.considered += describe_joint_devices(hardware, container, joint)
         given = dict(joint.devices)
         known = {*joint.devices, *container.together}
         apart = [name for name in container.devices if name not in known and name in hardware.devices]
@@ -198,8 +195,7 @@ class AdmissionRun:
         reusable = reusable_devices(held_by_pod(self.state, self.demand), resource)
         chooser = chooser_of(self.state, container, resource, self.rules.compat, hint.affinity)
         among = chooser.room() if chooser is not None and self.profile.seeks_units_by_gpu else None
-        picked: frozenset[DeviceID] | None = None
-        aligns_each = POLICIES[self.rules.policy].asks and self.rules.scope is Scope.CONTAINER
+        taken_over: frozenset[DeviceID] | None = None
         if self.profile.takes_over_at_random and 0 < amount < len(reusable):
             self.by_chance.append(
                 f"container {clean(container.container)} takes over {amount} of the {len(reusable)} {clean(resource)} of "
@@ -207,16 +203,12 @@ class AdmissionRun:
             )
             if chooser is not None:
                 chooser.check_takeover(reusable, amount)
-            # a later container is aligned by what this one leaves; an init container leaves all that it took over
-            elif aligns_each and container.role != "init" and container is not self.demand.containers[-1]:
-                # of the possible picks that of `taken`, and after its end the first one
-                place = self.taken[len(self.picks)] if len(self.picks) < len(self.taken) else 0
-                self.picks.append(picks_of(devices, reusable, amount))
-                picked = self.picks[-1][place].devices
-        choice_of = choose_for_container(self.state, container, resource, hint.affinity, among, picked)
+            else:
+                taken_over = likely_takeover(devices, reusable, amount)
+        choice = choose_for_container(self.state, container, resource, hint.affinity, among, taken_over)
         asking: PreferenceQuestion | None = None
-        try:
-            choice = next(choice_of)
+        preferred: Collection[DeviceID] | None = None
+        if choice.is_open:
             nics = container.devices.get(NIC, 0) if self.state.hardware.kind_of(resource) == "gpu" else 0
             asking = PreferenceQuestion(
                 resource=resource,
@@ -231,17 +223,16 @@ class AdmissionRun:
                     nics_wanted=nics,
                 ),
             )
-            if chooser is None:
+            if chooser is not None:
+                preferred = chooser.prefer(choice, near)
+            else:
                 try:
                     reply = yield asking
                 except TopoalignError as error:
                     raise PreferenceFailed(resource, error) from error
                 assert not isinstance(reply, HintAnswer), "a PreferenceQuestion is answered with devices or None"
-                choice_of.send(reply)
-            else:
-                choice_of.send(chooser.prefer(choice, near))
-        except StopIteration as done:
-            chosen: tuple[DeviceID, ...] = done.value
+                preferred = reply
+        chosen = choice.complete(preferred)
         if self.explain:
             could = reusable.union(self.state.ownership.free(resource))
             could_have = [device for device in devices if device in could]
@@ -305,8 +296,9 @@ class AdmissionRun:
     def _notes(self) -> Iterator[str]:
         """Notes on what a prediction cannot determine, and on behaviour of the kubelet that people do not expect."""
         hardware = self.state.hardware
+        is_choosing = not self.demand.annotations.keys().isdisjoint(CHOOSING)
         chooses_gpus = any(  # annotations choose the GPUs of which it asks for slots, or spread its units
-            (each.gpu_annotations and share_in_slots(hardware, each.devices) is not None)
+            (is_choosing and share_in_slots(hardware, each.devices) is not None)
             or (each.gpus > 1 and each.share_in_units(hardware) is not None)
             for each in self.demand.containers
         )
@@ -323,38 +315,3 @@ class AdmissionRun:
 def reason_of(misfit: NoFit) -> str:
     """The kubelet's reason in the status of a pod that its policy has aligned."""
     return "SMTAlignmentError" if isinstance(misfit, NotWholeCores) else "UnexpectedAdmissionError"
-
-
-# What a node has too little of in total for a container, or for a pod that is aligned as a whole.
-#
-# A policy that aligns refuses a pod in the same way whether the node is full or what is free is on the wrong NUMA nodes
-# (kubelet v1.36.3, TopologyAffinityError). The code of our refusal distinguishes these cases: a node with too few free
-# devices, CPUs or bytes in total has too few of them, and `NotAligned` means that it has enough. Devices come first, by
-# name, then CPUs, then memory.
-#
-#     3 GPUs asked, policy restricted: 2 free: NotEnoughDevices; 4 free, two on each NUMA node: NotAligned
-
-
-def _check_totals(asked: HintRequest) -> None:
-    """Raises NoHealthyDevice, NotEnoughDevices, NotEnoughCpus and NotEnoughMemory."""
-    state, demand, rules = asked
-    held = held_by_pod(state, demand)
-    for resource in sorted(demand.devices.keys() & state.hardware.devices.keys()):
-        amount = demand.devices[resource]
-        # what init containers of the pod left counts as free
-        free = len(reusable_devices(held, resource).union(state.ownership.free(resource)))
-        if free < amount and not state.healthy(resource):
-            raise NoHealthyDevice(resource)
-        if free < amount:
-            raise NotEnoughDevices(resource, amount, free)
-    if demand.cpus:
-        cpus = len(available_cpus(state, rules) | reusable_cpus(held))
-        if cpus < demand.cpus:
-            raise NotEnoughCpus(demand.cpus, cpus)
-    if demand.memory:
-        nodes = memory_nodes(state, rules).values()
-        reusable = reusable_memory(held)
-        for name, amount in demand.memory.items():
-            left = sum(size for (_, resource), size in reusable.items() if resource == name)
-            if sum(node.free.get(name, 0) for node in nodes) + left < amount:
-                raise NotEnoughMemory(demand.memory)

@@ -8,17 +8,19 @@ The rule: the decision is made again for the node without any allocation, with t
   the devices that are not.
 - It refuses the pod even then (`never`). The finding is that of the empty machine.
 
-The remedy names each single change of the pod or of the kubelet's rules with which the decision admits the pod: now, or
-where waiting does not help, on the empty machine. A refusal whose remedy names no waiting, such as to correct a name, keeps
-its text.
+The remedy names the single changes of the pod, and one of the kubelet's rules, with which the decision admits the pod: now,
+or where waiting does not help, on the empty machine. A refusal whose remedy names no waiting, such as to correct a name,
+keeps its text.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
 from topoalign.core.admission.admit import decide_demand
-from topoalign.core.admission.shortages import smaller_requests, sufficient_rules
+from topoalign.core.admission.shortages import format_amount
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.hints.preconditions import (
     DistancesUnknown,
@@ -27,10 +29,13 @@ from topoalign.core.hints.preconditions import (
     PodHasAllocations,
     TopologyUnknown,
 )
+from topoalign.core.model.byte_sizes import GIB
 from topoalign.core.model.decisions import Admission, Decision, PreferenceFailed, Refusal, Resolvability
 from topoalign.core.model.errors import InvalidField, TooMuchWork, clean, quoted
 from topoalign.core.model.events import HEALTHY
-from topoalign.core.model.requests import AdmissionRules, PodRequest, override_rules
+from topoalign.core.model.ids import CPU, MEMORY, ContainerName, ResourceName, is_native
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy, Scope, override_rules
+from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 
 UNDECIDED = frozenset(
@@ -141,4 +146,110 @@ def _sufficient_changes(state: NodeState, demand: PodDemand, refusal: Refusal) -
             return False
 
     yield from (each.text for each in smaller_requests(demand.request, admits, refusal.container))
-    yield from sufficient_rules(rules, lambda changes: admits(demand.request, override_rules(rules, changes)))
+    for name, value in OTHER_RULES:
+        if getattr(rules, name) != value and admits(demand.request, override_rules(rules, {name: value})):
+            is_kubelet = profile_of(rules.mode).starts_kubelet
+            yield f"set {SETTINGS[name]}: {value}" if is_kubelet else f"use {name} {value}"
+            return
+
+
+# Finds the single changes of a pod, or of its kubelet's rules, that make it fit, by deciding again with each change.
+#
+# - **less of one resource**: the most that one container can ask for of it: devices, whole CPUs, GiB of memory;
+# - **another rule**: alignment of the pod instead of its containers, or the reverse; else the strictest of the other
+#   policies.
+#
+#     8 GPUs, policy single-numa-node, two NUMA nodes with four GPUs each
+#     ask for 4 instead of 8 nvidia.com/gpu; set topologyManagerPolicy: restricted
+
+
+UNITS = {CPU: 1000, MEMORY: GIB}
+"""In what steps less is asked for; devices one by one, hugepages not at all."""
+OTHER_RULES: tuple[tuple[str, str], ...] = (
+    *(("scope", scope.value) for scope in Scope),
+    *(("policy", policy.value) for policy in [*reversed(Policy)][1:]),
+)
+"""Rules that may differ, with their values: the scope, then the policy, the stricter ones first, without the strictest."""
+SETTINGS = {"policy": "topologyManagerPolicy", "scope": "topologyManagerScope"}
+"""Rule -> the field of the kubelet's configuration that sets it."""
+
+
+class SmallerRequest(NamedTuple):
+    """A pod that asks for less of one resource."""
+
+    resource: ResourceName
+    asked: int
+    amount: int
+    """What to ask for instead; CPUs in millicores."""
+    pod: PodRequest
+    container: ContainerName | None = None
+    """The one that asks for less, if others ask for the resource, too."""
+
+    @property
+    def text(self) -> str:
+        """For people: `ask for 2 instead of 4 nvidia.com/gpu in container 'train'`."""
+        amount = format_amount(self.resource, self.amount)[0]
+        (asked, unit) = format_amount(self.resource, self.asked)
+        where = f" in container {quoted([self.container])}" if self.container is not None else ""
+        return f"ask for {amount} instead of {asked} {unit}{where}"
+
+
+def smaller_requests(
+    pod: PodRequest, admits: Callable[[PodRequest], bool], container: ContainerName | None = None
+) -> Iterator[SmallerRequest]:
+    """
+    For each resource the most that one container can ask for so that the pod is admitted: that `container`, or None: the
+    only one that asks for the resource. Resources of which no smaller amount suffices are left out.
+    """
+    asking: dict[ResourceName, list[ContainerRequest]] = {}
+    for each in (*pod.init_containers, *pod.containers):
+        for name, amount in each.requests.items():
+            if amount and (name in UNITS or not is_native(name)):
+                asking.setdefault(name, []).append(each)
+    for name, every in asking.items():
+        containers = [each for each in every if container in (None, each.name)]
+        if len(containers) == 1:
+            found = _smaller_request(pod, containers[0], name, admits)
+            if found is not None:
+                yield found._replace(container=containers[0].name if len(every) > 1 else None)
+
+
+def _smaller_request(
+    pod: PodRequest, container: ContainerRequest, resource: ResourceName, admits: Callable[[PodRequest], bool]
+) -> SmallerRequest | None:
+    unit = UNITS.get(resource, 1)
+    asked = container.requests[resource]
+
+    def reduced(units: int) -> PodRequest:
+        return asking_for(pod, container.name, resource, units * unit)
+
+    found = _most_that(lambda units: admits(reduced(units)), (asked - 1) // unit)
+    return SmallerRequest(resource, asked, found * unit, reduced(found)) if found else None
+
+
+def _most_that(holds: Callable[[int], bool], most: int) -> int:
+    """The largest number up to `most` for which it holds, where it holds for all smaller ones; 0: for none."""
+    # a smaller set of devices may be harder to align, so few are tried one by one
+    if most <= 16:
+        return next((number for number in range(most, 0, -1) if holds(number)), 0)
+    too_many = 1
+    while too_many <= most and holds(too_many):  # the answer is small also for a request of billions
+        too_many *= 2
+    return bisect_left(range(1, min(too_many, most + 1)), True, key=lambda number: not holds(number))
+
+
+def asking_for(pod: PodRequest, name: ContainerName, resource: ResourceName, amount: int) -> PodRequest:
+    """The pod whose container asks for another amount of a resource."""
+
+    def changed(container: ContainerRequest) -> ContainerRequest:
+        if container.name != name:
+            return container
+        equal = container.limits.get(resource) == container.requests[resource]
+        limits = {**container.limits, resource: amount} if equal else container.limits
+        return msgspec.structs.replace(container, requests={**container.requests, resource: amount}, limits=limits)
+
+    return msgspec.structs.replace(
+        pod,
+        init_containers=tuple(map(changed, pod.init_containers)),
+        containers=tuple(map(changed, pod.containers)),
+    )

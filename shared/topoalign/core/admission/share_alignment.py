@@ -71,7 +71,7 @@ class AlignedContainer(NamedTuple):
 
 
 def containers_aligned_to_gpus(topology: Topology, demand: PodDemand) -> tuple[AlignedContainer, ...]:
-    """The containers of a pod that a kubelet may align to GPUs with too little. Raises InvalidShare."""
+    """The containers of a pod that a kubelet may align to GPUs with too little."""
     rules = demand.rules
     policy = POLICIES[rules.policy]
     by_machine = profile_of(rules.mode).prefers_by_empty_machine
@@ -115,8 +115,7 @@ def _near_gpus(topology: Topology, resource: ResourceName) -> Gpus:
 def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = ()) -> bool:
     """
     Whether each container finds GPUs with enough left where the kubelet aligns it, no matter which pods end before and in
-    which order the `others` are admitted. Precondition: the pod alone fits on the node in this state. Raises as
-    `containers_aligned_to_gpus` does.
+    which order the `others` are admitted. Precondition: the pod alone fits on the node in this state.
     """
     parts = containers_aligned_to_gpus(state.hardware, pod)
     if not parts:

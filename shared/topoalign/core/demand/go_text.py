@@ -33,6 +33,11 @@ def parse_bool(text: str) -> bool:
     return _BOOLS[text]
 
 
+def is_bool(text: str) -> bool:
+    """Whether `parse_bool` reads a text."""
+    return text in _BOOLS
+
+
 def is_true(text: str | None) -> bool:
     """Whether a text is present and means true; a text that cannot be parsed counts as false."""
     return text is not None and _BOOLS.get(text, False)

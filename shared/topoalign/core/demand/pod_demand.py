@@ -23,7 +23,7 @@ from topoalign.core.demand.resource_quantities import (
     pod_memory,
     pod_wide,
 )
-from topoalign.core.demand.share_annotations import Published, read_gpu_annotations
+from topoalign.core.demand.share_annotations import ANY_GPU, GpuRules, read_gpu_rules
 from topoalign.core.demand.shares import Share, read_gpu_count, share_in_slots, share_of_units, units_asked
 from topoalign.core.deviceshare.demand import (
     RESOURCES,
@@ -79,10 +79,8 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     """Number of exclusive CPUs; 0: it runs in the shared pool."""
     memory: Quantities = {}
     """Bytes of memory and of each size of hugepages for the memory manager to place, in the order of the names."""
-    gpu_annotations: Published = ()
-    """The pod's annotations about shares of GPUs, not yet parsed."""
-    as_hami: bool = False
-    """Whether HAMi's rules choose its GPUs in slots."""
+    gpu_rules: GpuRules = ANY_GPU
+    """The pod's annotations about the GPUs of which it gets slots."""
     gpus: int = 1
     """Number of GPUs over which its units are spread."""
 
@@ -92,9 +90,8 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
         return (self,)
 
     def share(self, topology: Topology) -> Share | None:
-        """What it asks for of GPUs in units or slots on this machine; None: nothing. Raises InvalidShare."""
-        in_slots = share_in_slots(topology, self.devices, self.gpu_annotations, as_hami=self.as_hami)
-        return in_slots or self.share_in_units(topology)
+        """What it asks for of GPUs in units or slots on this machine; None: nothing."""
+        return share_in_slots(topology, self.devices, self.gpu_rules) or self.share_in_units(topology)
 
     def share_in_units(self, topology: Topology) -> Share | None:
         """What it asks for of GPUs in units on this machine; None: nothing."""
@@ -224,8 +221,7 @@ def _read_container(
         joint=joint,
         cpus=exclusive_cpus(pod, container, profile) if rules.cpu_manager == "static" else 0,
         memory=_sort_by_resource(memory_part(container, profile)) if manages_memory else {},
-        gpu_annotations=read_gpu_annotations(pod.annotations),
-        as_hami=rules.compat == "hami",
+        gpu_rules=read_gpu_rules(pod.annotations, as_hami=rules.compat == "hami"),
         gpus=read_gpu_count(pod.annotations) or 1,
     )
 

@@ -8,11 +8,9 @@ Reads the annotations, under HAMi's names, that restrict which shared GPUs a pod
     nvidia.com/vgpu-mode: mig                               GPUs whose containers are kept apart so: hami-core, mig, mps
     nvidia.com/numa-bind: "true"                            all GPUs of a container on one NUMA node
 
-`read_gpu_rules` reads them for topoalign. It refuses values that have no effect, or another one than intended: an
-unknown policy, an empty list, a text that is no uuid. Where HAMi's rules choose the GPUs, several policies may be
-given, separated by commas, `numa` among them. HAMi's own reader ignores such values (`read_as_hami`); both readers
-agree on what is not refused. The annotations are about GPUs in slots only. For a pod that asks for none, their values
-do not matter.
+`read_gpu_rules` reads them, as HAMi does. `check_gpu_annotations` refuses values that HAMi ignores: an unknown policy, an
+empty list, a text that is no uuid. Where HAMi's rules choose the GPUs, several policies may be given, separated by commas,
+`numa` among them. The annotations are about GPUs in slots only. For a pod that asks for none, their values do not matter.
 
 Source: HAMi 4707fb02, CheckType, CheckUUID and the scheduler's policies.
 """
@@ -20,12 +18,11 @@ Source: HAMi 4707fb02, CheckType, CheckUUID and the scheduler's policies.
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from functools import lru_cache
 
 import msgspec
 
 from topoalign.core.demand.gangs import annotation_path
-from topoalign.core.demand.go_text import is_true, parse_bool, parse_int
+from topoalign.core.demand.go_text import is_bool, is_true
 from topoalign.core.model.errors import NoFit, quoted
 from topoalign.core.model.ids import DeviceID
 
@@ -157,105 +154,70 @@ MOST_LISTED = 256
 LONGEST_ENTRY = 100
 UUID = re.compile(r"GPU-[0-9A-Za-z-]+")
 """The form of a GPU's id: as NVIDIA writes them, and `GPU-<index>` of a described machine."""
+WEIGHT = re.compile(r"(slot|core|memory) *= *([0-9]{1,18})")
 MUTEX = "mutex"
 NUMA = "numa"
-ORDERS = (GpuOrder.BINPACK, GpuOrder.SPREAD)
-"""Those for which it matters how full a GPU is."""
-POLICIES = (*ORDERS, MUTEX, GpuOrder.TOPOLOGY_AWARE)
-
-Published = tuple[tuple[str, str], ...]
-"""The annotations of a pod that choose its GPUs, unread, in the order of `CHOOSING`."""
+ORDERS = (GpuOrder.BINPACK, GpuOrder.SPREAD, GpuOrder.TOPOLOGY_AWARE)
+POLICIES = (*ORDERS[:2], MUTEX, GpuOrder.TOPOLOGY_AWARE)
 
 
-def read_gpu_annotations(annotations: Mapping[str, str]) -> Published:
-    """Returns those of a pod's annotations that are about GPUs."""
-    return tuple((key, annotations[key]) for key in CHOOSING if key in annotations)
-
-
-def list_annotation_paths(published: Published, *keys: str) -> str:
-    """The paths of those of these annotations that a pod has."""
-    return " and ".join(annotation_path(key) for key, _ in published if key in keys)
-
-
-@lru_cache(maxsize=256)
-def read_gpu_rules(published: Published, *, as_hami: bool = False) -> GpuRules:
+def read_gpu_rules(annotations: Mapping[str, str], *, as_hami: bool = False) -> GpuRules:
     """
-    The rules by which a pod gets its GPUs; without annotations ANY_GPU. `as_hami`: HAMi's rules choose them, which
-    accept lists of policies, and spread where none is named. Raises InvalidShare for what is invalid, with the path of
-    the annotation.
+    The rules by which a pod gets its GPUs. `as_hami`: HAMi's rules choose them, which accept lists of policies, and spread
+    where none is named. Invalid values are read as HAMi reads them (`check_gpu_annotations` refuses them).
     """
-    found = dict(published)
-    policies = _named_policies(found.get(GPU_POLICY), as_hami=as_hami)
-    order = GpuOrder.BEST_FIT
-    if policies and policies != (MUTEX,) and not as_hami:
-        order = GpuOrder(policies[0])
-    _check_lists(found)
-    mode = found.get(VGPU_MODE)
-    if mode is not None and not any(each in mode for each in MODES):
-        remedy = f"write one of {', '.join(MODES)}, or leave it out"
-        raise annotation_error(VGPU_MODE, f"{quoted([mode])} is no mode", remedy)
-    numa_bind = found.get(NUMA_BIND)
-    if numa_bind is not None:
-        try:
-            parse_bool(numa_bind)
-        except ValueError as error:
-            finding = f"{quoted([numa_bind])} is neither true nor false"
-            raise annotation_error(NUMA_BIND, finding, 'write "true" or "false"') from error
-    rules = read_as_hami(found)
-    if SCORING_WEIGHTS in found and not _is_weighed(policies, order, as_hami=as_hami):
-        raise annotation_error(
-            SCORING_WEIGHTS,
-            f"has an effect with {' and '.join(ORDERS)} alone",
-            f"add {GPU_POLICY}: {GpuOrder.BINPACK}, or leave it out",
-        )
-    return msgspec.structs.replace(rules, order=order, hami=rules.hami if as_hami else "")
+    rules = read_as_hami(annotations)
+    if as_hami:
+        return rules
+    policy = annotations.get(GPU_POLICY)
+    order = GpuOrder(policy) if policy in ORDERS else GpuOrder.BEST_FIT
+    return msgspec.structs.replace(rules, order=order, hami="")
 
 
 def read_as_hami(annotations: Mapping[str, str], policy: str = GpuOrder.SPREAD.value) -> GpuRules:
-    """The rules as HAMi reads them, which refuses invalid weights only (InvalidShare). `policy`: the default."""
+    """The rules as HAMi reads them. `policy`: the default."""
     policy = annotations.get(GPU_POLICY, policy)
-    weights = annotations.get(SCORING_WEIGHTS)
     return GpuRules(
         types=type_selection(annotations),
         uuids=uuid_selection(annotations),
         mode=annotations.get(VGPU_MODE),
         mutex=MUTEX in split_list(policy),
         numa_bind=is_true(annotations.get(NUMA_BIND)),
-        weights=EQUAL_WEIGHTS if weights is None else read_weights(weights),
+        weights=read_weights(annotations.get(SCORING_WEIGHTS, "")) or EQUAL_WEIGHTS,
         hami=policy,
     )
 
 
-def _named_policies(policy: str | None, *, as_hami: bool) -> tuple[str, ...]:
-    if policy is None:
-        return ()
-    known = (*POLICIES, NUMA) if as_hami else POLICIES
-    named = split_list(policy) if as_hami else (policy,)
-    if wrong := [each for each in named if each not in known]:  # HAMi reads these as `spread`
-        number = "some" if as_hami else "one"
-        remedy = f"write {number} of {', '.join(known)}, or leave it out"
-        raise annotation_error(GPU_POLICY, f"{quoted(wrong[:3])} is no policy", remedy)
-    return named
-
-
-def _is_weighed(policies: tuple[str, ...], order: GpuOrder, *, as_hami: bool) -> bool:
-    if not as_hami:
-        return order in ORDERS
-    named = {*policies}
-    return not named.isdisjoint(ORDERS) or (NUMA not in named and named != {MUTEX})
-
-
-def _check_lists(found: Mapping[str, str]) -> None:
-    """Raises InvalidShare for invalid entries, and where one list leaves nothing of the other."""
+def check_gpu_annotations(annotations: Mapping[str, str], *, as_hami: bool = False) -> None:
+    """Raises InvalidShare for the annotation of a pod with slots that is invalid. `as_hami`: as of `read_gpu_rules`."""
+    if (policy := annotations.get(GPU_POLICY)) is not None:
+        known = (*POLICIES, NUMA) if as_hami else POLICIES
+        named = split_list(policy) if as_hami else (policy,)
+        if wrong := [each for each in named if each not in known]:  # HAMi reads these as `spread`
+            number = "some" if as_hami else "one"
+            remedy = f"write {number} of {', '.join(known)}, or leave it out"
+            raise annotation_error(GPU_POLICY, f"{quoted(wrong[:3])} is no policy", remedy)
     for key in (USE_TYPE, NO_USE_TYPE):
-        _check_entries(found, key, "parts of the names of models, with commas in between: A100,H100")
+        _check_entries(annotations, key, "parts of the names of models, with commas in between: A100,H100")
     for key in (USE_UUID, NO_USE_UUID):
         remedy = "uuids of GPUs as `topoalign gpu list` shows them, with commas in between"
-        _check_entries(found, key, remedy)
-        if wrong := [each for each in read_list_annotation(found, key) or () if not UUID.fullmatch(each)]:
+        _check_entries(annotations, key, remedy)
+        if wrong := [each for each in read_list_annotation(annotations, key) or () if not UUID.fullmatch(each)]:
             raise annotation_error(key, f"{quoted(wrong[:3])}: no uuid of a GPU", f"write {remedy}")
-    _check_something_is_left(USE_TYPE, type_selection(found), lambda part, model: part.upper() in model.upper())
-    _check_something_is_left(USE_UUID, uuid_selection(found), str.__eq__)
+    mode = annotations.get(VGPU_MODE)
+    if mode is not None and not any(each in mode for each in MODES):
+        remedy = f"write one of {', '.join(MODES)}, or leave it out"
+        raise annotation_error(VGPU_MODE, f"{quoted([mode])} is no mode", remedy)
+    numa_bind = annotations.get(NUMA_BIND)
+    if numa_bind is not None and not is_bool(numa_bind):
+        raise annotation_error(NUMA_BIND, f"{quoted([numa_bind])} is neither true nor false", 'write "true" or "false"')
+    weights = annotations.get(SCORING_WEIGHTS)
+    if weights is not None and read_weights(weights) is None:
+        raise annotation_error(
+            SCORING_WEIGHTS,
+            "not weights of slots, cores and memory",
+            "write all three as integers, one of them above 0: slot=1,core=1,memory=3",
+        )
 
 
 def _check_entries(found: Mapping[str, str], key: str, remedy: str) -> None:
@@ -268,15 +230,6 @@ def _check_entries(found: Mapping[str, str], key: str, remedy: str) -> None:
     if len(several) > MOST_LISTED or max(map(len, several)) > LONGEST_ENTRY:
         limit = f"more than {MOST_LISTED} entries, or one of more than {LONGEST_ENTRY} characters"
         raise annotation_error(key, limit, f"write {remedy}")
-
-
-def _check_something_is_left(key: str, selection: Selection, excludes: Callable[[str, str], bool]) -> None:
-    """Raises InvalidShare where all that is wanted is excluded. `excludes`: whether the first excludes the second."""
-    wanted = selection.wanted or ()
-    unwanted = selection.unwanted or ()
-    if wanted and all(any(excludes(no, yes) for no in unwanted) for yes in wanted):
-        opposite = NO_USE_TYPE if key == USE_TYPE else NO_USE_UUID
-        raise annotation_error(key, f"{opposite} leaves nothing of it", "take what is wanted out of one of the two")
 
 
 def annotation_error(key: str, finding: str, remedy: str) -> InvalidShare:
@@ -305,28 +258,12 @@ def split_list(text: str) -> tuple[str, ...]:
     return tuple(each.strip() for each in text.split(","))
 
 
-def read_weights(text: str) -> Weights:
+def read_weights(text: str) -> Weights | None:
     """
-    The weights in an annotation, such as `slot=1,core=1,memory=3`: all three once, in any order, not negative and not
-    all 0. Raises InvalidShare.
+    The weights in an annotation, such as `slot=1,core=1,memory=3`: all three once, in any order, and not all 0. None: they
+    are invalid.
     """
-    found: dict[str, int] = {}
-    for part in split_list(text):
-        name, equals, number = (each.strip() for each in part.partition("="))
-        if not equals or name not in Weights.__struct_fields__ or name in found:
-            raise _invalid_weights()
-        try:
-            found[name] = parse_int(number, bits=64)
-        except ValueError as error:
-            raise _invalid_weights() from error
-    if len(found) != len(Weights.__struct_fields__) or min(found.values()) < 0 or not any(found.values()):
-        raise _invalid_weights()
-    return Weights(**found)
-
-
-def _invalid_weights() -> InvalidShare:
-    return annotation_error(
-        SCORING_WEIGHTS,
-        "not weights of slots, cores and memory",
-        "write all three as integers, one of them above 0: slot=1,core=1,memory=3",
-    )
+    parts = [WEIGHT.fullmatch(part) for part in split_list(text)]
+    found = {part[1]: int(part[2]) for part in parts if part is not None}
+    is_complete = len(parts) == len(found) == len(Weights.__struct_fields__)
+    return Weights(**found) if is_complete and any(found.values()) else None

@@ -40,8 +40,6 @@ from topoalign.core.demand.share_annotations import (
     VENDOR,
     GpuRules,
     InvalidShare,
-    Published,
-    read_gpu_rules,
 )
 from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import InvalidField, quoted
@@ -315,14 +313,11 @@ def gpus_of_numa_nodes(topology: Topology) -> Mapping[ResourceName, Counter[int]
     return found
 
 
-def share_in_slots(
-    topology: Topology, devices: Quantities, published: Published = (), *, as_hami: bool = False
-) -> Share | None:
-    """What is asked for in slots on this machine; None: nothing is. `as_hami`: HAMi's rules choose. Raises InvalidShare."""
+def share_in_slots(topology: Topology, devices: Quantities, rules: GpuRules = ANY_GPU) -> Share | None:
+    """What is asked for in slots on this machine; None: nothing is."""
     for resource, slots in resources_in_slots(topology).items():
         if devices.get(resource):
             asked = read_hami_request(resource, slots, devices)
-            rules = read_gpu_rules(published, as_hami=as_hami)
             return Share(asked.count, asked.cores, asked.memory * MIB, resource, asked.percent, rules=rules)
     return None
 

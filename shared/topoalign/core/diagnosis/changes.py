@@ -14,7 +14,7 @@ from itertools import chain, islice
 
 import msgspec
 
-from topoalign.core.admission.shortages import OTHER_RULES, smaller_requests
+from topoalign.core.admission.resolvability import OTHER_RULES, smaller_requests
 from topoalign.core.diagnosis.cluster_answer import EvictionCandidate, SufficientChange
 from topoalign.core.diagnosis.node_decisions import ClusterQuestion, QueriedNode
 from topoalign.core.model.allocations import Allocation
@@ -45,10 +45,9 @@ def list_smaller_requests(question: ClusterQuestion) -> Iterator[SufficientChang
 
 
 def list_other_rules(question: ClusterQuestion) -> Iterator[SufficientChange]:
-    """The strictest rules under which a node would admit the pod."""
-    for rules in OTHER_RULES:
-        ((key, value),) = rules.items()
-        nodes = question.changed(rules=rules).admitting()
+    """The first of OTHER_RULES under which a node would admit the pod."""
+    for key, value in OTHER_RULES:
+        nodes = question.changed(rules={key: value}).admitting()
         had = {node.name: getattr(question.of(node.kind).demand.rules, key) for node in nodes}
         differing = [node for node in nodes if had[node.name] != value]
         if differing:
@@ -57,7 +56,7 @@ def list_other_rules(question: ClusterQuestion) -> Iterator[SufficientChange]:
                 cost=1.0,
                 nodes=len(differing),
                 example=differing[0].name,
-                rules=rules,
+                rules={key: value},
             )
             return
 

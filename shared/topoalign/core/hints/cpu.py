@@ -13,7 +13,7 @@ from collections.abc import Sequence, Set
 from itertools import chain
 
 from topoalign.core.cpu_assignment import read_reserved_cpus
-from topoalign.core.hints.hint_rules import Supply, hints_from, hints_of_rule
+from topoalign.core.hints.hint_rules import Supply, hints_from
 from topoalign.core.hints.provider import HintProvider, HintRequest, Largest
 from topoalign.core.hints.reuse import held_by_pod, own_part, reusable_cpus
 from topoalign.core.model.hints import HintRule, Hints, ProviderHints, ResourceNeed, TopologyHint
@@ -21,7 +21,7 @@ from topoalign.core.model.ids import CPU, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Mode
 from topoalign.core.model.topology.bitmask import Mask, node_mask
 from topoalign.core.model.topology.cpu_topology import CpuTopology
-from topoalign.core.numa_sets.subsets import fewest_with
+from topoalign.core.numa_sets.subsets import fewest_with, hints_of_rule
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
 

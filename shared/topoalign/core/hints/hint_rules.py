@@ -7,15 +7,13 @@ fits now.
 """
 
 from collections.abc import Iterable
-from functools import lru_cache
-from itertools import compress
 from typing import NamedTuple
 
 from topoalign.core.model.hints import HintRule, ResourceNeed, TopologyHint
 from topoalign.core.model.requests import Mode
-from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, narrowness, nodes_of, several, union
+from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, narrowness, several
 from topoalign.core.numa_sets.search import Choosing, NumaSearchBudget, mask_meets_needs
-from topoalign.core.numa_sets.subsets import fewest_with, subsets, sums_by_subset
+from topoalign.core.numa_sets.subsets import fewest_with, hints_of_rule
 from topoalign.core.profile import profile_of
 
 MOST_LISTED = 8
@@ -57,35 +55,6 @@ def hints_from(
     )
     rule = HintRule(nodes=now.nodes, needs=needs, least=least, besides=others)
     return rule if machine > MOST_LISTED else hints_of_rule(rule)
-
-
-def hints_of_rule(rule: HintRule) -> tuple[TopologyHint, ...]:
-    """The hints that a rule stands for, in the kubelet's order: by size, then by the positions of the nodes."""
-    everywhere = union((rule.nodes, *rule.besides))
-    space = subsets(nodes_of(everywhere))
-    enough = [list(map(need.amount.__le__, totals_by_subset(space.nodes, space.masks, need))) for need in rule.needs]
-    if everywhere != rule.nodes or not enough:
-        enough.append([not mask & ~rule.nodes for mask in space.masks])
-    fits = list(map(all, zip(*enough, strict=True))) if len(enough) > 1 else enough[0]
-    for mask in rule.besides:
-        fits[space.numbers[mask]] = True
-    return tuple(compress(_every_hint(space.nodes, rule.least), map(fits.__getitem__, space.order)))
-
-
-@lru_cache(maxsize=64)
-def _every_hint(nodes: tuple[int, ...], least: int) -> tuple[TopologyHint, ...]:
-    """Every subset of these nodes as a hint, in the kubelet's order; those of `least` nodes are preferred."""
-    space = subsets(nodes)
-    return tuple(TopologyHint(space.masks[number], number.bit_count() == least) for number in space.order)
-
-
-def totals_by_subset(nodes: tuple[int, ...], masks: tuple[Mask, ...], need: ResourceNeed) -> list[int]:
-    """How much each subset has of what is needed, by the subsets' numbers."""
-    counts = sums_by_subset(need.supply.get(1 << node, 0) for node in nodes)
-    for near, amount in need.supply.items():
-        if near.bit_count() > 1:
-            counts = [had + amount if mask & near else had for had, mask in zip(counts, masks, strict=True)]
-    return counts
 
 
 def narrowest_hint(

@@ -132,7 +132,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     ailing: dict[DeviceID, DeviceHealth] = {}
     """Held devices that are not usable now, with their health: unhealthy, of unknown health, or cordoned."""
     notes: tuple[str, ...] = ()
-    """Why nothing is held, and how former allocations of this name ended, newest first, as far as it is remembered."""
+    """How former allocations of this name ended, newest first, as far as it is remembered."""
 
 
 class PlacementContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ instance of GPU-x, 0000:99:00.1 a function of mlx5_1.
     0000:99:00.1    Holding("mlx5_1", FunctionHolding(address="0000:99:00.1"))
 
 Two holdings overlap if they are the same, or one is a part of the other: the whole GPU overlaps each of its parts, an
-instance its time slices. Two parts of one device do not overlap. Amounts never overlap: they fit if their sum fits.
+instance its time slices. Two parts of one device do not overlap.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -95,7 +95,7 @@ class Amount(msgspec.Struct, frozen=True, gc=False):
     """Bytes."""
 
 
-Part = Whole | Instance | FunctionHolding | TimeSlice | Unit | Amount
+Part = Whole | Instance | FunctionHolding | TimeSlice | Unit
 
 
 class Holding(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ class Holding(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> DeviceID:
-        """The id under which the holding is handed out. `holding_of` reads it; an amount has the id of its GPU."""
+        """The id under which the holding is handed out. `holding_of` reads it."""
         if isinstance(self.part, Unit):
             return DeviceID(f"{self.base}{SHARE}{self.part.label}")
         return DeviceID(f"{self.base}{SHARE}{self.part.replica}") if isinstance(self.part, TimeSlice) else self.base
@@ -150,7 +150,7 @@ def unit_kind(device: DeviceID) -> UnitKind | None:
 def wholes_of(holding: Holding) -> tuple[Holding, ...]:
     """The wholes that contain a holding, the smallest first: for a slice of an instance, the instance and the GPU."""
     part = holding.part
-    if part is WHOLE or isinstance(part, Whole):
+    if isinstance(part, Whole):
         return ()
     if isinstance(part, TimeSlice) and not isinstance(part.of, Whole):
         return Holding(holding.device, part.of), Holding(holding.device)
@@ -166,14 +166,13 @@ def shared_by(holding: Holding) -> tuple[Holding, str] | None:
 
 
 def may_have_parts(holding: Holding) -> bool:
-    """Whether another holding can be a part of this one. A time slice, a unit and an amount have no parts."""
-    return not isinstance(holding.part, TimeSlice | Unit | Amount)
+    """Whether another holding can be a part of this one. A time slice and a unit have no parts."""
+    return not isinstance(holding.part, TimeSlice | Unit)
 
 
 def excluding_holdings(holding: Holding) -> tuple[Holding, ...]:
-    """The holdings that exclude this one: itself and its wholes. The same amount may be held twice."""
-    wholes = wholes_of(holding)
-    return wholes if isinstance(holding.part, Amount) else (holding, *wholes)
+    """The holdings that exclude this one: itself and its wholes."""
+    return (holding, *wholes_of(holding))
 
 
 class HoldingSet:

@@ -24,9 +24,3 @@ class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Ids, PCI addresses, `GPU3` or `NIC2`, or indexes among the GPUs; a MIG instance by its uuid."""
     reason: str = ""
     """Why the devices are cordoned or fail, for people."""
-
-
-class TrustRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Confirms that the record is complete after a damaged journal. The answer is the reason why it was unconfirmed."""
-
-    node: NodeName

@@ -116,5 +116,3 @@ class LibraryReading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     containers: tuple[LibraryUse, ...] = ()
     finding: str = ""
     """Why none could be read."""
-    left_out: int = 0
-    """Containers that are not listed because there are too many."""

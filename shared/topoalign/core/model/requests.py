@@ -193,13 +193,9 @@ def override_rules(rules: AdmissionRules, changes: RuleChanges) -> AdmissionRule
 
 
 class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request to a service of one node."""
+    """A request that needs no more than the name of the node: for a reading, a position, or a new publication."""
 
     node: NodeName
-
-
-class ClockRequest(NodeRequest, frozen=True, kw_only=True):
-    """Asks the allocator of a node for its clock, to compute the deadline of the next request."""
 
 
 class ClockReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,26 +257,6 @@ class ExplainRequest(NodeRequest, frozen=True, kw_only=True):
     """Asks how a decision was made: about an allocation by its id, or the latest about a pod `namespace/name`."""
 
     target: str
-
-
-class SnapshotRequest(NodeRequest, frozen=True, kw_only=True):
-    """Asks the allocator to publish a snapshot of its live allocations; answered with the snapshot's (epoch, seq)."""
-
-
-class AnnounceRequest(NodeRequest, frozen=True, kw_only=True):
-    """Asks a service to publish topology and health, or usage, in a new epoch; answered with (epoch, revision) of each."""
-
-
-class AliveRequest(NodeRequest, frozen=True, kw_only=True):
-    """Asks a service whether it is alive; answered with (epoch, revision) of each reading, or a `WriterPosition`."""
-
-
-class PublishedRequest(NodeRequest, frozen=True, kw_only=True):
-    """Asks discovery for its newest readings; answered with a `Published` for `topology` and one for `health`."""
-
-
-class UseRequest(NodeRequest, frozen=True, kw_only=True):
-    """Asks discovery for the present use of the GPUs; answered with a `Measurement`."""
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,16 +2,18 @@
 Lists every subset of a few NUMA nodes, in the kubelet's order: by size, then by the positions of the nodes.
 
 Subsets are numbered: bit i of a number is the i-th node. Whatever adds up over nodes is then computed for all subsets by
-doubling a list once per node, which keeps 2^8 subsets at microseconds; more than 12 nodes are refused.
+doubling a list once per node, which keeps 2^8 subsets at microseconds; more than 12 nodes are refused. A `HintRule` is
+listed as the hints that it stands for.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, compress
 
 from topoalign.core.model.errors import NoFit
-from topoalign.core.model.topology.bitmask import Mask
+from topoalign.core.model.hints import HintRule, ResourceNeed, TopologyHint
+from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
 
 MOST_NODES = 12
 """4,096 subsets: a few milliseconds. The kubelet stops at 8 nodes unless configured otherwise."""
@@ -64,3 +66,32 @@ def fewest_with(amounts: Iterable[int], needed: int) -> int | None:
     """How few of these amounts add up to what is needed, at least one; None: all of them are too little."""
     sums = accumulate(sorted(amounts, reverse=True))
     return next((count for count, total in enumerate(sums, 1) if total >= needed), None)
+
+
+def hints_of_rule(rule: HintRule) -> tuple[TopologyHint, ...]:
+    """The hints that a rule stands for, in the kubelet's order. Raises TooManyNumaNodes."""
+    everywhere = union((rule.nodes, *rule.besides))
+    space = subsets(nodes_of(everywhere))
+    enough = [list(map(need.amount.__le__, totals_by_subset(space.nodes, space.masks, need))) for need in rule.needs]
+    if everywhere != rule.nodes or not enough:
+        enough.append([not mask & ~rule.nodes for mask in space.masks])
+    fits = list(map(all, zip(*enough, strict=True))) if len(enough) > 1 else enough[0]
+    for mask in rule.besides:
+        fits[space.numbers[mask]] = True
+    return tuple(compress(_every_hint(space.nodes, rule.least), map(fits.__getitem__, space.order)))
+
+
+@lru_cache(maxsize=64)
+def _every_hint(nodes: tuple[int, ...], least: int) -> tuple[TopologyHint, ...]:
+    """Every subset of these nodes as a hint, in the kubelet's order; those of `least` nodes are preferred."""
+    space = subsets(nodes)
+    return tuple(TopologyHint(space.masks[number], number.bit_count() == least) for number in space.order)
+
+
+def totals_by_subset(nodes: tuple[int, ...], masks: tuple[Mask, ...], need: ResourceNeed) -> list[int]:
+    """How much each subset has of what is needed, by the subsets' numbers."""
+    counts = sums_by_subset(need.supply.get(1 << node, 0) for node in nodes)
+    for near, amount in need.supply.items():
+        if near.bit_count() > 1:
+            counts = [had + amount if mask & near else had for had, mask in zip(counts, masks, strict=True)]
+    return counts

@@ -4,11 +4,9 @@ Chooses the devices of one resource for a container, once its NUMA affinity is k
 The rule: devices of earlier init containers of the pod come first. Then devices near a node of the affinity come before
 others. If there is a choice, the device plugin is asked for its preference; the valid part of its answer is used, and is cut
 or filled up in the hardware's order.
-
-The function asks by yielding the choice, so that the same code serves a plugin behind gRPC and one in the process.
 """
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection
 from math import inf
 from typing import NamedTuple
 
@@ -24,15 +22,26 @@ from topoalign.core.state.fold import NodeState
 
 
 class DeviceChoice(NamedTuple):
-    """What the plugin is asked: which `size` of the available devices, with those that must be among them?"""
+    """Which `size` of the available devices a container gets, with those that must be among them."""
 
     available: DeviceSet
     must_include: tuple[DeviceID, ...]
     size: int
+    fallback: tuple[DeviceSet, ...] = ()
+    """What fills up a preference for too few devices, the first set first."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the device plugin is asked, because more than the required devices are needed."""
+        return len(self.must_include) < self.size
 
-Choosing = Generator[DeviceChoice, Sequence[DeviceID] | None, tuple[DeviceID, ...]]
-"""Yields at most one choice; is sent the preferred devices, or None where the plugin has no preference to give."""
+    def complete(self, preferred: Collection[DeviceID] | None) -> tuple[DeviceID, ...]:
+        """The chosen devices. `preferred`: the plugin's answer; None: it has no preference."""
+        devices = self.available.devices
+        chosen = devices.some(self.must_include)
+        for some in (self.available & devices.some(preferred or ()), *self.fallback):
+            chosen |= (some - chosen).first(self.size - len(chosen))
+        return tuple(chosen)
 
 
 class NotEnoughDevices(NoFit):
@@ -110,12 +119,12 @@ def choose_for_container(
     resource: ResourceName,
     affinity: Mask | None,
     among: Collection[DeviceID] | None = None,
-    picked: Collection[DeviceID] | None = None,
-) -> Choosing:
+    taken_over: Collection[DeviceID] | None = None,
+) -> DeviceChoice:
     """
     `choose_devices` for a container on a node as it is, with what earlier containers of its pod left. `among`: the healthy
-    devices that may be chosen; None: all. `picked`: of what earlier containers left, what it takes over; None: the first
-    devices. Raises TooLarge; the generator raises NoHealthyDevice and NotEnoughDevices.
+    devices that may be chosen; None: all. `taken_over`: the devices of earlier containers that it takes over; None: the
+    first ones. Raises TooLarge, NoHealthyDevice and NotEnoughDevices.
     """
     amount = container.devices[resource]
     owned = state.ownership
@@ -127,7 +136,7 @@ def choose_for_container(
         state.hardware.devices[resource],
         owned.usable(resource) if among is None else among,
         owned.held(resource),
-        reusable_devices(held_by_pod(state, container), resource) if picked is None else picked,
+        reusable_devices(held_by_pod(state, container), resource) if taken_over is None else taken_over,
         amount,
         affinity,
     )
@@ -141,7 +150,7 @@ def choose_devices(
     reusable: Collection[DeviceID],
     required: int,
     affinity: Mask | None,
-) -> Choosing:
+) -> DeviceChoice:
     """
     `required` devices of a resource for a container, in the hardware's order. `devices` are all of the resource,
     `allocated` those that a container holds, `reusable` those of them that init containers of this pod left. Raises
@@ -152,22 +161,26 @@ def choose_devices(
     taken = devices.some(reusable).first(required)
     needed = required - len(taken)
     if needed <= 0:
-        return tuple(taken)
+        return DeviceChoice(taken, tuple(taken), required)
     available = devices.some(healthy) - devices.some(allocated)
     if len(available) < needed:
         raise NotEnoughDevices(resource, needed, len(available))
     aligned, unaligned, no_affinity = split_by_affinity(devices, available, affinity)
     if needed < len(aligned):
-        choice = aligned
-        fallback = [aligned]
-    elif needed == len(aligned):
-        return tuple(taken | aligned)
-    else:
-        taken |= aligned
-        choice = available - aligned
-        fallback = [unaligned, no_affinity]
-    reply = yield DeviceChoice(choice | taken, tuple(taken), required)
-    chosen = taken
-    for some in (choice & devices.some(reply or ()), *fallback):
-        chosen |= (some - chosen).first(required - len(chosen))
-    return tuple(chosen)
+        return DeviceChoice(aligned | taken, tuple(taken), required, (aligned,))
+    taken |= aligned
+    return DeviceChoice(available | taken, tuple(taken), required, (unaligned, no_affinity))
+
+
+def likely_takeover(devices: OfferedDevices, reusable: Collection[DeviceID], amount: int) -> frozenset[DeviceID]:
+    """
+    Of `amount` devices that a kubelet picks at random among more reusable ones (v1.36.3, device manager: the order of a Go
+    map), the most likely distribution over NUMA nodes. Of 4 devices on node 0 and 2 on node 1, it picks 2 and 1.
+    """
+    left = devices.some(reusable)
+    groups = [group for each in devices.by_nodes.values() if (group := left & each)]
+    counts = [0] * len(groups)
+    for _ in range(min(amount, len(left))):
+        at = max(range(len(groups)), key=lambda place: (len(groups[place]) - counts[place]) / (counts[place] + 1))
+        counts[at] += 1
+    return frozenset(device for group, count in zip(groups, counts, strict=True) for device in group.first(count))

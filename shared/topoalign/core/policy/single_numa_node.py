@@ -10,8 +10,7 @@ In mode `best` the narrowest nodes on which everything fits must be one node.
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import nodes_of
 from topoalign.core.numa_sets.search import mask_meets_needs
-from topoalign.core.policy.merge.hint_combinations import Offer
-from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, merge
+from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY, Offer, merge
 from topoalign.core.policy.merge.narrowest_fit import narrowest_fit
 from topoalign.core.policy.topology_policy import MergeQuestion, TopologyPolicy
 from topoalign.core.profile import profile_of

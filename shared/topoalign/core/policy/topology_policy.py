@@ -9,7 +9,7 @@ from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.numa_sets.search import NumaSearchBudget
 from topoalign.core.policy.merge.closest_numa import Distances, MaskOrder
-from topoalign.core.policy.merge.hint_combinations import Offer
+from topoalign.core.policy.merge.kubelet_merge import Offer
 
 
 class MergeQuestion(NamedTuple):

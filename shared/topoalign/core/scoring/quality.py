@@ -33,7 +33,7 @@ from math import comb
 from typing import NamedTuple
 
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.shares import Share, share_in_slots
+from topoalign.core.demand.shares import Share
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.topology.bitmask import node_mask, nodes_of
@@ -303,7 +303,7 @@ def device_need(topology: Topology, demand: PodDemand) -> DeviceNeed:
     shares: list[Share] = []
     if not {"unit", "slot"}.isdisjoint(kinds.values()):
         # without the annotations, which the node's decision has looked at and which other nodes may not be able to read
-        asked = (share_in_slots(topology, each.devices) or each.share_in_units(topology) for each in lasting)
+        asked = (each.share(topology) for each in lasting)
         shares = [share for share in asked if share is not None]
     return DeviceNeed(
         gpus=tuple(gpus),

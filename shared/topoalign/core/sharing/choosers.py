@@ -27,13 +27,7 @@ import msgspec
 
 from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
 from topoalign.core.demand.share_annotations import (
-    NO_USE_TYPE,
-    NO_USE_UUID,
-    USE_TYPE,
-    USE_UUID,
-    VGPU_MODE,
     Selection,
-    list_annotation_paths,
 )
 from topoalign.core.demand.shares import (
     Share,
@@ -319,14 +313,10 @@ class SlotChooser:
         self._affinity = affinity
         self._left = state.ownership.slots_left
         slots = resources_in_slots(state.hardware)[resource]
-        published = container.gpu_annotations
         self._fields = ShareFields(
             cores=f"limits[{slots.cores}]",
             memory=f"limits[{slots.memory}]",
             gpus=f"limits[{resource}]",
-            types=list_annotation_paths(published, USE_TYPE, NO_USE_TYPE),
-            uuids=list_annotation_paths(published, USE_UUID, NO_USE_UUID),
-            modes=list_annotation_paths(published, VGPU_MODE),
         )
         held = held_by_pod(state, container)
         reusable = reusable_devices(held, resource)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from topoalign.core.demand.share_annotations import NO_USE_TYPE, NO_USE_UUID, USE_TYPE, USE_UUID, VGPU_MODE
 from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import InvalidField, NoFit, quoted
 
@@ -18,22 +19,17 @@ def format_mib(size: int) -> str:
 
 
 class ShareFields(NamedTuple):
-    """The paths of the fields of a request, for error messages; of its lists of models, uuids and modes, too."""
+    """The paths of the fields of a request, for error messages."""
 
     cores: str = "cores"
     memory: str = "memory"
     gpus: str = "gpus"
-    types: str = "types"
-    uuids: str = "uuids"
-    modes: str = ""
 
 
-OTHER_TYPE = "of another type"
-OTHER_UUID = "not among the uuids"
-OTHER_MODE = "in another mode"
-"""Why the lists do not accept a GPU."""
-
-
+OTHER_TYPE = f"of another type ({USE_TYPE}, {NO_USE_TYPE})"
+OTHER_UUID = f"not among the uuids ({USE_UUID}, {NO_USE_UUID})"
+OTHER_MODE = f"in another mode ({VGPU_MODE})"
+"""Why the annotations do not accept a GPU."""
 MODE_SETTINGS = (
     "choose a node whose plugin configuration has `sharing.slots` with `sharing.limiter: hami-core` or `mps`, or with "
     "`flags.migStrategy: dynamic` for mode mig; or leave the annotation out"
@@ -107,16 +103,13 @@ class NoGpuAccepted(ShareDoesNotFit):
     """
     Raised when the pod excludes each GPU of the node, whatever is left of it.
 
-    `field`: the lists that exclude them, if any.
-
     Remedy: Change the lists in its annotations; `topoalign gpu list` shows the GPUs.
     """
 
     def __init__(self, fields: ShareFields, reasons: Mapping[str, int]) -> None:
         found = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "it has none"
-        lists = {OTHER_TYPE: fields.types, OTHER_UUID: fields.uuids, OTHER_MODE: fields.modes}
         super().__init__(
-            " and ".join(field for reason, field in lists.items() if reason in reasons) or fields.gpus,
+            fields.gpus,
             f"no GPU of the node may be chosen: {found}",
             MODE_SETTINGS
             if OTHER_MODE in reasons

@@ -10,9 +10,8 @@ hundredths of computing time with 8 GiB each:
     ways ("units",)   held 20, 8 GiB; 30, 8 GiB   left 50, 64 GiB
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from topoalign.core.model.allocations import Allocation, Owner
@@ -23,6 +22,9 @@ from topoalign.core.model.topology.device_offers import MEMORY_BLOCK, LimitedBy,
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import equal_part, larger_amount, lost_instances, offered_in_slots
+
+HeldPart = Part | Amount
+"""What a container holds of a GPU by one device; by a slot an amount."""
 
 Way = Literal["whole", "MIG", "time slices", "MPS", "units", "slots"]
 
@@ -52,22 +54,18 @@ class UsedParts(NamedTuple):
     allocation: AllocationID
     """The oldest of its allocations with a part of the GPU."""
     parts: Parts
-    """Its parts. A part in two of its allocations counts once, a slot with the larger amount."""
+    """Its parts. A slot that several containers have holds the largest of their amounts, and counts so for the newest."""
     alone: Parts
     """
-    The parts without those that later containers reuse, as from an init container. A slot counts for the newest
-    container. Example: the init container had 60 cores and the app container reuses 30 of them, so the init container
-    alone accounts for the other 30, without a slot. These parts add up to what is not left, except for units that a kubelet
-    gave to a second pod: they count here for the later pod, and in what is left for both.
+    The parts without those that later containers have, as from an init container. These parts add up to what is not left,
+    except for units that a kubelet gave to a second pod: they count here for the later pod, and in what is left for both.
     """
-    taken_over: bool = False
-    """Whether later containers of its pod reuse all its parts, perhaps with less of a slot, as of an init container."""
     lost: tuple[DeviceID, ...] = ()
     """Uuids of MIG instances that were created for its slots and are gone: the container has to be created again."""
 
     @property
     def is_left(self) -> bool:
-        """Whether later containers of its pod reuse some of its parts, as those of an init container."""
+        """Whether later containers have some of its parts."""
         return self.alone != self.parts
 
 
@@ -112,89 +110,41 @@ def partitioning_by_gpu(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
     }
 
 
-class _Record(NamedTuple):
-    """An allocation with what it has of GPUs and NICs (`parts_of_allocation`)."""
-
-    allocation: Allocation
-    holder: object
-    pod: object
-    """Its container and its pod; the allocation's id where they are not known."""
-    parts: tuple[tuple[DeviceID, DeviceID, Part], ...]
-
-
-@dataclass
-class _ContainerParts:
-    """What one container has of a GPU by all of its records."""
-
-    first: Allocation
-    devices: dict[DeviceID, Part] = field(default_factory=dict)
-    lost: list[DeviceID] = field(default_factory=list)
-    surplus: Parts = field(default_factory=Parts)
-    """Cores and bytes by slots beyond those of later records. Of a slot with first 60 and then 30 cores 30."""
-    is_reused: bool = False
-    """Whether a later record has some of it as well."""
-    is_given_again: bool = False
-    """Whether containers of other pods alone have some of it later."""
-
-
 def _used_by_gpu(state: NodeState, profiles: Mapping[DeviceID, str]) -> Mapping[DeviceID, tuple[UsedParts, ...]]:
     """GPU -> what each container has of it. `profiles`: uuid of an instance -> name of its profile."""
     hardware = state.hardware
-    records = []
-    held: dict[DeviceID, dict[object, _ContainerParts]] = {}
+    first: dict[tuple[DeviceID, object], Allocation] = {}
+    held = defaultdict[DeviceID, defaultdict[object, dict[DeviceID, HeldPart]]](lambda: defaultdict(dict))
+    lost = defaultdict[tuple[DeviceID, object], list[DeviceID]](list)
+    newest: dict[DeviceID, object] = {}
+    largest: dict[DeviceID, HeldPart] = {}
     for each in state.allocations.values():
-        owner = each.owner
-        pod = each.id if owner is None else (owner.namespace, owner.pod)
-        record = _Record(each, owner or each.id, pod, tuple(parts_of_allocation(each, hardware)))
-        records.append(record)
-        for device, gpu, part in record.parts:
-            mine = held.setdefault(gpu, {}).setdefault(record.holder, _ContainerParts(each))
-            known = mine.devices.get(device)
-            mine.devices[device] = part if known is None else _larger_part(part, known)
+        holder = each.owner or each.id
+        for device, gpu, part in parts_of_allocation(each, hardware):
+            first.setdefault((gpu, holder), each)
+            held[gpu][holder][device] = part
+            newest[device] = holder
+            largest[device] = _larger_part(part, largest.get(device, part))
         for slot, uuid in lost_instances(each, hardware).items() if each.instances else ():
-            if (lost := held.get(base_of(slot), {}).get(record.holder)) is not None:
-                lost.lost.append(uuid)
-    # Then what is in several records, the newest first. Most devices are in one alone.
-    times = Counter(device for record in records for device, _, _ in record.parts)
-    newest: dict[DeviceID, tuple[_Record, Part]] = {}
-    largest: dict[DeviceID, Part] = {}
-    pods: dict[DeviceID, set[object]] = {}
-    for record in reversed(records):
-        for device, gpu, part in record.parts:
-            if times[device] < 2 or newest.setdefault(device, (record, part))[0] is record:
-                continue
-            mine = held[gpu][record.holder]
-            mine.is_reused = True
-            size = largest.get(device, newest[device][1])
-            if isinstance(part, Amount) and isinstance(size, Amount):
-                more = Parts(cores=max(0, part.cores - size.cores), memory=max(0, part.memory - size.memory))
-                mine.surplus = sum_parts((mine.surplus, more))
-            largest[device] = _larger_part(part, size)
-            if record.pod not in (later := pods.setdefault(device, {newest[device][0].pod})):
-                mine.is_given_again = True
-                later.add(record.pod)
+            lost[base_of(slot), holder].append(uuid)
 
-    def used(holder: object, mine: _ContainerParts) -> UsedParts:
-        every = _count_parts(mine.devices.values(), profiles)
-        if not mine.is_reused:
-            return UsedParts(mine.first.owner, mine.first.id, every, every, lost=tuple(mine.lost))
-        latest = ((device, newest.get(device)) for device in mine.devices)
-        own = [
-            mine.devices[at] if last is None else last[1] for at, last in latest if not last or last[0].holder == holder
-        ]
-        alone = sum_parts((_count_parts(own, profiles), mine.surplus))
-        is_taken_over = not own and not mine.is_given_again
-        return UsedParts(mine.first.owner, mine.first.id, every, alone, is_taken_over, tuple(mine.lost))
+    def used(gpu: DeviceID, holder: object) -> UsedParts:
+        parts = held[gpu][holder]
+        own = {device: largest[device] for device in parts if newest[device] == holder}
+        alone = _count_parts(own.values(), profiles)
+        every = alone if len(own) == len(parts) else _count_parts({**parts, **own}.values(), profiles)
+        allocation = first[gpu, holder]
+        return UsedParts(allocation.owner, allocation.id, every, alone, tuple(lost.get((gpu, holder), ())))
 
-    return {gpu: tuple(used(holder, mine) for holder, mine in by.items()) for gpu, by in held.items()}
+    return {gpu: tuple(used(gpu, holder) for holder in by) for gpu, by in held.items()}
 
 
-def _larger_part(part: Part, other: Part) -> Part:
+def _larger_part(part: HeldPart, other: HeldPart) -> HeldPart:
     """What two records have by one device: by a slot the larger amount of both, else `part`."""
     return larger_amount(part, other) if isinstance(part, Amount) and isinstance(other, Amount) else part
 
 
-def parts_of_allocation(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, Part]]:
+def parts_of_allocation(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, HeldPart]]:
     """Device, its GPU or NIC and which part of that it is, for all that an allocation holds; by a slot an amount of it."""
     gpus = {**hardware.parents, **allocation.parents}
     in_slots = offers_in_slots(hardware)
@@ -272,7 +222,7 @@ def sum_parts(parts: Iterable[Parts]) -> Parts:
     return found
 
 
-def _count_parts(parts: Iterable[Part], profiles: Mapping[DeviceID, str]) -> Parts:
+def _count_parts(parts: Iterable[HeldPart], profiles: Mapping[DeviceID, str]) -> Parts:
     """So many parts of one GPU as one. `profiles`: uuid of an instance -> name of its profile."""
     whole = False
     slices = 0

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.model.errors import StateFault
 from topoalign.kubelet.files import checkpoint
 
 NAME = "kubelet_internal_checkpoint"
@@ -29,7 +28,6 @@ class PodDevicesEntry(msgspec.Struct, frozen=True, rename="pascal"):
     """The plugin's ContainerAllocateResponse as it was on the wire."""
 
     def __str__(self) -> str:
-        """As go-spew prints it for hashing."""
         return (
             f"{{PodUID:(string){self.pod_uid} ContainerName:(string){self.container_name} "
             f"ResourceName:(string){self.resource_name} "
@@ -58,7 +56,7 @@ DECODER = checkpoint.decoder(Checkpoint)
 
 def encode_device_checkpoint(data: CheckpointData) -> bytes:
     """The file's content, with its checksum, as the kubelet writes it."""
-    return msgspec.json.encode(Checkpoint(data, checksum(data)))
+    return msgspec.json.encode(Checkpoint(data, checkpoint.fnv1a(spew_device_data(data))))
 
 
 def decode_device_checkpoint(content: bytes) -> CheckpointData:
@@ -66,15 +64,9 @@ def decode_device_checkpoint(content: bytes) -> CheckpointData:
     try:
         file = DECODER.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise damaged_device_checkpoint(checkpoint.undecoded(error)) from error
-    if file.checksum != checksum(file.data):
-        raise damaged_device_checkpoint(f"its checksum is {checksum(file.data)}, and it contains {file.checksum}")
+        raise checkpoint.damaged_file(NAME, checkpoint.undecoded(error)) from error
+    checkpoint.expect_checksum(NAME, file.checksum, [spew_device_data(file.data)])
     return file.data
-
-
-def damaged_device_checkpoint(finding: str) -> StateFault:
-    """The error for a checkpoint that cannot be used."""
-    return StateFault(f"{NAME} cannot be trusted: {finding}", "drain the node, delete the file and restart the kubelet")
 
 
 def load_devices(directory: Path) -> CheckpointData | None:
@@ -88,11 +80,6 @@ def store(directory: Path, data: CheckpointData) -> None:
     scratch = directory / f".{NAME}"
     scratch.write_bytes(encode_device_checkpoint(data))
     os.replace(scratch, directory / NAME)
-
-
-def checksum(data: CheckpointData) -> int:
-    """The kubelet's checksum: 32-bit FNV-1a over the text of the data."""
-    return checkpoint.fnv1a(spew_device_data(data))
 
 
 def spew_device_data(data: CheckpointData) -> str:

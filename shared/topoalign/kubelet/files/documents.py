@@ -8,14 +8,13 @@ kubelet, whose own reader is as strict.
 """
 
 import json
-import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from topoalign.core.model.errors import BadRequest, InvalidField, NotFound, clean, quoted
+from topoalign.core.model.strict_json import load_strict_json
 from topoalign.kubelet.files import reading
 
 MOST_BYTES = 256 << 10
@@ -24,10 +23,6 @@ MOST_DOCUMENTS = 100
 """Documents of one file: a Helm chart printed as templates has some dozens."""
 DEEPEST = 64
 Document = dict[Any, Any]
-
-
-class InvalidYaml(ValueError):
-    """A text is not in the subset of YAML that is read here; the message has the place and the reason."""
 
 
 class InvalidDocument(BadRequest):
@@ -56,19 +51,19 @@ def read_bounded(path: Path) -> bytes:
         raise InvalidDocument(str(path), f"cannot be read: {clean(why)}", "give a file that you may read") from error
 
 
-def parse_document(raw: bytes, source: str, *, nulls: bool = False) -> Document:
+def parse_document(raw: bytes, source: str) -> Document:
     """
-    The document that these bytes are; `source` names them in errors. `nulls`: fields that are null stay; else they are left
-    out. Raises InvalidDocument.
+    The document that these bytes are, without fields that are null; `source` names it in errors. Raises
+    InvalidDocument.
     """
-    (found,) = documents_of(raw, source, 1, nulls=nulls) or [None]
+    (found,) = documents_of(raw, source, 1) or [None]
     if not isinstance(found, dict):
         finding = "not a mapping of fields" if raw.strip() else "it is empty"
         raise InvalidDocument(source, finding, "give one document of fields and values, `field: value`")
     return found
 
 
-def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS, *, nulls: bool = False) -> list[object]:
+def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS) -> list[object]:
     """The documents that these bytes are, at most `most`, empty ones too; otherwise as `parse_document`."""
     if len(raw) > MOST_BYTES:
         raise InvalidDocument(source, f"it is larger than {MOST_BYTES >> 10} KiB", "give the document alone")
@@ -77,16 +72,11 @@ def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS, *, nulls: 
     except UnicodeDecodeError as error:
         raise InvalidDocument(source, f"byte {error.start + 1} is not UTF-8", "save it as UTF-8 text") from error
     try:
-        contents = from_json(text, most) if text.lstrip().startswith("{") else from_yaml(text, most)
-        known = [without_nulls(content) for content in contents]
-    except InvalidYaml as error:
-        raise InvalidDocument(
-            source, str(error), "correct the YAML, or give one document alone" if most == 1 else "correct the YAML"
-        ) from error
+        contents = load_json_or_yaml(text, most) if text.lstrip().startswith("{") else load_yaml(text, most)
+        return [without_nulls(content) for content in contents]
     except (ValueError, RecursionError, OverflowError) as error:
-        # ValueError: a number too long to be one, a date that never was, a key that stands twice in JSON
+        # ValueError: also a number too long to be one, a date that never was, a key that stands twice in JSON
         raise InvalidDocument(source, f"no YAML and no JSON: {clean(str(error), 200)}", "correct the file") from error
-    return contents if nulls else known
 
 
 def without_nulls(content: object, levels: int = DEEPEST) -> object:
@@ -102,44 +92,19 @@ def without_nulls(content: object, levels: int = DEEPEST) -> object:
     return content
 
 
-def from_json(text: str, most: int) -> list[object]:
-    """JSON, or YAML that starts like it. Raises ValueError and what `from_yaml` raises."""
+def load_json_or_yaml(text: str, most: int) -> list[object]:
+    """JSON, or YAML that starts like it. Raises as `yaml_text.load`."""
     try:
-        return [json.loads(text, object_pairs_hook=refuse_duplicate_keys, parse_constant=no_number)]
+        return [load_strict_json(text)]
     except json.JSONDecodeError:
-        return from_yaml(text, most)
+        return load_yaml(text, most)
 
 
-def from_yaml(text: str, most: int) -> list[object]:
-    """The documents of this text. Raises InvalidYaml, ValueError, OverflowError, RecursionError."""
+def load_yaml(text: str, most: int) -> list[object]:
+    """As `yaml_text.load`."""
     from topoalign.kubelet.files import yaml_text  # only where a file is read: PyYAML takes its time to load
 
     return yaml_text.load(text, DEEPEST, most)
-
-
-def refuse_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """The JSON object of these pairs. Raises ValueError for a duplicate key."""
-    mapping = dict(pairs)
-    if len(mapping) != len(pairs):
-        times = Counter(key for key, _ in pairs)
-        raise ValueError(f"a key stands twice: {quoted([key for key in mapping if times[key] > 1])}")
-    return mapping
-
-
-def no_number(name: str) -> object:
-    """Called for `NaN` and `Infinity`, which JSON does not have."""
-    raise ValueError(f"{name} is no number")
-
-
-KEY = "`key` in "
-"""The part of msgspec's messages about a key instead of a value."""
-ANY_KEY = "[...]"
-"""The path of a value in a mapping of any keys in msgspec's messages."""
-STEP = re.compile(r"[^.\[\]]+")
-"""A field, or a place in a list."""
-GOT = re.compile(r"got `(\w+)`")
-TYPES = {"array": "list", "object": "dict", "null": "NoneType"}
-"""msgspec's name of a type -> Python's; for other types they are equal."""
 
 
 def other_kind(document: Document, kind: str, api_version: str, remedy: str) -> InvalidField:
@@ -155,23 +120,6 @@ def convert_document(content: object, kind: Any, remedy: str) -> Any:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         finding, _, path = str(error).partition(" - at ")
-        if path.startswith(KEY):
-            finding = f"a key is no text: {finding}"
-        field = with_key(path.removeprefix(KEY).strip("`$."), finding, content)
+        field = path.rpartition("$")[2].strip("`.")
         finding = finding.replace(" | null`", "`")  # that the field may be left out does not help to correct its value
         raise InvalidField(clean(field) or "document", clean(finding, 200), remedy) from error
-
-
-def with_key(field: str, finding: str, content: object) -> str:
-    """
-    The path of a wrong value. For a mapping of any keys msgspec writes `limits[...]`: the key is the first with a value
-    of the type that msgspec has found.
-    """
-    found = GOT.search(finding)
-    if not field.endswith(ANY_KEY) or field.count(ANY_KEY) > 1 or found is None:
-        return field
-    mapping: Any = content
-    for part in STEP.findall(field.removesuffix(ANY_KEY)):
-        mapping = mapping[int(part) if isinstance(mapping, list) else part]
-    keys = (key for key, value in mapping.items() if type(value).__name__ == TYPES.get(found[1], found[1]))
-    return f"{field.removesuffix(ANY_KEY)}[{next(keys, '...')}]"

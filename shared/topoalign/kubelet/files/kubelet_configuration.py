@@ -85,9 +85,10 @@ def load_with_note(path: Path, placement: Placement = Placement.TOPOLOGY) -> tup
         configuration_file.mappings_in(documents.read_bounded(path), str(path))
     )
     try:
-        return rules_of(found.document, placement), found.note
+        rules = rules_of(found.content, placement)
     except InvalidField as error:
-        raise found.at(error) from error
+        raise configuration_file.nested_error(found.field, error) from error
+    return rules, f"the configuration of the kubelet was taken from {found.field}" if found.field else None
 
 
 def rules_of(document: documents.Document, placement: Placement = Placement.TOPOLOGY) -> AdmissionRules:
@@ -97,8 +98,7 @@ def rules_of(document: documents.Document, placement: Placement = Placement.TOPO
     Raises InvalidField with the path of a value that is wrong, or that the kubelet would not start with.
     """
     if (document.get("kind"), document.get("apiVersion")) != (KIND, API_VERSION):
-        remedy = "give the file that the kubelet is given with --config"
-        raise documents.other_kind(document, KIND, API_VERSION, remedy)
+        raise documents.other_kind(document, KIND, API_VERSION, configuration_file.REMEDY)
     remedy = "write it as KubeletConfiguration v1beta1 has it: numbers and booleans of options in quotes"
     found: KubeletConfiguration = documents.convert_document(document, KubeletConfiguration, remedy)
     policies = {each.value: each for each in Policy}
@@ -195,8 +195,7 @@ def reserved_count(found: KubeletConfiguration, manager: str) -> int:
         if (text := reserved.get("cpu")) is not None:
             amount = resource_quantities.thousandths(text)
             if amount is None:
-                finding = f"{quoted([text])} {resource_quantities.quantity_finding(text)}"
-                raise InvalidField(f"{field}[cpu]", finding, "write 500m or 2")
+                raise InvalidField(f"{field}[cpu]", f"{quoted([text])} is no amount", "write 500m or 2")
             total += amount
     if named or manager == "none":
         return 0
@@ -225,8 +224,9 @@ def reserved_memory(found: KubeletConfiguration, manager: str) -> dict[int, dict
             if resource != MEMORY and not is_hugepages(resource):
                 raise InvalidField(field, "neither memory nor hugepages", "reserve memory or hugepages-<size> here")
             if not size:
-                why = "is no amount above 0" if size == 0 else resource_quantities.quantity_finding(str(amount))
-                raise InvalidField(field, f"{quoted([str(amount)])} {why}", "write 1Gi or a number of bytes")
+                raise InvalidField(
+                    field, f"{quoted([str(amount)])} is no amount above 0", "write 1Gi or a number of bytes"
+                )
             if resource in reserved.setdefault(entry.numa_node, {}):
                 raise InvalidField(field, "the node has it already", "name each resource of a node once")
             reserved[entry.numa_node][resource] = size

@@ -100,7 +100,7 @@ class PodManifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def load_manifest(path: Path) -> PodManifest:
     """The manifest in a file. Raises NotFound, InvalidDocument, InvalidField; also for fields that an API server refuses."""
-    document = documents.parse_document(documents.read_bounded(path), str(path), nulls=True)
+    document = documents.parse_document(documents.read_bounded(path), str(path))
     pod = read_manifest(document)
     check_resource_keys(document)
     return pod
@@ -120,32 +120,21 @@ def read_manifest(document: documents.Document) -> PodManifest:
         of = quoted([str(document["apiVersion"])]) if document.get("apiVersion") else "no apiVersion"
         remedy = "give a Pod: of a Deployment or Job, `spec.template` with `apiVersion: v1` and `kind: Pod` added"
         raise InvalidField("kind", f"{text} of {of} is no {KIND} of {API_VERSION}", remedy)
-    try:
-        pod: PodManifest = documents.convert_document(document, PodManifest, REMEDY)
-    except InvalidField as error:
-        if error.field.startswith("metadata.annotations["):
-            finding = error.finding.removeprefix(f"{error.field}: ")
-            raise InvalidField(error.field, finding, 'write the value in quotes: "50"') from error
-        raise
+    remedy = f"{REMEDY}, with texts such as annotations in quotes"
+    pod: PodManifest = documents.convert_document(document, PodManifest, remedy)
     return pod
 
 
 def check_resource_keys(document: documents.Document) -> None:
     """
-    Raises InvalidField for a misspelt `resources` of a container, for an unknown field in it, and for a name there that is
-    no resource: such a pod would seem to ask for nothing. An API server refuses them (v1.36.3, strict field validation and
+    Raises InvalidField for an unknown field in `resources` of a container, and for a name there that is no resource: such a
+    pod would seem to ask for nothing. An API server refuses them (v1.36.3, strict field validation and
     IsStandardContainerResourceName). `document`: a pod by `read_manifest`.
     """
-    from difflib import get_close_matches
-
     spec = document.get("spec") or {}
     for group in ("initContainers", "containers"):
         for position, container in enumerate(spec.get(group) or []):
-            path = f"spec.{group}[{position}]"
-            others = [str(key) for key in container if key != "resources"]
-            for key in get_close_matches("resources", others, cutoff=0.8):
-                raise InvalidField(f"{path}.{clean(key)}", "is no field of a container", "write resources")
-            check_resource_names(f"{path}.resources", container.get("resources") or {})
+            check_resource_names(f"spec.{group}[{position}].resources", container.get("resources") or {})
 
 
 def check_resource_names(path: str, resources: documents.Document) -> None:
@@ -237,15 +226,12 @@ def amount(field: str, value: str | float, unit: Literal["cpu", "bytes", "device
     read = resource_quantities.thousandths if unit == "cpu" else resource_quantities.whole
     found = read(str(value))
     if found is None or (unit == "devices" and resource_quantities.exact(str(value)) != found):
-        why = resource_quantities.quantity_finding(str(value)) if found is None else "is no amount"
         examples = {"cpu": "500m or 2", "bytes": "64Gi or a number of bytes", "devices": "a whole number, 0 or more"}
-        remedy = "ask for less" if why == resource_quantities.TOO_LARGE else f"write {examples[unit]}"
-        raise InvalidField(field, f"{quoted([str(value)])} {why}", remedy)
+        raise InvalidField(field, f"{quoted([str(value)])} is no amount", f"write {examples[unit]}")
     return found
 
 
 LIMITS = "limits."
-"""The prefix of the keys of `spec.hard` for limits."""
 
 
 def read_quota_limits(hard: Mapping[str, str | int | float]) -> dict[ResourceName, int]:

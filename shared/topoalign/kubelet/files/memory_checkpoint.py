@@ -41,7 +41,6 @@ class MemoryTable(msgspec.Struct, frozen=True, rename="camel"):
     free: Amount
 
     def __str__(self) -> str:
-        """As go-spew prints it for hashing."""
         return (
             f"<*>{{TotalMemSize:(uint64){self.total} SystemReserved:(uint64){self.system_reserved} "
             f"Allocatable:(uint64){self.allocatable} Reserved:(uint64){self.reserved} Free:(uint64){self.free}}}"
@@ -57,7 +56,6 @@ class NumaNodeState(msgspec.Struct, frozen=True, rename="camel"):
     """The group the node was last used with, itself included. Empty: itself alone."""
 
     def __str__(self) -> str:
-        """As go-spew prints it for hashing."""
         return (
             f"<*>{{NumberOfAssignments:(int){self.number_of_assignments} "
             f"MemoryMap:(map[v1.ResourceName]*state.MemoryTable){checkpoint.spew_value(self.memory_map)} "
@@ -73,7 +71,6 @@ class MemoryCheckpointBlock(msgspec.Struct, frozen=True, rename="camel"):
     size: Amount
 
     def __str__(self) -> str:
-        """As go-spew prints it for hashing."""
         nodes = checkpoint.spew_value(self.numa_affinity)
         return f"{{NUMAAffinity:([]int){nodes} Type:(v1.ResourceName){self.type} Size:(uint64){self.size}}}"
 

@@ -171,12 +171,7 @@ def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: Lis
         f"the kubelet's memory manager counts {amount} bytes of {clean(name)} as given away that no container has"
         for name, amount in state.lost.items()
     ]
-    gone = {uid for uid in state.entries or {} if pods.is_gone(uid)}
-    groups = {
-        tuple(block.numa_affinity) for (uid, _), blocks in state.blocks.items() if uid in gone for block in blocks
-    }
-    by_chance = any(a != b and not {*a}.isdisjoint(b) for a in groups for b in groups)
-    state = state.without(gone)
+    state = state.without({uid for uid in state.entries or {} if pods.is_gone(uid)})
     left = {node: dict(use.reserved) for node, use in state.use.items()}
     blocks = {
         container: tuple(spread_block(block, left) for block in blocks)
@@ -185,14 +180,8 @@ def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: Lis
     return ManagerHoldings(
         blocks={container: each for container, each in blocks.items() if each},
         memory=state.use,
-        uncertainty="; ".join([*uncertainties, RELEASED_BY_CHANCE] if by_chance else uncertainties) or None,
+        uncertainty="; ".join(uncertainties) or None,
     )
-
-
-RELEASED_BY_CHANCE = (
-    "pods that are gone had memory of groups of NUMA nodes that overlap, and the kubelet releases it in an order by chance: "
-    "what is free on each of these NUMA nodes may differ"
-)
 
 
 def spread_block(block: MemoryCheckpointBlock, left: Mapping[int, dict[ResourceName, int]]) -> MemoryBlock:

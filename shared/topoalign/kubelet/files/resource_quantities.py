@@ -15,9 +15,6 @@ from topoalign.core.model.requests import LARGEST_QUANTITY
 _QUANTITY = re.compile(
     r"([0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E)|[eE]([+-]?[0-9]{1,2}))?"
 )
-_LONG = re.compile(r"[0-9]{41,}")
-"""More digits than are read at all."""
-TOO_LARGE = "is too large"
 FACTORS = {
     **{f"{prefix}i": Fraction(1024**power) for power, prefix in enumerate("KMGTPE", 1)},
     **{prefix: Fraction(1000**power) for power, prefix in enumerate("kMGTPE", 1)},
@@ -39,11 +36,6 @@ def value_of(number: str, suffix: str | None, exponent: str | None) -> Fraction 
     factor = FACTORS[suffix] if suffix else Fraction(10) ** int(exponent or 0)
     value = Fraction(number) * factor
     return value if value <= LARGEST_QUANTITY else None
-
-
-def quantity_finding(quantity: str) -> str:
-    """The finding about a quantity that could not be parsed."""
-    return TOO_LARGE if _QUANTITY.fullmatch(quantity) or _LONG.fullmatch(quantity) else "is no amount"
 
 
 def whole(quantity: str) -> int | None:

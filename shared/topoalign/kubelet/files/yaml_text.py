@@ -5,8 +5,7 @@ from typing import Any
 
 import yaml
 
-from topoalign.core.model.errors import clean, quoted
-from topoalign.kubelet.files.documents import InvalidYaml
+from topoalign.core.model.errors import quoted
 
 LONGEST_NUMBER = 400
 """Characters of a number in YAML: the largest that a float holds has 309 digits."""
@@ -47,20 +46,21 @@ def load(text: str, deepest: int, most: int = 1) -> list[object]:
     """
     The documents of this text, at most `most` of at most `deepest` levels. A document without content is None.
 
-    Raises InvalidYaml, ValueError, OverflowError, RecursionError.
+    Raises ValueError, which names the place, OverflowError, RecursionError.
     """
     try:
-        return all_documents(text, deepest, most)
+        check_events(text, deepest, most)
+        return list(yaml.load_all(text, Loader=Once))  # Once is a safe loader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        raise InvalidYaml(f"{place}{clean(error.problem or 'no YAML', 200)}") from error
+        raise ValueError(f"{place}{error.problem or 'no YAML'}") from error
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 
 
-def all_documents(text: str, deepest: int, most: int) -> list[object]:
-    """The same. Raises YAMLError, ValueError, OverflowError, RecursionError."""
+def check_events(text: str, deepest: int, most: int) -> None:
+    """Raises YAMLError for aliases, tags, more levels and more documents."""
     depth = documents = 0
     for event in yaml.parse(text, Loader=Loader):
         if isinstance(event, yaml.AliasEvent):
@@ -72,8 +72,7 @@ def all_documents(text: str, deepest: int, most: int) -> list[object]:
         if depth > deepest:
             raise unwanted(f"more than {deepest} levels deep", event)
         if documents > most:
-            raise unwanted("a second document begins" if most == 1 else f"more than {most} documents", event)
-    return list(yaml.load_all(text, Loader=Once))  # Once is a safe loader
+            raise unwanted(f"more than {most} documents" if most > 1 else "a second document begins", event)
 
 
 def unwanted(what: str, where: Any) -> yaml.MarkedYAMLError:

@@ -158,7 +158,6 @@ class Decoding:
         return kind(container_requests=containers)  # type: ignore[call-arg]  # both of `PARTS` have it
 
     def _names(self, kind: type[Message], at: int, end: int) -> Steps:
-        """The message that stands there."""
         data = self._data
         message = kind()
         lists = {number << 3 | 2: getattr(message, name).append for number, name in enumerate(NAMES[kind], 1)}
@@ -184,7 +183,6 @@ class Decoding:
         return message
 
     def _other(self, message: Message, found: WireField, lists: dict[int, Callable[[str], None]]) -> None:
-        """Takes in a field that is no short name."""
         kind = type(message)
         if (add := lists.get(found.number << 3 | 2)) is not None:
             if found.wire != 2:

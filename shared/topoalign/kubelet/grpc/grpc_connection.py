@@ -100,7 +100,6 @@ class Frames:
         self._settings = 0
 
     def __len__(self) -> int:
-        """Bytes that wait."""
         return len(self._waiting)
 
     def add(self, data: bytes | memoryview) -> None:

@@ -49,9 +49,7 @@ class KubeletAway(Unavailable):
     Remedy: Check that the kubelet runs, and that the directory is its own.
     """
 
-    def __init__(self, finding: str, status: Status | None = None) -> None:
-        """`status`: of its answer, if it answered with an error."""
-        self.status = status
+    def __init__(self, finding: str) -> None:
         super().__init__(finding, "see that the kubelet runs and that the directory is its own; this is tried again")
 
 
@@ -79,10 +77,9 @@ async def call_until_answered(path: Path, call: Callable[[], Awaitable[T]], cloc
     """
     answers: list[T] = []
     failure = f"no answer within {within:g} s"
-    status = None
 
     async def attempt() -> None:
-        nonlocal failure, status
+        nonlocal failure
         while True:
             try:
                 answers.append(await call_in_own_task(call))
@@ -94,7 +91,6 @@ async def call_until_answered(path: Path, call: Callable[[], Awaitable[T]], cloc
                 continue
             except FAILURES as error:
                 failure = describe_call_error(error)
-                status = error.status if isinstance(error, GRPCError) else None
             tasks.cancel_scope.cancel()
             return
 
@@ -103,7 +99,7 @@ async def call_until_answered(path: Path, call: Callable[[], Awaitable[T]], cloc
         await clock.sleep(within)
         tasks.cancel_scope.cancel()
     if not answers:
-        raise KubeletAway(f"the kubelet at {clean(str(path), 200)}: {failure}", status)
+        raise KubeletAway(f"the kubelet at {clean(str(path), 200)}: {failure}")
     return answers[0]
 
 
@@ -215,7 +211,6 @@ class KeptChannel:
 
     @contextmanager
     def _lent(self) -> Iterator[SharedChannel]:
-        """The connection, for one call."""
         # after a restart of the kubelet, another socket is at the path
         identity = unix_sockets.identity(self.path)
         if self._kept is not None and (self._kept.identity != identity or self._kept.begun >= MOST_CALLS):

@@ -11,12 +11,13 @@ docs/decisions/0027-grpclib-and-its-limits.md compares this with grpclib alone.
 
 import os
 import socket
-from asyncio import TimerHandle, get_running_loop
+from asyncio import get_running_loop
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from pathlib import Path
+from time import monotonic
 from typing import Any, cast
 
 import anyio
@@ -225,7 +226,6 @@ class GrpcServer(grpclib.server.Server):
                 connection.close("stopping")
             with anyio.move_on_after(within, shield=True):
                 await self.wait_closed()
-        self.complaints.end()
 
     def admits(self, connection: GrpcConnection) -> bool:
         """Registers a connection if its peer is served. Returns whether it is."""
@@ -290,44 +290,19 @@ log = structlog.get_logger()
 
 
 class Complaints:
-    """
-    Logs errors of the peers of one socket: the first of a kind at once, the following ones as a count, once a minute. So a
-    flood is one event, not a hundred thousand.
-    """
+    """Logs errors of the peers of one socket, each cause once a minute. So a flood is one event, not a hundred thousand."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
-        self._counted: Counter[tuple[str, str]] = Counter()
-        """Event and reason -> how often it was counted only, for the causes that were logged a short while ago."""
-        self._timer: TimerHandle | None = None
+        self._logged: dict[tuple[str, str], float] = {}
+        """Event and reason -> when they were logged within the last minute, in monotonic seconds."""
 
     def report(self, event: str, reason: str, **details: Any) -> bool:
-        """Logs an error, or counts it if the same was logged a short while ago. Returns whether it was logged."""
-        cause = (event, reason)
-        if cause in self._counted:
-            self._counted[cause] += 1
+        """Logs an error, unless the same was logged within the last minute. Returns whether it was logged."""
+        now = monotonic()
+        self._logged = {cause: when for cause, when in self._logged.items() if now < when + AGAIN_SECONDS}
+        if (event, reason) in self._logged or len(self._logged) >= MOST_CAUSES:
             return False
-        if len(self._counted) >= MOST_CAUSES:
-            return False
-        self._counted[cause] = 0
+        self._logged[event, reason] = now
         log.warning(event, reason=reason, socket=self._socket, **details)
-        if self._timer is None:
-            self._timer = get_running_loop().call_later(AGAIN_SECONDS, self.sum_up)
         return True
-
-    def sum_up(self) -> None:
-        """Logs the counts, and forgets causes that have not occurred again."""
-        for (event, reason), times in self._counted.items():
-            if times:
-                log.warning(event, reason=reason, socket=self._socket, times=times, seconds=AGAIN_SECONDS)
-        self._counted = Counter({cause: 0 for cause, times in self._counted.items() if times})
-        self._timer = get_running_loop().call_later(AGAIN_SECONDS, self.sum_up) if self._counted else None
-
-    def end(self) -> None:
-        """Logs the remaining counts when the socket is closed."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self.sum_up()
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None

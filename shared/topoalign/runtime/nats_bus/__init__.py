@@ -6,7 +6,6 @@ from topoalign.runtime.logging import hide_module
 with hide_module("aiohttp"):
     import nats.aio.client  # noqa: F401  # before the modules below import it with aiohttp
 
-from topoalign.runtime.nats_bus.access import Access
 from topoalign.runtime.nats_bus.bus import NatsBus, apply_stores, connect_bus
 
-__all__ = ["Access", "NatsBus", "apply_stores", "connect_bus"]
+__all__ = ["NatsBus", "apply_stores", "connect_bus"]

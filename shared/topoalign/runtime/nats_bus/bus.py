@@ -28,7 +28,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Endpoint, Message, Received, Stream
 from topoalign.runtime import event_stores
 from topoalign.runtime.clock import backoff_seconds
-from topoalign.runtime.nats_bus.access import Access, hide_credentials, split_addresses
+from topoalign.runtime.nats_bus.access import client_options, hide_credentials, split_addresses, tls_context
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.follower import NatsFollower
 from topoalign.runtime.nats_bus.nats_connection import CONNECT_SECONDS, NatsConnection, open_connection
@@ -37,6 +37,7 @@ from topoalign.runtime.nats_bus.publication import publish_atomic, publish_many,
 from topoalign.runtime.nats_bus.selftest import SelfTest
 from topoalign.runtime.nats_bus.stored import find_message, purge, received_of
 from topoalign.runtime.replies import reply_to
+from topoalign.runtime.settings import Access
 from topoalign.runtime.tasks import background, run_until_cancelled
 
 PUBLISH_SECONDS = 2.0
@@ -68,7 +69,9 @@ class NatsBus:
         self._urls = split_addresses(url)
         self._name = name
         self._access = access
-        access.options(), access.tls(self._urls)  # so that a wrong file is reported at once, and not by a task
+        # so that a wrong file is reported at once, and not by a task
+        client_options(access)
+        tls_context(access, self._urls)
         self._inbox = f"_INBOX_{name}" if node is None else f"_INBOX_{name}.{wire.encode_node_token(node)}"
         self._self_test = SelfTest(publishes)
         self._connection: NatsConnection | None = None

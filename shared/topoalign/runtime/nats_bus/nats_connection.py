@@ -23,7 +23,7 @@ from nats.aio.subscription import Subscription
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable, NobodyAnswers, clean
 from topoalign.runtime.clock import until_tick
-from topoalign.runtime.nats_bus.access import Access, hide_credentials
+from topoalign.runtime.nats_bus.access import client_options, hide_credentials, tls_context
 from topoalign.runtime.nats_bus.delivered import Delivered
 from topoalign.runtime.nats_bus.nats_library import (
     CLOCK,
@@ -34,6 +34,7 @@ from topoalign.runtime.nats_bus.nats_library import (
     parked,
     socket_of,
 )
+from topoalign.runtime.settings import Access
 
 OLDEST_SERVER = (2, 12)
 """Older ones silently ignore settings of our stores: atomic batches, per-message expiry (measured with 2.9.10)."""
@@ -317,8 +318,8 @@ async def open_connection(urls: Sequence[str], name: str, access: Access, inbox:
     Connects to one of the servers, in any order, and checks its version. `inbox`: prefix of the reply subjects. Raises
     InvalidField for unusable credential files, BusRefused for wrong ones or an old server, BusUnavailable.
     """
-    options = access.options()
-    tls = access.tls(urls)
+    options = client_options(access)
+    tls = tls_context(access, urls)
     reasons: dict[str, str] = {}
     for url in random.sample(urls, len(urls)):
         connection = NatsConnection(hide_credentials(url), inbox or f"_INBOX_{name}")

@@ -8,7 +8,6 @@ from importlib import import_module
 import click
 
 from topoalign.cli import output
-from topoalign.cli.exit_codes import unknown_name_error
 from topoalign.tools.progress import show_progress
 
 Cases = Callable[[], Iterator[dict[str, object]]]
@@ -30,7 +29,7 @@ def bench(names: tuple[str, ...], as_json: bool) -> None:
     known = benchmarks()
     for name in names:
         if name not in known:
-            raise unknown_name_error("benchmark", name, known)
+            raise click.UsageError(f"no benchmark {name!r}: there are {', '.join(known)}")
     for name in names or known:
         cases: Cases = import_module(f"{__name__}.{known[name]}").cases
         rows = list(show_progress(cases(), name))

@@ -1,9 +1,9 @@
 """
 The time of merging the providers' hints.
 
-`8x5` and `12x5` are explicit lists of all hints, with no preferred hint common to all lists; `64x8` are hints by rule,
-of eight resources spread unevenly over 64 NUMA nodes; `gb200` is the whole decision about a pod on a machine whose 34
-NUMA nodes all have devices. The cases `growth` show the cost of the same pod on more NUMA nodes.
+`8x5` and `12x5` are explicit lists of all hints, with no preferred hint common to all lists. In mode `best`, `64x8` are
+hints by rule, of eight resources spread unevenly over 64 NUMA nodes; `gb200` is the whole decision about a pod on a
+machine whose 34 NUMA nodes all have devices. The cases `growth` show the cost of the same pod on more NUMA nodes.
 """
 
 import random
@@ -43,27 +43,25 @@ def cases() -> Iterator[dict[str, object]]:
         ]
         question = MergeQuestion(lists, node_mask(range(nodes)))
         yield measure_calls(f"{nodes}x{providers}", partial(RESTRICTED.merge, question), n)
-    yield measure_calls("64x8", partial(RESTRICTED.merge, MergeQuestion(uneven(64, 8), node_mask(range(64)))), 100)
+    yield measure_calls("64x8", partial(RESTRICTED.merge, by_rules(64, 8)), 100)
     yield measure_calls("gb200", gb200())
     for nodes in GROWTH:
-        yield measure_calls(
-            f"growth-{nodes}x5", partial(RESTRICTED.merge, MergeQuestion(uneven(nodes, 5), node_mask(range(nodes)))), 50
-        )
+        yield measure_calls(f"growth-{nodes}x5", partial(RESTRICTED.merge, by_rules(nodes, 5)), 50)
 
 
-def uneven(nodes: int, resources: int) -> list[HintRule]:
-    """Rules of resources of which each NUMA node has a little more or less, asked for on one to five nodes."""
+def by_rules(nodes: int, resources: int) -> MergeQuestion:
+    """The merge of rules of resources of which each NUMA node has a little more or less, asked for on one to five nodes."""
     chance = random.Random(nodes)
     rules = []
     for number in range(resources):
         supply = {1 << node: chance.randint(4, 16) for node in range(nodes)}
         wanted = Supply(node_mask(range(nodes)), (ResourceNeed(10 * (number % 5 + 1), supply),))
         rules.append(HintRule(nodes=wanted.nodes, needs=wanted.needs, least=wanted.least_size() or 0))
-    return rules
+    return MergeQuestion(rules, node_mask(range(nodes)), mode=Mode.BEST)
 
 
 def gb200() -> Callable[[], Decision]:
-    """4 GPUs, 64 CPUs, 4 NICs, 128 GiB and a device of each of two NUMA nodes, as the kubelet would decide."""
+    """4 GPUs, 64 CPUs, 4 NICs, 128 GiB and a device of each of two NUMA nodes, in mode `best`."""
     tray = load_machine("gb200-tray").topology
     slices = tuple(
         PluginDevice(id=DeviceID(f"slice-{node}-{i}"), resource=SLICE, nodes=(node,))
@@ -72,5 +70,5 @@ def gb200() -> Callable[[], Decision]:
     )
     state = empty_node(msgspec.structs.replace(tray, others=slices))
     pod = pod_of({GPU: 4, CPU: 64_000, NIC: 4, MEMORY: 128 << 30, SLICE: 6})
-    rules = AdmissionRules(mode=Mode.KUBELET, max_allowable_numa_nodes=64)
+    rules = AdmissionRules(mode=Mode.BEST)
     return partial(admit, state, pod, rules)

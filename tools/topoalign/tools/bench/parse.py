@@ -50,7 +50,7 @@ def measure(kind: str) -> None:
     from time import perf_counter
 
     from topoalign.core.model.errors import InvalidMachine
-    from topoalign.machines.nvidia_smi import read_pasted_matrix
+    from topoalign.tools.machine_formats.nvidia_smi import read_pasted_matrix
 
     text = KINDS[kind]()
     times = []

@@ -15,7 +15,7 @@ from statistics import fmean
 import click
 
 from topoalign.cli import output
-from topoalign.cli.exit_codes import FAILURE, unknown_name_error
+from topoalign.cli.exit_codes import FAILURE
 from topoalign.core.model.errors import clean
 from topoalign.tools.conformance.suite import CaseResult, RatedResult, Suite
 from topoalign.tools.progress import show_progress
@@ -40,7 +40,7 @@ def conformance(suite: str | None, files: tuple[Path, ...], as_json: bool) -> in
             output.print_line(name)
         return None
     if suite not in known:
-        raise unknown_name_error("suite", suite, known)
+        raise click.UsageError(f"no suite {suite!r}: there are {', '.join(known)}")
     if not files:
         raise click.UsageError(f"no file: `topoalign conformance {suite} FILE...` names the cases to run")
     for file in files:

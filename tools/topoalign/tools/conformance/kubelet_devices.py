@@ -6,14 +6,13 @@ from typing import Literal
 
 import msgspec
 
-from topoalign.core.admission.admit import drive
 from topoalign.core.hints.device_hints import device_hints, device_hints_of_count
 from topoalign.core.model.errors import DriverFault, NoFit
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import Mode
 from topoalign.core.model.topology.bitmask import Mask, node_mask
 from topoalign.core.model.topology.device_sets import OfferedDevices
-from topoalign.core.placement.device_choice import DeviceChoice, choose_devices, split_by_affinity
+from topoalign.core.placement.device_choice import choose_devices, split_by_affinity
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.kubelet_errors import Answer
 from topoalign.tools.conformance.kubelet_merge import Hint, all_written
@@ -142,28 +141,22 @@ def allocate(path: Path) -> Iterator[CaseResult]:
 
 
 def allocated(case: AllocateCase) -> AllocateExpected:
-    """Drives the choice as the device manager does, with the plugin of the case."""
-    choosing = choose_devices(
-        ResourceName("example.com/dev"),
-        in_text_order(case.devices),
-        case.healthy,
-        case.allocated,
-        case.reusable,
-        case.required,
-        mask_or_none(case.hint_nodes),
-    )
+    """Makes the choice as the device manager does, with the plugin of the case."""
     call: PreferredCall | None = None
-
-    def preferred(choice: DeviceChoice) -> tuple[DeviceID, ...] | None:
-        nonlocal call
-        if not case.plugin.preferred_available:
-            return None
-        call = PreferredCall(list(choice.available), list(choice.must_include), choice.size)
-        if case.plugin.fails:
-            raise DriverFault("boom", "none")
-        return case.plugin.answer
-
     try:
-        return AllocateExpected(list(drive(choosing, preferred)), call)
+        choice = choose_devices(
+            ResourceName("example.com/dev"),
+            in_text_order(case.devices),
+            case.healthy,
+            case.allocated,
+            case.reusable,
+            case.required,
+            mask_or_none(case.hint_nodes),
+        )
+        if choice.is_open and case.plugin.preferred_available:
+            call = PreferredCall(list(choice.available), list(choice.must_include), choice.size)
+            if case.plugin.fails:
+                raise DriverFault("boom", "none")
+        return AllocateExpected(list(choice.complete(case.plugin.answer if call is not None else None)), call)
     except (NoFit, DriverFault) as failed:
         return AllocateExpected(preferred_call=call, error=failed.code)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import msgspec
 
-from topoalign.core.hints.hint_rules import hints_of_rule
 from topoalign.core.model.hints import HintRule, Hints, TopologyHint
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import Policy
 from topoalign.core.model.topology.bitmask import node_mask, nodes_of
+from topoalign.core.numa_sets.subsets import hints_of_rule
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import offers_of_providers
 from topoalign.core.policy.topology_policy import MergeQuestion

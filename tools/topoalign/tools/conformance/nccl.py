@@ -30,7 +30,7 @@ from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.placement.preference import positions_by_gpu, prefer
-from topoalign.machines import read as read_machine
+from topoalign.machines.document import decode_machine
 from topoalign.tools.bench.placement_quality import streams
 from topoalign.tools.conformance.suite import RatedResult, Suite
 
@@ -168,7 +168,7 @@ def read(path: Path) -> Machine:
                 f"line {number} of {clean(path.name)}: {clean(str(error), 200)}", "give the sets of one machine"
             ) from error
         bandwidth[tuple(sorted(listed.gpus))] = listed.allreduce_1GiB_GBps
-    return Machine(read_machine(named_neutrally(document.read_bytes()), document.stem).topology, bandwidth)
+    return Machine(decode_machine(named_neutrally(document.read_bytes()), document.stem).topology, bandwidth)
 
 
 NVIDIA_NAMES = {

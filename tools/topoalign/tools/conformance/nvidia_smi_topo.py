@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from topoalign.core.model.errors import InvalidMachine
-from topoalign.machines.nvidia_smi import Matrix, print_matrix, read_matrix, read_pasted_matrix, topology_of
+from topoalign.machines.nvidia_smi_print import print_matrix
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite, attempted
+from topoalign.tools.machine_formats.nvidia_smi import Matrix, read_matrix, read_pasted_matrix, topology_of
 
 EXPECTED = "expected.json"
 FOR_PEOPLE = "why"

@@ -295,6 +295,7 @@ class ShareStarts(ContainerStarts):
     def check(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
         """Checks the units of a starting container. Raises ShareSplit, InvalidShare, WholeGpuInUse, Unavailable."""
         asked = frozenset(units)
+        field = f"limits[{resource}]"
         listing = poll.listing
         parts = live_unit_entries(listing)
         # PreStartContainer names only the units, and several containers of a pod may have the same ones.
@@ -310,13 +311,12 @@ class ShareStarts(ContainerStarts):
             )
         for mine in starting:
             try:
-                fields = UnitFields(*(next(iter(named), "limits") for named in limit_keys_by_kind(mine, parts)))
                 own = amounts_of_holder(mine, parts)
-                check_units_asked(sum_amounts(own.values()), fields)
-                check_gpus(own, fields.memory, gpus=None)
+                check_units_asked(sum_amounts(own.values()), UnitFields(field, field))
+                check_gpus(own, field, gpus=None)
                 for name, theirs in self._others(mine, parts, poll):
                     if gpus := exclusive_conflicts(own, theirs):
-                        raise WholeGpuInUse(gpus, name, fields.cores)
+                        raise WholeGpuInUse(gpus, name, field)
             except NoFit as misfit:
                 names = [each.owner for each in listing.holdings if mine.pod and each.pod_uid == mine.pod]
                 owner = reserved_owner(self._view.reserved, mine.pod, mine.container)
@@ -360,12 +360,3 @@ def entries_of_holder(holder: Holder, parts: Collection[ResourceEntry]) -> Itera
 def amounts_of_holder(holder: Holder, parts: Collection[ResourceEntry]) -> Amounts:
     """Returns GPU -> the amount that a container has of it by these entries."""
     return amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)
-
-
-def limit_keys_by_kind(holder: Holder, parts: Collection[ResourceEntry]) -> tuple[list[str], list[str]]:
-    """Returns the field paths of a container's limits for computing time and for memory."""
-    named: tuple[list[str], list[str]] = ([], [])
-    for part in entries_of_holder(holder, parts):
-        (amount, *_) = amounts_of(part.devices).values()
-        named[0 if amount.cores else 1].append(f"limits[{part.resource}]")
-    return named

@@ -43,8 +43,7 @@ from topoalign.allocator.reconciliation.reconciliation import Reconciliation
 from topoalign.allocator.settings import AllocatorSettings
 from topoalign.core.model.errors import StateFault, Unavailable
 from topoalign.core.model.events import Allocation
-from topoalign.core.model.ids import GPU, DeviceID, ResourceName
-from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.placement.reserved_choice import prefer_reserved, reserved_devices
 from topoalign.core.placement.sparing import prefer_sparing
@@ -158,7 +157,7 @@ class DeviceAllocations:
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
         liveness = self._reconciliation.liveness
         view = NodeView(lambda: ledger.state, clock, reservations.current, liveness, settings.compat)
-        self._co_allocated = JointClaim(view, settings.placement)
+        self._co_allocated = JointClaim(view)
         self._units = UnitClaim(view)
         self._slots = SlotClaim(view)
         self._visible = VisibleGpus(view, by_variable_alone)
@@ -188,10 +187,6 @@ class DeviceAllocations:
     def faults(self) -> Mapping[DeviceID, str]:
         """As `AllocatorPort.faults`."""
         return self._instance_calls.faults
-
-    def lists(self, target: str) -> bool | None:
-        """Whether the kubelet lists a pod of this name, as of the last poll (`Reconciliation.lists`)."""
-        return self._reconciliation.lists(target)
 
     async def wait_past(self, version: int) -> None:
         """Waits until `version` is greater than this one. Any number of callers may wait."""
@@ -231,8 +226,6 @@ class DeviceAllocations:
         reserved = self._reservations.current()
         now = self._clock.monotonic()
         chosen = prefer_reserved(hardware, reserved, now, resource, offered, must_include, size)
-        if not chosen and resource == GPU:
-            chosen = self._co_allocated.preferred(offered, must_include, size)
         if not chosen:
             kept = {*displaced, *reserved_devices(reserved, now, resource)}
             owned = live.ownership
@@ -299,10 +292,6 @@ class DeviceAllocations:
     async def _is_displaced(self, record: Allocation) -> bool:
         poll = await poll_for_grant(self._poll, self._clock, self._clock.monotonic())
         return self._reconciliation.liveness.is_displaced(record, poll.listing)
-
-    def remember(self, pod: PodRequest) -> None:
-        """Remembers a pod whose prediction was published to a registry, which is about to reserve its devices."""
-        self._co_allocated.remember(pod)
 
     def named(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """As `AllocatorPort.named`."""

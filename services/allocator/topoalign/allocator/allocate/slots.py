@@ -76,7 +76,7 @@ class SlotClaim(Claim):
 
     def __init__(self, view: NodeView) -> None:
         super().__init__(view)
-        self._rules = read_gpu_rules((), as_hami=view.compat == "hami")
+        self._rules = read_gpu_rules({}, as_hami=view.compat == "hami")
         self.moved: dict[PartName, MovedSlots] = {}
         """Container -> the slots that replace its reserved slots."""
         self._ended = frozenset[AllocationID]()

@@ -15,7 +15,9 @@ import structlog
 
 from topoalign.allocator.containers import cdi, host_files
 from topoalign.allocator.containers.cdi import SpecificationFiles
+from topoalign.allocator.containers.hami_core.slot_directories import hami_core_edits
 from topoalign.allocator.containers.host_files import dev_root
+from topoalign.allocator.containers.mps import mps_edits
 from topoalign.allocator.containers.responses import (
     CDI,
     CdiNames,
@@ -25,6 +27,7 @@ from topoalign.allocator.containers.responses import (
     OwnNodes,
     ResponseWriter,
 )
+from topoalign.allocator.containers.vcuda.unit_directories import vcuda_edits
 from topoalign.allocator.ports import AllocatorPort
 from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.model.errors import Unavailable
@@ -86,20 +89,13 @@ class Containers:
             specified = self._specify(lists.configuration, topology, lists.channels)
             found = tuple(kind for kind in cdi.extras(lists.configuration) if kind in specified)
             providers.append(CdiNames(lists, found))
-        # Most nodes share nothing by MPS and have no limiter, and do not import these modules.
         offers = topology.offers_of.get(resource, ())
         limiters = {offer.limiter for offer in offers}
         if "hami-core" in limiters:
-            from topoalign.allocator.containers.hami_core.slot_directories import hami_core_edits
-
             providers.append(hami_core_edits(flags))
         elif "vcuda" in limiters:
-            from topoalign.allocator.containers.vcuda.unit_directories import vcuda_edits
-
             providers.append(vcuda_edits(flags, self._proc, self._cgroups))
         elif any(offer.sharing == "mps" for offer in offers):
-            from topoalign.allocator.containers.mps import mps_edits
-
             providers.append(mps_edits(flags.mps_root, topology, resource))
         return ResponseWriter(lists, (*providers, OwnNodes(), NicEdits()))
 

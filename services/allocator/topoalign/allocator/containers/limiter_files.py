@@ -17,27 +17,13 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from secrets import token_hex
-from typing import Protocol
 
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.ports import KubeletListing, Poll, ResourceEntry
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import equal_part, offered_in_slots
-
-
-class RecordView(Protocol):
-    """The state of the allocator that a cleanup of directories needs."""
-
-    @property
-    def state(self) -> NodeState:
-        """What is known of the node now."""
-
-    @property
-    def polled(self) -> Poll | None:
-        """The kubelet's last answer; None: none yet, or the poll failed."""
 
 
 def with_checkpoint(poll: Poll | None) -> Poll | None:

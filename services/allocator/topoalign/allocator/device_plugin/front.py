@@ -17,7 +17,6 @@ import anyio
 import structlog
 from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
-from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from topoalign.allocator.containers.containers import Containers
@@ -64,8 +63,6 @@ class Guard:
         self._channel = channel
         self._clock = clock
         self._plugins = plugins
-        self._unserved: unix_sockets.Identity | None = None
-        """The kubelet that does not serve the list."""
 
     async def run(self) -> None:
         """Polls the kubelet every `GUARD_SECONDS`, until cancelled."""
@@ -76,11 +73,8 @@ class Guard:
     async def poll(self) -> None:
         """
         Polls the kubelet once, and lets every plugin compare. If the kubelet does not answer within `ANSWER_SECONDS`, the
-        plugins do not change. A kubelet that does not serve the list is not asked again.
+        plugins do not change.
         """
-        kubelet = unix_sockets.identity(self._channel.path)
-        if kubelet is None or kubelet == self._unserved:
-            return
         try:
             answer = await self._channel.ask(
                 lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(ALLOCATABLE),
@@ -89,13 +83,9 @@ class Guard:
             )
             await self._compare(answer)
         except KubeletAway as away:
-            if away.status is Status.UNIMPLEMENTED:
-                self._unserved = kubelet
-                log.info("the kubelet does not serve GetAllocatableResources, so lost devices will not be noticed")
-            else:
-                log.debug("the kubelet does not say what can be allocated", reason=away.finding)
+            log.debug("the kubelet does not report what can be allocated", reason=away.finding)
         except GRPCError as error:
-            log.debug("the kubelet does not say what can be allocated", reason=describe_call_error(error))
+            log.debug("the kubelet does not report what can be allocated", reason=describe_call_error(error))
 
     async def _compare(self, answer: bytes) -> None:
         """Lets every plugin compare. Raises GRPCError for an invalid answer."""

@@ -143,10 +143,9 @@ class Plugin:
             self._registration.apply(RegistrationEvent.SOCKET_LOST, self._clock.monotonic())
             return "the old stream to the kubelet does not end; its connection was closed"
         self._former = self.service.watch
-        listener = unix_sockets.server_of(self._kubelet)
         self._judges_starts = self.service.by_amounts
         try:
-            with self.service.watches.registering(listener.pid if listener is not None else 0):
+            with self.service.watches.registering():
                 await register(self.path, self.resource, self._clock, by_amounts=self._judges_starts)
         except KubeletAway as away:
             self._registration.apply(RegistrationEvent.REFUSED, self._clock.monotonic())

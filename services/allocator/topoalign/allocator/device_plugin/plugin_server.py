@@ -42,9 +42,8 @@ from topoalign.kubelet.grpc.unix_sockets import LONGEST_PATH
 
 # The ListAndWatch streams of one resource: the kubelet's, and those of other clients.
 # The kubelet opens its stream once, right after a registration, and drops the resource when this stream ends. So the
-# plugin must know which stream is the kubelet's. There are two signs: its peer is the process that serves `kubelet.sock`
-# (not visible in a container with its own PID namespace), and the peer connected during a registration. The stream with
-# most signs, and among equals the first since the registration, counts as the kubelet's. A few others are served as well.
+# plugin must know which stream is the kubelet's: its connection requested the plugin's options during the registration.
+# Until there is one, the first stream since the registration counts as the kubelet's. A few others are served as well.
 #
 # Source: kubelet v1.36.3, cm/devicemanager/plugin/v1beta1 `client.Run` and `runClient`.
 
@@ -58,10 +57,8 @@ END_SECONDS = 1.0
 class ListAndWatchStream:
     """The state of one ListAndWatch stream."""
 
-    def __init__(self, connection: GrpcConnection | None = None, likeness: tuple[bool, bool] = (False, False)) -> None:
-        """`likeness`: whether the peer is the kubelet's process, and whether it connected during a registration."""
+    def __init__(self, connection: GrpcConnection | None = None) -> None:
         self.connection = connection
-        self.likeness = likeness
         self.open = False
         self.ending = anyio.Event()
         self.ended = anyio.Event()
@@ -90,7 +87,6 @@ class Watches:
         self._others: set[ListAndWatchStream] = set()
         self._vacant = True
         """Whether no stream counts as the kubelet's since the last registration began."""
-        self._pid = 0
         self._registering = False
         self._dialled: WeakSet[GrpcConnection] = WeakSet()
 
@@ -105,9 +101,8 @@ class Watches:
     @contextmanager
     def opened(self, connection: GrpcConnection | None) -> Iterator[ListAndWatchStream]:
         """Adds a stream while the context is open. Raises GRPCError (RESOURCE_EXHAUSTED) if there are too many."""
-        is_kubelet = connection is not None and connection.peer.pid == self._pid != 0
-        watch = ListAndWatchStream(connection, (is_kubelet, connection is not None and connection in self._dialled))
-        if self._vacant or (self.kubelet.open and watch.likeness > self.kubelet.likeness):
+        watch = ListAndWatchStream(connection)
+        if self._vacant or (self.kubelet.open and self._has_dialled(watch) and not self._has_dialled(self.kubelet)):
             if self.kubelet.open:
                 self._others.add(self.kubelet)
             self.kubelet = watch
@@ -132,9 +127,8 @@ class Watches:
             self._dialled.add(connection)
 
     @contextmanager
-    def registering(self, pid: int) -> Iterator[None]:
-        """Marks the time of a registration with the kubelet, which is process `pid` (0: not known)."""
-        self._pid = pid
+    def registering(self) -> Iterator[None]:
+        """Marks the time of a registration with the kubelet."""
         self._vacant = True
         self._registering = True
         self._dialled.clear()
@@ -145,9 +139,11 @@ class Watches:
 
     def favour(self, connection: GrpcConnection) -> bool:
         """Whether this connection has, or will have, the kubelet's stream."""
-        dialling = self._registering and connection.peer.pid == self._pid != 0
-        listening = self.kubelet.open and self.kubelet.connection is connection
-        return dialling or listening or connection in self._dialled
+        is_listening = self.kubelet.open and self.kubelet.connection is connection
+        return is_listening or connection in self._dialled
+
+    def _has_dialled(self, watch: ListAndWatchStream) -> bool:
+        return watch.connection is not None and watch.connection in self._dialled
 
     async def end(self) -> None:
         """Ends all open streams, and waits for them at most `END_SECONDS`, because clients may hang."""

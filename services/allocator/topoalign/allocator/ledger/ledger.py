@@ -381,57 +381,36 @@ REASONS = {
 }
 
 
-class Release(NamedTuple):
-    """One allocation that has ended."""
-
-    allocation: Allocation
-    reason: str
-    successors: tuple[AllocationID, ...]
-    """Allocations that got its devices instead."""
-
-
 class ReleaseLog:
-    """Remembers the `REMEMBERED` newest releases, for `explain`. They are lost with the process."""
+    """Remembers how the `REMEMBERED` newest allocations ended, for `explain`. It is lost with the process."""
 
     def __init__(self) -> None:
-        self._ended = RecentDict[AllocationID, Release](REMEMBERED)
+        self._ended = RecentDict[AllocationID, tuple[set[str], str]](REMEMBERED)
+        """Allocation -> the names by which `explain` finds it (its id, and `namespace/pod`), and how it ended."""
         self.origins = RecentDict[AllocationID, AllocationID](REMEMBERED)
-        """
-        Remainder -> the partly released record that it is the rest of (which may itself be a remainder). Only the newest
-        `REMEMBERED` entries are kept.
-        """
+        """Remainder -> the partly released record that it is the rest of, which may itself be a remainder."""
 
     def note(self, live: Mapping[AllocationID, Allocation], events: Sequence[LedgerEvent]) -> None:
         """Remembers the allocations in `live` that these facts release. The facts were recorded together."""
         granted = [event.allocation for event in events if isinstance(event, AllocationGranted)]
         for event in events:
             if isinstance(event, AllocationReleased) and (gone := live.get(event.allocation)) is not None:
-                successors = tuple(new.id for new in granted if not new.device_ids.isdisjoint(gone.device_ids))
-                self._ended[gone.id] = Release(gone, event.reason, successors)
+                names: set[str] = {gone.id} if gone.owner is None else {gone.id, f"{gone.owner.namespace}/{gone.owner.pod}"}
+                devices = ", ".join(sorted(gone.device_ids))
+                uid = f", pod UID {gone.pod_uid}" if gone.pod_uid else ""
+                ended = (
+                    f"{container_title(gone.owner)} had {devices} (allocation {gone.id}{uid}), and no longer holds it: "
+                )
+                ended += REASONS.get(event.reason, event.reason)
+                successors = [new.id for new in granted if not new.device_ids.isdisjoint(gone.device_ids)]
+                if successors:
+                    ended += f" (allocation {', '.join(successors)})"
+                self._ended[gone.id] = names, clean(ended, 500)
 
-    def explain(self, target: str, live: Mapping[AllocationID, Allocation]) -> tuple[str, ...]:
+    def explain(self, target: str) -> tuple[str, ...]:
         """Returns a sentence for each ended allocation of this id, or of a pod of this name; newest first."""
-        found = [each for each in reversed(self._ended.values()) if target in names_of(each.allocation)]
-        return tuple(self._sentence(each, live) for each in found[:MOST_EXPLAINED])
-
-    def _sentence(self, release: Release, live: Mapping[AllocationID, Allocation]) -> str:
-        gone = release.allocation
-        devices = ", ".join(sorted(gone.device_ids))
-        uid = f", pod UID {gone.pod_uid}" if gone.pod_uid else ""
-        ended = f"{container_title(gone.owner)} had {devices} (allocation {gone.id}{uid}), and no longer holds it: "
-        ended += REASONS.get(release.reason, release.reason)
-        successors = [live[name] for name in release.successors if name in live]
-        if successors and release.reason in ("superseded", "displaced"):
-            ended += "; now " + " and ".join(
-                f"{container_title(new.owner)} has it (allocation {new.id})" for new in successors
-            )
-        return clean(ended, 500)
-
-
-def names_of(allocation: Allocation) -> set[str]:
-    """Returns the names by which `explain` finds an allocation: its id, and `namespace/pod` if its owner is known."""
-    owner = allocation.owner
-    return {allocation.id} if owner is None else {allocation.id, f"{owner.namespace}/{owner.pod}"}
+        found = [ended for names, ended in reversed(self._ended.values()) if target in names]
+        return tuple(found[:MOST_EXPLAINED])
 
 
 def container_title(owner: Owner | None) -> str:

@@ -261,8 +261,7 @@ class GpuUsage(NamedTuple):
     gpu: Gpu
     containers: int
     """
-    That hold a part of it, or all; not init containers from which later ones of their pod have taken over all. One whose
-    units a kubelet gave to another pod counts: both may be running.
+    That hold a part of it, or all; not those of which later ones have taken over all.
     """
     offered: Amounts
     asked: Amounts
@@ -276,7 +275,7 @@ def gpu_usages(divided: Mapping[DeviceID, GpuPartitioning], hardware: Topology) 
     return [
         GpuUsage(
             gpu=gpu,
-            containers=sum(any(each.alone) or not each.taken_over for each in division.held),
+            containers=sum(any(each.alone) for each in division.held),
             offered=sum_parts(gpu, division, [division.offered]),
             asked=sum_granted(gpu, division),
             left=sum_parts(gpu, division, [division.left]),

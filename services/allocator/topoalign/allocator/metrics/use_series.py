@@ -17,7 +17,7 @@ from topoalign.allocator.ledger.ledger import Ledger, container_title
 from topoalign.core import wire
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.events import MemoryExcess
-from topoalign.core.model.requests import UseRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.usage.given import has_amounts
 from topoalign.runtime.clock import until_tick
@@ -144,8 +144,8 @@ class UseSeries:
         from topoalign.core.usage.attribution import attribute_use
 
         node = self._ledger.node
-        question = msgspec.json.encode(UseRequest(node=node))
-        answer = await self._bus.ask(wire.use_subject(node), question, within=ANSWER_SECONDS)
+        question = msgspec.json.encode(NodeRequest(node=node))
+        answer = await self._bus.ask(wire.discovery_subject(node, "use"), question, within=ANSWER_SECONDS)
         return attribute_use(self._ledger.state, wire.decode_answer(answer, Measurement))
 
     def _lasting(self, shares: "NodeShares") -> "tuple[Excess, ...]":

@@ -120,24 +120,6 @@ class LivenessCheck:
         entries = checkpoint_entries_of(allocation, listing)
         return not entries or not all(listing.is_gone(part.pod_uid) for part in entries)
 
-    def is_kept_in_part(self, allocation: Allocation, listing: KubeletListing) -> bool:
-        """
-        Whether the checkpoint lists some devices of a resource for existing pods, and others for none. Then the kubelet has
-        lost devices and rejected the pod.
-        """
-        checkpoint = listing.checkpoint
-        if checkpoint is None or not self.is_written_since(allocation, listing):
-            return False
-
-        def is_given_out(place: Place) -> bool:
-            gone = [listing.is_gone(part.pod_uid) for part in listing.parts_by_place.get(place, ())]
-            return not all(gone) if gone else place in checkpoint
-
-        return any(
-            0 < sum(is_given_out((resource, device)) for device in devices) < len(devices)
-            for resource, devices in allocation.from_kubelet.items()
-        )
-
     def is_gone(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """Whether the allocation's pod is known, and its directory is deleted. False if the directories cannot be read."""
         if allocation.pod_uid:

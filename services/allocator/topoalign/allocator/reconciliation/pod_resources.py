@@ -73,14 +73,13 @@ class PodResourcesClient:
         """Why the directories of pods cannot be read."""
         self._complaints = Complaints(socket.name)
         self._is_logged = False
-        """Whether `_unknown` was logged, and not only counted."""
+        """Whether `_unknown` was logged."""
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.channel.close()
-        self._complaints.end()
 
     async def listing(self, seconds: float | None = None) -> KubeletListing:
         """

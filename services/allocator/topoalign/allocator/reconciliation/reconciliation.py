@@ -8,7 +8,6 @@ Compares the ledger with each poll of the kubelet: binds owners, releases ended 
 - A pod that the kubelet rejected after Allocate has entries in the checkpoint and no directory. It counts as missing.
 - If the kubelet has lost the devices of a container, the allocation stays as long as the pod exists. If the kubelet has
   allocated the devices to another container meanwhile (`Allocation.displaced`), it returns when that one ends.
-- An allocation without an owner is replaced if the checkpoint has only some of its devices and no container has the others.
 - After a damaged journal the ledger is unconfirmed. Once discovery has published the hardware, devices that only the
   checkpoint has are adopted, too, and then the ledger is confirmed.
 """
@@ -39,7 +38,7 @@ from topoalign.allocator.reconciliation.liveness import (
 )
 from topoalign.allocator.reconciliation.usage_publisher import is_recorded_here, usage_of_others
 from topoalign.core.model.events import Allocation, Owner
-from topoalign.core.model.ids import AllocationID, Namespace, PodName
+from topoalign.core.model.ids import AllocationID
 from topoalign.core.ports import Clock
 
 APART_SECONDS = 1.0
@@ -61,8 +60,8 @@ class PollFinding(Enum):
     """Exactly its devices are reported with one owner."""
     APART = auto()
     """
-    Its devices are reported with several owners, only in part, or together with others; or it has no owner and the
-    checkpoint has only some of its devices. If this lasts, it contradicts the allocation.
+    Its devices are reported with several owners, only in part, or together with others. If this lasts, it contradicts the
+    allocation.
     """
     FORGOTTEN = auto()
     """The kubelet has lost the devices of its container, which runs."""
@@ -153,8 +152,6 @@ class Reconciliation:
         self._settling = Settling()
         self._presence: defaultdict[AllocationID, Presence] = defaultdict(Presence)
         self._presence.update(dict.fromkeys(ledger.state.allocations, Presence(is_inherited=True)))
-        self._listed: frozenset[tuple[Namespace, PodName]] | None = None
-        """The pods of the last poll; None: there was none yet."""
         self._noted = 0.0
         """Monotonic seconds at the beginning of the newest poll."""
         self._early: set[str] = set()
@@ -163,7 +160,6 @@ class Reconciliation:
     def compare(self, poll: Poll) -> None:
         """Binds, releases and adopts by this poll. If it raises StateFault, some changes may be recorded."""
         self._settle(poll)
-        self._listed = frozenset((used.owner.namespace, used.owner.pod) for used in poll.listing.usage)
         listing = poll.listing
         if self._ledger.state.topology is None:
             return
@@ -224,13 +220,6 @@ class Reconciliation:
                 "allocations from before the reboot are kept until the kubelet has settled", allocations=len(stale)
             )
 
-    def lists(self, target: str) -> bool | None:
-        """Whether the kubelet listed a pod of this name (`NAMESPACE/NAME`) at the last poll; None: there was none yet."""
-        if self._listed is None:
-            return None
-        namespace, _, pod = target.partition("/")
-        return (Namespace(namespace), PodName(pod)) in self._listed
-
     def note(self, poll: Poll) -> None:
         """Notes the pods and checkpoint entries of a poll, also if the ledger is not compared with it."""
         if poll.at < self._noted:
@@ -265,8 +254,7 @@ class Reconciliation:
         if self._is_settled(poll) and self.liveness.has_returned(allocation, listing):
             assert allocation.owner is not None
             return PollFinding.FORGOTTEN, Binding(allocation.id, allocation.owner, allocation.pod_uid)
-        is_partly_kept = allocation.owner is None and self.liveness.is_kept_in_part(allocation, listing)
-        return PollFinding.APART if is_partly_kept else PollFinding.MISSING, None
+        return PollFinding.MISSING, None
 
     def _binding(self, allocation: Allocation, owner: Owner, uid: str, listing: KubeletListing) -> Binding | None:
         """Returns the binding to record for an allocation reported with this owner; None: nothing new."""

@@ -49,20 +49,18 @@ from topoalign.core.model.errors import (
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.hints import HintAnswer
 from topoalign.core.model.ids import CPU, AllocationID, NodeName
-from topoalign.core.model.maintenance import TrustRequest
 from topoalign.core.model.requests import (
     AdmissionRules,
     AllocateRequest,
     ClockReading,
-    ClockRequest,
     ConfirmRequest,
     Deadline,
     ExplainRequest,
     Mode,
+    NodeRequest,
     PodRequest,
     ReleaseRequest,
     RuleChanges,
-    SnapshotRequest,
     override_rules,
 )
 from topoalign.core.model.reservations import Reservation
@@ -113,30 +111,10 @@ def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeStat
     return True
 
 
-REMEDY = "name an allocation's id, or a pod as NAMESPACE/NAME"
-
-
-def lists_nothing(target: str) -> bool | None:
-    """Stands for `DeviceAllocations.lists` on a node without a kubelet: it is not known which pods run."""
-    return None
-
-
-def absence(target: str, listed: bool | None, *, by_kubelet: bool) -> str:
-    """
-    The sentence with which `explain` answers for a target without allocation, decision or ending. `by_kubelet`: whether a
-    kubelet admits the pods of this node; `listed`: whether it lists a pod of this name, None if it was not asked yet.
-
-    Raises NotFound where no such pod is known to run, for example of one that the kubelet refused.
-    """
-    if listed:
-        return f"{clean(target, 300)} runs here and has no device of ours: none of its containers asked for one"
-    if not by_kubelet:
-        raise NotFound("allocation or pod", target, REMEDY)
-    raise NotFound(
-        "allocation or pod" if listed is None else "allocation or running pod",
-        target,
-        f"{REMEDY}; a pod that the kubelet refused is not known here: `kubectl describe pod` has its reason",
-    )
+UNKNOWN = (
+    "name an allocation's id, or a pod as NAMESPACE/NAME; a pod that was refused or that requests no devices is not known "
+    "here: `kubectl describe pod` has its reason"
+)
 
 
 class Deadlines:
@@ -145,7 +123,7 @@ class Deadlines:
 
     A request can wait anywhere: in a socket buffer, at the NATS server, in this process while it is stopped. Its asker
     has given up by then, and what is granted to it all the same is held for good. So a request names a deadline, on the
-    clock of the process that judges it: the asker reads this clock first (`ClockRequest`). The clock is a new one with each
+    clock of the process that judges it: the asker reads this clock first (`NodeRequest`). The clock is a new one with each
     start. docs/decisions/0009-deadlines.md has the reasons.
 
         clock read: 100.0; the asker waits 10 s in all, 0.5 s of which are gone: deadline 109.5; at 131.0 it is refused
@@ -197,7 +175,7 @@ class Predictions:
         kubelet: KubeletWatch | None,
         *,
         kubelet_owns_devices: bool,
-        confirmed: Callable[[PodRequest], None] = lambda pod: None,
+        confirmed: Callable[[], None] = lambda: None,
         by_variable_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """
@@ -229,7 +207,7 @@ class Predictions:
         if self._kubelet is not None:
             await (self._kubelet.read_all() if request.terminated else self._kubelet.read_changed())
         decision = self._predict(request.pod, {}, request.reserved)
-        self._confirmed(request.pod)
+        self._confirmed()
         return decision
 
     def _predict(
@@ -287,18 +265,15 @@ class Admissions:
         predictions: Predictions | None = None,
         hint_seconds: float = 0.25,
         ensure_fresh: Callable[[], Awaitable[None]] = nothing_to_ask,
-        lists: Callable[[str], bool | None] = lists_nothing,
     ) -> None:
         """
-        `predictions`: None: by the node's own rules and record. `lists` returns whether the kubelet lists a pod of this
-        name, None where there is no kubelet to ask. `ensure_fresh` is called before anything is allocated, as by
+        `predictions`: None: by the node's own rules and record. `ensure_fresh` is called before anything is allocated, as by
         `DeviceAllocations`.
         """
         self._ledger = ledger
         self._bus = bus
         self._rules = rules
         self._ensure_fresh = ensure_fresh
-        self._lists = lists
         self._kubelet_owns_devices = kubelet_owns_devices
         self._hint_seconds = hint_seconds
         self.predictions = predictions or Predictions(ledger, rules, None, kubelet_owns_devices=kubelet_owns_devices)
@@ -316,9 +291,9 @@ class Admissions:
             "what-if": answer_with(AllocateRequest, self.predictions.what_if),
             "confirm": answer_with(ConfirmRequest, self.predictions.confirm),
             "explain": answer_with(ExplainRequest, self.explain),
-            "snapshot": answer_with(SnapshotRequest, self.snapshot),
-            "trust": answer_with(TrustRequest, self.trust),
-            "clock": answer_with(ClockRequest, self.clock),
+            "snapshot": answer_with(NodeRequest, self.snapshot),
+            "trust": answer_with(NodeRequest, self.trust),
+            "clock": answer_with(NodeRequest, self.clock),
         }
         node = self._ledger.node
         return [
@@ -386,24 +361,23 @@ class Admissions:
         check_own(self._ledger, request.node)
         live = tuple(self._named(request.target))
         decision = self._decisions.get(request.target)
-        state = self._ledger.state
-        notes = self._ledger.release_log.explain(request.target, state.allocations)
+        notes = self._ledger.release_log.explain(request.target)
         if not live and decision is None and not notes:
-            notes = (absence(request.target, self._lists(request.target), by_kubelet=self._kubelet_owns_devices),)
-        ailing = {device: health for held in live for device, health in state.ailing(held).items()}
+            raise NotFound("allocation or pod", request.target, UNKNOWN)
+        ailing = {device: health for held in live for device, health in self._ledger.state.ailing(held).items()}
         return Explained(allocations=live, decision=decision, ailing=ailing, notes=notes)
 
-    async def snapshot(self, request: SnapshotRequest) -> tuple[int, int]:
+    async def snapshot(self, request: NodeRequest) -> tuple[int, int]:
         """Publishes a snapshot of all live allocations; returns its (epoch, seq)."""
         check_own(self._ledger, request.node)
         return self._ledger.announce()
 
-    async def clock(self, request: ClockRequest) -> ClockReading:
+    async def clock(self, request: NodeRequest) -> ClockReading:
         """The reading of this process's clock, from which the asker makes the deadline of its next request."""
         check_own(self._ledger, request.node)
         return self.deadlines.reading()
 
-    async def trust(self, request: TrustRequest) -> str | None:
+    async def trust(self, request: NodeRequest) -> str | None:
         """Confirms the record on an operator's request; returns why it was unconfirmed, None if it was not."""
         check_own(self._ledger, request.node)
         unconfirmed = self._ledger.unconfirmed

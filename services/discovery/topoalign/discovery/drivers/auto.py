@@ -22,6 +22,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock, Driver, Inventory, Listener
 from topoalign.discovery.drivers.reading_health import nic_health, unknown_health
 from topoalign.machines import load_machine
+from topoalign.machines.sysfs_files import Tree
 from topoalign.machines.sysfs_machine import is_named_by_address, read_sysfs
 from topoalign.runtime.driver_thread import CallProgress, DriverThread
 
@@ -64,7 +65,7 @@ class SysfsDriver:
 def files_below(root: Path) -> Topology:
     """Reads the machine from the files. Raises DriverFault if they do not describe a possible machine."""
     try:
-        return read_sysfs(root)
+        return read_sysfs(Tree(root))
     except InvalidMachine as error:
         raise DriverFault(error.finding, "mount the host's /sys and /proc, or name their root") from error
 

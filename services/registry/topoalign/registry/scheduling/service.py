@@ -185,12 +185,7 @@ class SchedulingService:
         )
         cluster.listeners.append(self._observe)
         gangs = Gangs(self.reservations, clock, lambda node: self.view.facts(node).hardware, self._candidate)
-        quotas = Quotas(
-            self.view.offers,
-            lambda: self.view.reserved_on,
-            gangs.waiting_with,
-            partial(self._requeue.ask, "QuotaFreed"),
-        )
+        quotas = Quotas(self.view.offers, lambda: self.view.reserved_on, gangs.waiting_with)
         self.quotas = quotas if api is not None else None
         self.scheduler = Scheduler(
             self.view,
@@ -235,7 +230,7 @@ class SchedulingService:
             partial(gangs.plan, self.scheduler.best),
             self._pods,
         )
-        self.binder = BindEvents(binder, self.reservations.of_pod, self._reports.submit, quotas.claim)
+        self.binder = BindEvents(binder, self.reservations.of_pod, self._reports.submit)
         if settings.publish_topologies:
             self.topologies = TopologyObjects(api, clock, self.view, self._nodes.uids.get)
         context.metrics.register(SchedulingMetrics(self.watch, binder.counts, self.reservations.counts, self.foreign))

@@ -1,6 +1,6 @@
 """
 Merges the providers' hints into one: as the kubelet does it, and as mode `best` does it.
 
-`kubelet_merge` gives the kubelet's result and `many_nodes` the same on machines where hints come as rules; `narrowest_fit`
-is the merge of mode `best`. Which of them a topology policy calls is in the policy's own module.
+`kubelet_merge` gives the kubelet's result, `narrowest_fit` is the merge of mode `best`. Which of them a topology
+policy calls is in the policy's own module.
 """

@@ -10,7 +10,7 @@ The kubelet walks through all combinations, of which 8 NUMA nodes and 5 resource
 with less work:
 
 - A candidate is preferred only where every list has that very mask as a preferred hint, or a preferred hint for any node:
-  intersecting sets finds these.
+  intersecting sets finds these, and a search finds those of rules.
 - Otherwise only the set of AND masks counts. For a mask m, the combinations whose AND contains m number the product over
   the lists of "hints that contain m"; taking from that the combinations whose AND is larger leaves those whose AND is m.
   Both steps are sums over supersets.
@@ -22,11 +22,12 @@ from operator import add, and_, mul, sub
 
 from topoalign.core.model.hints import HintRule, Hints, ProviderHints, TopologyHint
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, nodes_of, union
-from topoalign.core.numa_sets.search import NumaSearchBudget
-from topoalign.core.numa_sets.subsets import MOST_NODES, subsets
-from topoalign.core.policy.merge.closest_numa import Distances, choose_narrowest_mask
-from topoalign.core.policy.merge.hint_combinations import Offer, narrowest_width
-from topoalign.core.policy.merge.many_nodes import merge_many_nodes
+from topoalign.core.numa_sets.search import Choosing, NumaSearchBudget, mask_meets_needs
+from topoalign.core.numa_sets.subsets import hints_of_rule, subsets
+from topoalign.core.policy.merge.closest_numa import Distances, choose_narrowest_mask, closest
+
+Offer = Sequence[TopologyHint] | HintRule
+"""The hints of one resource, as a list or as a rule."""
 
 ANY = TopologyHint(None, True)
 NO_AFFINITY = TopologyHint(None, False)
@@ -47,14 +48,15 @@ def offer_of_hints(hints: Hints) -> tuple[TopologyHint, ...] | HintRule:
 def merge(
     offers: Sequence[Offer], machine: Mask, distances: Distances | None = None, work: NumaSearchBudget | None = None
 ) -> TopologyHint:
-    """The best hint that the offers have in common; the whole machine, not preferred, if none. Raises TooMuchWork."""
-    lists = [offer for offer in offers if not isinstance(offer, HintRule)]
+    """
+    The best hint that the offers have in common; the whole machine, not preferred, if none. Raises TooMuchWork, and
+    TooManyNumaNodes if no hint is preferred by all and the offers are about too many NUMA nodes to be listed.
+    """
+    preferred = _preferred_mask(offers, machine, distances, work or NumaSearchBudget())
+    if preferred is not None:
+        return TopologyHint(preferred, True)
+    lists = [hints_of_rule(offer) if isinstance(offer, HintRule) else offer for offer in offers]
     named = [{EVERYWHERE if hint.affinity is None else hint.affinity for hint in hints} for hints in lists]
-    if len(lists) < len(offers) or _reach(named, machine).bit_count() > MOST_NODES:
-        return merge_many_nodes(offers, machine, distances, work or NumaSearchBudget())
-    preferred = agreed(lists, machine)
-    if preferred:
-        return TopologyHint(choose_narrowest_mask(preferred, distances), True)
     candidates = common(named, machine)
     if not candidates:
         return TopologyHint(machine, False)
@@ -65,28 +67,51 @@ def merge(
     return TopologyHint(choose_narrowest_mask(chosen, distances), False)
 
 
-def _reach(named: Iterable[Collection[Mask]], machine: Mask) -> Mask:
-    return reduce(and_, map(union, named), machine)
+def narrowest_width(hints: Sequence[TopologyHint]) -> int:
+    """The number of NUMA nodes of the narrowest hint that names any; 0 if none does."""
+    return min((hint.affinity.bit_count() for hint in hints if hint.affinity is not None), default=0)
 
 
-def agreed(lists: Sequence[Sequence[TopologyHint]], machine: Mask) -> set[Mask]:
-    """The masks of preferred candidates: those that each list prefers, or where it prefers any node."""
-    offered = [{hint.affinity for hint in hints if hint.preferred} for hints in lists]
-    masks = {mask for each in offered for mask in each if mask is not None}
-    common = {mask & machine for mask in masks if all(mask in each or None in each for each in offered)}
-    if all(None in each for each in offered):
-        common.add(machine)
-    return common - {0}
+def _preferred_mask(
+    offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: NumaSearchBudget
+) -> Mask | None:
+    """The best mask that each offer prefers, or where it prefers any node; None if there is none."""
+    rules = [offer for offer in offers if isinstance(offer, HintRule)]
+    lists = [{hint.affinity for hint in offer if hint.preferred} for offer in offers if not isinstance(offer, HintRule)]
+    named = {mask for each in lists for mask in each} | {mask for rule in rules for mask in rule.besides}
+    masks = [
+        mask & machine
+        for mask in named
+        if mask is not None
+        and mask & machine
+        and all(mask in each or None in each for each in lists)
+        and all(_prefers(rule, mask) for rule in rules)
+    ]
+    if all(None in each for each in lists):
+        sizes = {rule.least for rule in rules}
+        if not rules:
+            masks.append(machine)
+        elif len(sizes) == 1:
+            nodes = reduce(and_, (rule.nodes for rule in rules))
+            choosing = Choosing(nodes, [need for rule in rules for need in rule.needs], work)
+            found = closest(choosing.masks, choosing.nodes, sizes.pop(), distances)
+            masks += [found] if found else []
+    return choose_narrowest_mask(masks, distances) if masks else None
+
+
+def _prefers(rule: HintRule, mask: Mask) -> bool:
+    meets = not mask & ~rule.nodes and mask_meets_needs(rule.needs, mask)
+    return mask.bit_count() == rule.least and (mask in rule.besides or meets)
 
 
 def common(named: Sequence[Collection[Mask]], machine: Mask) -> list[Mask]:
-    """Every non-empty mask that is the AND of one mask of each list and the machine."""
+    """Every non-empty mask that is the AND of one mask of each list and the machine. Raises TooManyNumaNodes."""
     if not all(named):
         return []
     narrowing = [masks for masks in named if any(mask != EVERYWHERE for mask in masks)]
     if not narrowing:
         return [machine]
-    everywhere = _reach(narrowing, machine)
+    everywhere = reduce(and_, map(union, narrowing), machine)
     space = subsets(nodes_of(everywhere))
     combinations = [1] * len(space.masks)
     for masks in narrowing:

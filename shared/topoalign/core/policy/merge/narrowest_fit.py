@@ -13,7 +13,6 @@ has no such nodes at all, and `restricted` refuses it there on an empty machine.
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain, islice, repeat
-from operator import or_
 
 from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.hints import HintRule, TopologyHint
@@ -21,7 +20,7 @@ from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
 from topoalign.core.numa_sets.search import Choosing, NumaSearchBudget
 from topoalign.core.numa_sets.subsets import MOST_NODES, Subsets, subsets
 from topoalign.core.policy.merge.closest_numa import Distances, MaskOrder, choose_narrowest_mask, closest
-from topoalign.core.policy.merge.hint_combinations import Offer, combinations, narrowest_width
+from topoalign.core.policy.merge.kubelet_merge import Offer, narrowest_width
 
 MOST_ORDERED = 64
 """Equally narrow masks of one search that are compared by their GPUs."""
@@ -40,7 +39,7 @@ def narrowest_fit(
     TooMuchWork if even the narrowest is not found within it.
     """
     work = work or NumaSearchBudget()
-    widths = [narrowest_width(offer, work) for offer in offers]
+    widths = [_width_of(offer, work) for offer in offers]
     naming = [offer for offer, width in zip(offers, widths, strict=True) if width]
     if not naming:
         return TopologyHint(None, all(map(_places_request, offers)))
@@ -109,7 +108,7 @@ def _searched_fits(
     """The best of the narrowest masks; with `several` also the lowest MOST_ORDERED of each search. Raises TooMuchWork."""
     leaner = [offer if isinstance(offer, HintRule) else _minimal(_masks_of(offer)) for offer in offers]
     searches = []
-    for members, mask in combinations(leaner, 0, or_, work):
+    for members, mask in _combinations(leaner, work):
         rules = [offer for i, offer in enumerate(offers) if i in members and isinstance(offer, HintRule)]
         nodes = union(rule.nodes for rule in rules)
         needs = [need for rule in rules for need in rule.needs]
@@ -125,6 +124,33 @@ def _searched_fits(
     except TooMuchWork:
         return lowest
     return [mask for mask in found if mask is not None]
+
+
+def _combinations(offers: Sequence[Offer], work: NumaSearchBudget) -> set[tuple[frozenset[int], Mask]]:
+    """
+    Every combination of one hint of each offer, as the positions of the rules that take part, which are not listed, and the
+    OR of the listed hints of all others. Equal combinations count once. Raises TooMuchWork.
+    """
+    found: set[tuple[frozenset[int], Mask]] = {(frozenset(), 0)}
+    for position, offer in enumerate(offers):
+        following: set[tuple[frozenset[int], Mask]] = set()
+        for rules, mask in found:
+            for each in offer.besides if isinstance(offer, HintRule) else {hint.affinity or 0 for hint in offer}:
+                work.step()
+                following.add((rules, mask | each))
+            if isinstance(offer, HintRule):
+                following.add((rules | {position}, mask))
+        found = following
+    return found
+
+
+def _width_of(offer: Offer, work: NumaSearchBudget) -> int:
+    """`narrowest_width`, also of a rule. Raises TooMuchWork."""
+    if not isinstance(offer, HintRule):
+        return narrowest_width(offer)
+    widths = [mask.bit_count() for mask in offer.besides]
+    family = Choosing(offer.nodes, offer.needs, work).least_size()
+    return min(widths if family is None else [*widths, family], default=0)
 
 
 def _minimal(masks: set[Mask]) -> list[TopologyHint]:

@@ -12,7 +12,7 @@ import anyio
 from topoalign.core import wire
 from topoalign.core.model.events import HEALTHY, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AliveRequest
+from topoalign.core.model.requests import NodeRequest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Endpoint
 from topoalign.runtime.replies import answer_with
@@ -36,11 +36,13 @@ class Announced:
     async def serve(self) -> AsyncIterator[None]:
         """Confirm the published topology and health on request while the context is open."""
 
-        async def newest(_: AliveRequest) -> dict[str, tuple[int, int]]:
+        async def newest(_: NodeRequest) -> dict[str, tuple[int, int]]:
             self.asked.set()
             return self._newest
 
-        alive = Endpoint(name="alive", subject=wire.alive_subject(self._node), answer=answer_with(AliveRequest, newest))
+        alive = Endpoint(
+            name="alive", subject=wire.discovery_subject(self._node, "alive"), answer=answer_with(NodeRequest, newest)
+        )
         async with self._bus.serve("topoalign-discovery", [alive]):
             yield
 

@@ -20,7 +20,7 @@ from topoalign.cli.link import connect_to_bus
 from topoalign.core import wire
 from topoalign.core.model.errors import NotFound, Unavailable
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AliveRequest, WriterPosition
+from topoalign.core.model.requests import NodeRequest, WriterPosition
 from topoalign.core.ports import Endpoint
 from topoalign.core.state.fold import NodeState
 from topoalign.runtime.replies import answer_with
@@ -105,7 +105,7 @@ async def serve(url: str, file: Path) -> None:
     standings = read(file)
     waited_for = set(standings)
 
-    async def alive(request: AliveRequest) -> WriterPosition:
+    async def alive(request: NodeRequest) -> WriterPosition:
         if request.node not in standings:
             raise NotFound("node", request.node, "ask for a node of the benchmark")
         if request.node in waited_for:
@@ -115,7 +115,7 @@ async def serve(url: str, file: Path) -> None:
         return standings[request.node]
 
     async with connect_to_bus(url) as bus:
-        endpoint = Endpoint(name="alive", subject=ALL, answer=answer_with(AliveRequest, alive))
+        endpoint = Endpoint(name="alive", subject=ALL, answer=answer_with(NodeRequest, alive))
         async with bus.serve("topoalign-allocator", [endpoint]):
             with anyio.open_signal_receiver(signal.SIGHUP) as signals:
                 print("serving", flush=True)

@@ -24,7 +24,7 @@ from topoalign.core.model.decisions import Decision
 from topoalign.core.model.errors import NotFound
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import AliveRequest, ConfirmRequest, WriterPosition
+from topoalign.core.model.requests import ConfirmRequest, NodeRequest, WriterPosition
 from topoalign.core.ports import Bus, Endpoint, Stream
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.replies import answer_with
@@ -141,7 +141,7 @@ async def serve(url: str, fleet: Fleet, size: int) -> None:
             raise NotFound("node", name, "ask for a node of the benchmark")
         return cluster[name]
 
-    async def alive(request: AliveRequest) -> WriterPosition:
+    async def alive(request: NodeRequest) -> WriterPosition:
         return standing(node_of(request.node).busy)
 
     async def confirm(request: ConfirmRequest) -> Decision:
@@ -162,7 +162,7 @@ async def serve(url: str, fleet: Fleet, size: int) -> None:
                     cluster[event.node].reserve(event, received.position)
 
     endpoints = [
-        Endpoint(name="alive", subject=subject("alive"), answer=answer_with(AliveRequest, alive)),
+        Endpoint(name="alive", subject=subject("alive"), answer=answer_with(NodeRequest, alive)),
         Endpoint(name="confirm", subject=subject("confirm"), answer=answer_with(ConfirmRequest, confirm)),
     ]
     async with connect_to_bus(url) as bus, bus.serve("topoalign-allocator", endpoints), background() as tasks:

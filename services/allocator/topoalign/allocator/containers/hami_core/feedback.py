@@ -16,7 +16,6 @@ from anyio import CancelScope, to_thread
 
 from topoalign.allocator.containers.hami_core import slot_directories
 from topoalign.allocator.containers.hami_core.shared_files import (
-    MOST_CONTAINERS,
     RECENT_KERNEL,
     RECENT_KERNEL_AT,
     Unusable,
@@ -92,7 +91,7 @@ def write_notes(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[str
     found: list[tuple[str, Launches]] = []
     unusable: dict[str, str] = {}
     with suppress(OSError):
-        for name in list_own_directories(root, slot_directories.NAME)[:MOST_CONTAINERS]:
+        for name in list_own_directories(root, slot_directories.NAME):
             try:
                 with suppress(OSError), opened_file(root, name, os.O_RDONLY) as opened:
                     region = read_region(*opened) if opened is not None else None

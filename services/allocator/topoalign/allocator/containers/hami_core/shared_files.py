@@ -4,14 +4,12 @@ Reads the files that HAMi-core shares between the processes of each container, t
 A container may replace or truncate its file at any time. So only a regular file is opened, its size is checked through the
 descriptor, and it is read in blocks and never mapped. An error in a file affects only its container's entry.
 
-Files are read in a thread, at most once a second and for about a second. The next reading continues with the remaining
-containers. While a disk does not answer, readings report this and start no new one.
+Files are read in a thread, at most once a second. While a disk does not answer, readings report this and start no new one.
 """
 
 import os
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,12 +28,16 @@ from topoalign.allocator.containers.hami_core.slot_directories import (
     slots_directory_name,
 )
 from topoalign.allocator.containers.limiter_files import list_entries, open_directory, open_regular
-from topoalign.core.model.errors import clean
+from topoalign.core import wire
+from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import AllocationID, DeviceID
 from topoalign.core.model.processes import LibraryCount, LibraryReading, LibraryUse
-from topoalign.core.ports import Clock
+from topoalign.core.model.requests import NodeRequest
+from topoalign.core.ports import Clock, Endpoint
 from topoalign.core.state.fold import NodeState
+from topoalign.runtime.metrics import ServiceMetric
+from topoalign.runtime.replies import answer_with
 from topoalign.runtime.thread_reader import ThreadReader
 
 # The layout of the file that HAMi-core shares between the processes of a container.
@@ -218,12 +220,9 @@ LAYOUTS = (RegionLayout((1, 2)), RegionLayout((1,), shift=32, process_shift=8))
 FILE = pattern(r"[0-9a-f]{32}\.cache")
 MOST_ENTRIES = 64
 """Entries of a container's directory: the library creates one file, and the runtime the mount point."""
-MOST_CONTAINERS = 1_000
-"""Containers of one reading."""
 FRESH_SECONDS = 1.0
 READ_SECONDS = 2.0
-WORK_SECONDS = 1.0
-"""After this time no other file is started: a large file takes milliseconds, and containers may enlarge theirs."""
+"""Time limit of a reading. A file takes milliseconds, also if its container has filled it."""
 
 log = structlog.get_logger("topoalign.allocator.containers.hami_core")
 
@@ -247,9 +246,7 @@ class SharedFiles:
         self._turn = Lock(fast_acquire=True)
         self._newest: tuple[LibraryReading, float] | None = None
         """With the monotonic seconds at which it was complete."""
-        self._reader: ThreadReader[tuple[list[LibraryUse], int]] = ThreadReader()
-        self._first = 0
-        """The place of the container with which the next reading begins."""
+        self._reader: ThreadReader[list[LibraryUse]] = ThreadReader()
         self._failing: dict[AllocationID, str] = {}
         self.refused = 0
         """Files that could not be used, in all readings."""
@@ -262,6 +259,25 @@ class SharedFiles:
                 self._newest = await self._read(), self._clock.monotonic()
             return self._newest[0]
 
+    def endpoint(self) -> Endpoint:
+        """Answers NodeRequest with what the libraries count."""
+        subject = wire.admission_subject(self._state().node, "library-use")
+        return Endpoint(name="library-use", subject=subject, answer=answer_with(NodeRequest, self._answer))
+
+    async def _answer(self, request: NodeRequest) -> LibraryReading:
+        if request.node != (node := self._state().node):
+            raise InvalidField("node", f"{clean(request.node)!r} is not this node", f"ask {node!r} here")
+        return await self.read()
+
+    def figure(self) -> ServiceMetric:
+        """How many files could not be used, for /metrics."""
+        return ServiceMetric(
+            "counter",
+            "topoalign_allocator_hami_core_unusable_files",
+            "Files of HAMi-core in containers that were unusable, counted at each reading.",
+            lambda: self.refused,
+        )
+
     async def _read(self) -> LibraryReading:
         state = self._state()
         root = self._root().rstrip("/")
@@ -269,29 +285,14 @@ class SharedFiles:
         if not limited:
             return LibraryReading(node=state.node)
         try:
-            uses, left_out = await self._reader.read(partial(self._read_all, Path(root), limited), READ_SECONDS)
+            uses = await self._reader.read(partial(read_all, Path(root), limited), READ_SECONDS)
         except TimeoutError:
             return LibraryReading(node=state.node, finding="the disk with the files of HAMi-core does not answer")
-        self._note(uses, {each.allocation for each in limited})
-        return LibraryReading(node=state.node, containers=tuple(uses), left_out=left_out)
+        self._note(uses)
+        return LibraryReading(node=state.node, containers=tuple(uses))
 
-    def _read_all(self, root: Path, limited: Sequence[Limited]) -> tuple[list[LibraryUse], int]:
-        """Reads files in the thread, from where the last reading ended. Returns the uses and the number left out."""
-        began = self._clock.monotonic()
-        first = self._first % len(limited)
-        found = list[LibraryUse]()
-        turns = [*limited[first:], *limited[:first]][:MOST_CONTAINERS]
-        for done, each in enumerate(turns):
-            if done and self._clock.monotonic() - began >= WORK_SECONDS:
-                turns = turns[:done]
-                break
-            if (use := read_library_use(root, each)) is not None:
-                found.append(use)
-        self._first = first + len(turns) if len(turns) < len(limited) else 0
-        return found, len(limited) - len(turns)
-
-    def _note(self, found: Sequence[LibraryUse], present: AbstractSet[AllocationID]) -> None:
-        """Counts unusable files and logs each once. `present`: all allocations, also those not read."""
+    def _note(self, found: Sequence[LibraryUse]) -> None:
+        """Counts unusable files and logs each once."""
         failing = {each.allocation: each.failure for each in found if each.failure}
         self.refused += len(failing)
         for allocation in failing.keys() - self._failing.keys():
@@ -300,8 +301,13 @@ class SharedFiles:
                 allocation=allocation,
                 reason=failing[allocation],
             )
-        kept = present - {each.allocation for each in found}
-        self._failing = {name: why for name, why in self._failing.items() if name in kept} | failing
+        self._failing = failing
+
+
+def read_all(root: Path, limited: Sequence[Limited]) -> list[LibraryUse]:
+    """Reads the files of these containers."""
+    found = (read_library_use(root, each) for each in limited)
+    return [each for each in found if each is not None]
 
 
 def all_limited(state: NodeState) -> Iterator[Limited]:

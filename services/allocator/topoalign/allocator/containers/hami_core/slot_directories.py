@@ -25,11 +25,11 @@ from typing import NamedTuple
 import structlog
 from anyio import to_thread
 
+from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers import limiter_files
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.limiter_files import (
     MODE,
-    RecordView,
     amount_of_slot,
     digest_of,
     discard,
@@ -159,7 +159,7 @@ class DirectoryCleanup:
         self._owners: dict[str, DirectoryOwner | None] = {}
         """Directory -> the owner that is written in it."""
 
-    async def run(self, allocations: RecordView, clock: Clock) -> None:
+    async def run(self, allocations: DeviceAllocations, clock: Clock) -> None:
         """Cleans up every `COLLECT_SECONDS` until cancelled. Logs a failure once."""
         failing = None
         while True:
@@ -167,7 +167,8 @@ class DirectoryCleanup:
                 try:
                     self.clean_up(allocations.state, allocations.polled)
                 finally:
-                    await to_thread.run_sync(self.remove_leftovers)
+                    if self._root():
+                        await to_thread.run_sync(self.remove_leftovers)
                 failing = None
             except OSError as error:
                 if failing != (reason := f"{error.strerror}: {error.filename}"):

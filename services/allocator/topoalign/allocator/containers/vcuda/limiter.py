@@ -26,11 +26,11 @@ from grpclib.exceptions import GRPCError
 from topoalign.allocator.allocate.pre_start import (
     amounts_of_holder,
     entries_of_holder,
-    limit_keys_by_kind,
     live_unit_entries,
 )
+from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers import limiter_files
-from topoalign.allocator.containers.limiter_files import RecordView, is_pod_present, with_checkpoint
+from topoalign.allocator.containers.limiter_files import is_pod_present, with_checkpoint
 from topoalign.allocator.containers.vcuda import unit_directories
 from topoalign.allocator.containers.vcuda.unit_directories import (
     CONFIG_FILE,
@@ -57,58 +57,35 @@ from topoalign.kubelet.grpc.api import vcuda
 from topoalign.kubelet.grpc.grpc_connection import GrpcConnection
 from topoalign.kubelet.grpc.transport import LONGEST_MESSAGE, GrpcServer, Load, Servicer, caller
 from topoalign.runtime.clock import until_tick
+from topoalign.runtime.metrics import ServiceMetric
 
 # The owner of a directory comes from the kubelet's checkpoint.
 #
 # Two containers of one pod may have the same units, because an app container reuses those of an init container. The units do
-# not show which of them starts. The kubelet calls PreStartContainer for both halves of a container, one right after the
-# other. So there are these cases:
-#
-# - Just before, there was a call for a half that only one of the two has: it is that one (`Calls`).
-# - One of them has only this half: it is that one. If this is wrong, the call for the other half comes next and corrects it.
-# - Both halves of the two are the same, and so are their limits: the directory stays as it is.
+# not show which of them starts, so the directory keeps its owner, or without one gets the container with fewest units. If
+# they differ in the other half, the kubelet's call for that half, one right after the other, identifies the container, and
+# both directories get its limits. If they do not differ, neither do their limits.
 
 
-KNOWN_SECONDS = 5.0
-"""The longest time between the calls for both halves of a container: milliseconds, or seconds on a busy node."""
-
-
-class Calls:
-    """Remembers recent calls for a half that identified the container."""
-
-    def __init__(self) -> None:
-        self._identified: dict[str, tuple[Holder, float]] = {}
-        """Pod UID -> the container, and the monotonic second of the call."""
-
-    def starting(
-        self,
-        resource: ResourceName,
-        units: frozenset[DeviceID],
-        parts: Sequence[ResourceEntry],
-        written: tuple[str, str] | None,
-        at: float,
-    ) -> Holder:
-        """
-        Returns the container that starts by a call of monotonic second `at`. `written`: the owner of its directory.
-        Raises Unavailable if containers of no pod or of several pods have the units.
-        """
-        self._identified = {pod: each for pod, each in self._identified.items() if at - each[1] <= KNOWN_SECONDS}
-        found = sorted({Holder(*each[2:]) for each in parts if each[:2] == (resource, units)})
-        pods = {each.pod for each in found}
-        if len(pods) != 1:
-            raise Unavailable(
-                f"the kubelet's checkpoint has the units for containers of {len(pods)} pods",
-                "the kubelet starts the container again; see whether its device plugin directory can be read",
-            )
-        (pod,) = pods
-        if len(found) == 1:
-            self._identified[pod] = found[0], at
-            return found[0]
-        known, _ = self._identified.pop(pod, (None, at))
-        if known in found:
-            return known
-        with_one_half = [each for each in found if len([*entries_of_holder(each, parts)]) == 1]
-        return next((each for each in with_one_half or found if each == written), (with_one_half or found)[0])
+def starting_container(
+    resource: ResourceName,
+    units: frozenset[DeviceID],
+    parts: Sequence[ResourceEntry],
+    written: tuple[str, str] | None,
+) -> Holder:
+    """
+    Returns the container that starts by a call for these units. `written`: the owner of their directory. Raises Unavailable
+    if containers of no pod or of several pods have the units.
+    """
+    found = sorted({Holder(*each[2:]) for each in parts if each[:2] == (resource, units)})
+    pods = {each.pod for each in found}
+    if len(pods) != 1:
+        raise Unavailable(
+            f"the kubelet's checkpoint has the units for containers of {len(pods)} pods",
+            "the kubelet starts the container again; see whether its device plugin directory can be read",
+        )
+    fewest = min(found, key=lambda each: len([*entries_of_holder(each, parts)]))
+    return next((each for each in found if each == written), fewest)
 
 
 def limits_for(holder: Holder, parts: Collection[ResourceEntry], hardware: Topology) -> Limits:
@@ -239,12 +216,20 @@ class VcudaLimiter:
         self._servers: dict[Path, RegistrationServer] = {}
         self._parts: Sequence[ResourceEntry] = ()
         """The checkpoint's entries with units, at the last poll."""
-        self._calls = Calls()
         self._groups: dict[str, Path | None] = {}
         """Container id -> the directory of its control group, since the last cleanup."""
         self._is_closed = False
         self.refused = 0
         """Registrations that were refused."""
+
+    def figure(self) -> ServiceMetric:
+        """How many registrations were refused, for /metrics."""
+        return ServiceMetric(
+            "counter",
+            "topoalign_allocator_vcuda_refused",
+            "Registrations on vcuda.sock that were refused: the process was not in the container with these units.",
+            lambda: self.refused,
+        )
 
     async def starting(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
         """Prepares the directories of a container that is about to start. Raises StateFault and Unavailable."""
@@ -287,7 +272,7 @@ class VcudaLimiter:
                 f"the processes of the container cannot be written: {error.strerror}", "make room on the node's disk"
             ) from error
 
-    async def run(self, allocations: RecordView, clock: Clock) -> None:
+    async def run(self, allocations: DeviceAllocations, clock: Clock) -> None:
         """Cleans up every `COLLECT_SECONDS`, sooner after a failure: a predecessor may still have the sockets."""
         failing = None
         try:
@@ -346,15 +331,14 @@ class VcudaLimiter:
                 raise Unavailable("the agent is stopping", "the kubelet starts the container again")
             parts = self._parts = live_unit_entries(poll.listing)
             written = read_config_owner(root, units_directory_name(resource, asked))
-            holder = self._calls.starting(resource, asked, parts, written, poll.at)
+            holder = starting_container(resource, asked, parts, written)
             limits = limits_for(holder, parts, self._hardware())
             try:
                 for part in entries_of_holder(holder, parts):
                     await self._prepare(root, units_directory_name(part.resource, part.devices), limits)
             except OSError as error:
-                fields = " and ".join(each for named in limit_keys_by_kind(holder, parts) for each in named)
                 raise StateFault(
-                    f"the limits of container {holder.container} ({fields}) cannot be written below {clean(str(root))}: "
+                    f"the limits of container {holder.container} cannot be written below {clean(str(root))}: "
                     f"{error.strerror}",
                     "make room there, and see that it belongs to the agent's user; the kubelet starts the container again",
                 ) from error

@@ -21,7 +21,7 @@ replaces it, or it expires.
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from weakref import WeakValueDictionary
 
 import anyio
@@ -49,7 +49,6 @@ from topoalign.registry.ports import (
 from topoalign.registry.scheduling.binding.cluster_reservations import (
     ClusterReservations,
     ReservationChange,
-    are_ambiguous_reservations,
 )
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
 from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedPods
@@ -195,6 +194,11 @@ class BindChecks:
         """Whether the pod is bound without the node's confirmation, because topoalign does not manage the node."""
         return self._scheduler.behind() is None and self._scheduler.passes(pod, node)
 
+    def claim(self, pod: PodToSchedule, node: NodeName) -> AbstractContextManager[object]:
+        """Counts the pod against the quota of its namespace while it is being bound. Raises OverQuota and QuotasUnknown."""
+        quotas = self._scheduler.quotas
+        return nullcontext() if quotas is None else quotas.claim(pod, node)
+
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
         """Assumes the pod on the node, because the scheduler filters the next pod meanwhile."""
         if holds_something(pod.request):
@@ -209,11 +213,9 @@ class BindChecks:
         The code of the reason why the node might refuse the pod in some order of its pending pods; empty: it admits the
         pod in every order. The node has confirmed the pod, so only pods that are pending, or end, can change that.
 
-        Raises NotReadYet while reservations and binds are not known; and as `Quotas.check_read`.
+        Raises NotReadYet while reservations and binds are not known.
         """
         self._scheduler.check_ready()
-        if self._scheduler.quotas is not None:
-            self._scheduler.quotas.check_read(pod, node)
         if not self._view.pods_on(node).has_others(pod.uid):
             return await self._scheduler.lone.refusal(node, pod)
         return await self._scheduler.fits_in_every_order(node, pod)
@@ -296,14 +298,13 @@ class PodBinder:
             await self._reservations.cancel(uid, {node})
             raise
         pod = seen.to_schedule()
-        if self._checks.passes(node, pod):
-            await self._create_binding(seen, node)
-            return
-        try:
-            await self._reserve(pod, node, until)
-            await self._create_binding(seen, node)
-        finally:
-            self._checks.unassume(node, uid)
+        with self._checks.claim(pod, node):
+            try:
+                if not self._checks.passes(node, pod):
+                    await self._reserve(pod, node, until)
+                await self._create_binding(seen, node)
+            finally:
+                self._checks.unassume(node, uid)
 
     async def _create_binding(self, seen: SeenPod, node: NodeName) -> None:
         """Creates the Binding until the pod is on the node. Raises a permanent error after cancelling the reservation."""
@@ -380,9 +381,9 @@ class PodBinder:
             made = reserved_for(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)
             if not made.containers:
                 return None
-            # `fits` ignores reservations of deleted pods, but the node still answers from them until they expire.
-            held = (each for each in self._reservations.held(node) if each.pod_uid != pod.uid)
-            if any(are_ambiguous_reservations(made, each) for each in held if not self._reported.has(each.pod_uid)):
+            # `fits` ignores reservations of deleted pods, but the node still answers from them until they end.
+            held = {each.pod_uid for each in self._reservations.held(node)} - {pod.uid}
+            if not all(map(self._reported.has, held)):
                 return PodsPending(node)
             if reserved_device_set(made) & self._reserved_for_others(pod.uid, node):
                 # The node has allocated the devices to another pod, which is not reported yet.

@@ -21,11 +21,10 @@ import msgspec
 import structlog
 
 from topoalign.core import wire
-from topoalign.core.model.allocations import amounts_of
 from topoalign.core.model.errors import BusConflict, BusRefused, BusUnavailable, IdTaken, NotFound, Undecodable
 from topoalign.core.model.events import ReservationsChanged
-from topoalign.core.model.ids import GPU, NodeName
-from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.core.model.ids import NodeName
+from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Bus, Clock, Message, Received, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import NodeReservations, in_order_of_binds
@@ -60,41 +59,6 @@ class ReservationsByNode(dict[NodeName, NodeReservations]):
                 self._nodes[uid] = others
         for uid in frozenset(uids) - before:
             self._nodes[uid] = self.nodes_of(uid) | {node}
-
-
-def are_ambiguous_reservations(one: Reservation, other: Reservation) -> bool:
-    """
-    Whether the node may use one reservation for the pod of the other although they differ. This is for the reservation of a
-    deleted pod, which the node uses until it ends; `admission_order` compares the requests of existing pods.
-    """
-    if any(are_other_slots(a, b) or are_other_units(a, b) for a in one.containers for b in other.containers):
-        return True
-    # Both have the same number of GPUs, and one has co-allocated NICs.
-    parts = [each for pod in (one, other) for each in pod.containers]
-    gpus, others = ({len(each.devices.get(GPU, ())) for each in pod.containers} - {0} for pod in (one, other))
-    return any(each.co_allocated for each in parts) and not gpus.isdisjoint(others)
-
-
-def are_other_slots(one: ReservedContainer, other: ReservedContainer) -> bool:
-    """Whether two containers have the same number of slots, but different amounts or GPUs."""
-    counts = {(name, len(ids)) for name, ids in one.devices.items()}
-    if not (one.slots or other.slots) or counts.isdisjoint((name, len(ids)) for name, ids in other.devices.items()):
-        return False
-    stay = any(each.slots and not each.may_move for each in (one, other))
-    return stay or {*one.slots.values()} != {*other.slots.values()}
-
-
-def are_other_units(one: ReservedContainer, other: ReservedContainer) -> bool:
-    """Whether two containers have the same number of units of one kind, and differ in the other kind or in GPUs."""
-    counts = unit_counts(one)
-    others = unit_counts(other)
-    return counts != others and any(name in others and others[name][0] == n for name, (n, _) in counts.items())
-
-
-def unit_counts(container: ReservedContainer) -> dict[str, tuple[int, int]]:
-    """Resource -> the number of reserved units of a container, and the number of their GPUs."""
-    gpus = {name: len(amounts_of(ids)) for name, ids in container.devices.items()}
-    return {name: (len(ids), gpus[name]) for name, ids in container.devices.items() if gpus[name]}
 
 
 TIDY_SECONDS = 1.0

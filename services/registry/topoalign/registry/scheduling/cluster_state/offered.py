@@ -71,7 +71,7 @@ class OfferedResources:
             names=offers.names,
             units=frozenset(offers.units),
             slots=frozenset(offers.slots),
-            not_in_slots=offers.otherwise,
+            not_in_slots=frozenset(offers.otherwise),
             compats=frozenset({compat} if offers.slots else ()),
             sizes=self._sizes.setdefault(sizes, sizes),
         )

@@ -1,9 +1,8 @@
 """
 Decodes the arguments of kube-scheduler's calls from JSON.
 
-kube-scheduler writes keys in Go's spelling (`NodeNames`). This module accepts keys in any case, as Go does. The usual
-spelling is decoded directly into the types below. Any other body is decoded a second time: with keys in any case, without
-unknown keys. A repeated key is refused, because decoders differ in which one counts.
+Keys are spelled as kube-scheduler spells them (`NodeNames`). Other keys are ignored, as in Go. A repeated key is refused,
+because decoders differ in which one counts.
 
 Only a node's name and labels, and a pod's requests, are decoded. Whole nodes are kept as bytes, because the answer returns
 them unchanged. The number of nodes is limited before they are decoded, because millions of nodes would fill the memory. The
@@ -11,11 +10,9 @@ limit for names is `MOST_NODES` commas. Whole nodes contain further commas, so t
 comma.
 """
 
-import types
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, field
@@ -25,7 +22,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.kubelet.files import manifest
 from topoalign.registry.scheduling import scheduling_api
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
-from topoalign.runtime.strict_json import refuse_malformed
+from topoalign.runtime.replies import refuse_ambiguous
 
 MOST_NODES = 20_000
 """Four times the largest supported Kubernetes cluster."""
@@ -47,6 +44,7 @@ class TooManyNodes(InvalidField):
 
 
 S = TypeVar("S", bound=msgspec.Struct)
+V = TypeVar("V", bound="MetaVictims | WholeVictims")
 
 NULL = Raw(b"null")
 LARGEST_POD = 1_000_000
@@ -55,11 +53,9 @@ REMEMBERED = 512
 """Number of cached pods. The bytes of a pod are the same in filter, prioritize and most retries."""
 LARGEST_REMEMBERED = 16 * 1024
 """Maximum bytes of a cached pod, so that all take at most 8 MiB. A simple pod has one KiB."""
-LARGEST_RESPELLED = 8 * 1024 * 1024
-"""Maximum bytes that are decoded a second time, which takes 50 ms per MiB."""
 
 
-class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Arguments(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of filter and prioritize, as kube-scheduler spells them."""
 
     pod: Raw = field(name="Pod", default=NULL)
@@ -67,7 +63,7 @@ class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     node_names: Raw = field(name="NodeNames", default=NULL)
 
 
-class PreemptArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PreemptArguments(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of preempt. Victims are UIDs, or whole pods if nodeCacheCapable is false."""
 
     pod: Raw = field(name="Pod", default=NULL)
@@ -75,7 +71,7 @@ class PreemptArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     meta_victims: Raw = field(name="NodeNameToMetaVictims", default=NULL)
 
 
-class BindArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BindArguments(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of bind."""
 
     pod_name: str = field(name="PodName", default="")
@@ -176,9 +172,10 @@ def read_arguments(body: bytes) -> ExtenderCall:
 def read_preempt(body: bytes) -> tuple[bytes, dict[NodeName, Victims]]:
     """Decodes a call of preempt: the pod, and the victims of each node. Raises Undecodable and TooManyNodes."""
     arguments = decode_arguments(body, PreemptArguments)
-    found = spelled(arguments.meta_victims, dict[NodeName, MetaVictims | None] | None, "NodeNameToMetaVictims")
+    found: Mapping[NodeName, MetaVictims | WholeVictims | None] | None
+    found = decode_victims(arguments.meta_victims, MetaVictims, "NodeNameToMetaVictims")
     if found is None:
-        found = spelled(arguments.victims, dict[NodeName, WholeVictims | None] | None, "NodeNameToVictims") or {}
+        found = decode_victims(arguments.victims, WholeVictims, "NodeNameToVictims") or {}
     if len(found) > MOST_NODES:
         raise TooManyNodes("NodeNameToMetaVictims")
     victims = {
@@ -209,7 +206,7 @@ def parse_pod(body: bytes) -> PodToSchedule:
     if len(body) > LARGEST_POD:
         raise InvalidField("Pod", f"{len(body)} bytes, more than {LARGEST_POD}", "make its annotations smaller")
     try:
-        refuse_malformed(body)
+        refuse_ambiguous(body)
         pod = msgspec.json.decode(body, type=manifest.PodManifest | None)
     except (msgspec.MsgspecError, RecursionError, Undecodable) as error:
         raise InvalidField("Pod", clean(str(error), 200), manifest.REMEDY) from error
@@ -223,81 +220,28 @@ remembered = lru_cache(REMEMBERED)(parse_pod)
 
 
 def decode_arguments(body: bytes, kind: type[S]) -> S:
-    """Decodes the body as this type. Raises Undecodable."""
+    """Decodes the body as this type. Raises Undecodable, also for a repeated key of the outermost object."""
     try:
         if not body.isascii():
             body.decode()  # the decoder does not check skipped values
         found = msgspec.json.decode(body, type=kind)
-        if has_unique_keys(body, found):
-            return found
-    except msgspec.ValidationError:
-        pass  # another spelling, or a wrong type: the second decoding decides
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Undecodable("the body", clean(str(error), 200)) from error
-    again: S = spelled(Raw(body), kind, "the body")
-    return again
+    # Only the outermost keys are checked, because a check of thousands of nodes takes 50 ms per MiB.
+    for name in kind.__struct_fields__:
+        value = getattr(found, name)
+        if isinstance(value, Raw) and value != NULL:
+            body = body.replace(bytes(value), b"0", 1)
+    refuse_ambiguous(body)
+    return found
 
 
-def has_unique_keys(body: bytes, found: msgspec.Struct) -> bool:
-    """Whether each key of the outermost object occurs once."""
-    if msgspec.json.encode(found) == body:
-        return True
-    # Count the keys without the inner values. Escapes could hide keys.
-    names = zip(found.__struct_encode_fields__, found.__struct_fields__, strict=True)
-    fields = [(name, getattr(found, field)) for name, field in names]
-    for _, value in fields:
-        if isinstance(value, Raw):
-            body = body.replace(bytes(value), b"", 1)
-    return b"\\" not in body and all(body.count(f'"{name}"'.encode()) <= 1 for name, _ in fields)
-
-
-def spelled(raw: Raw, kind: Any, what: str) -> Any:
-    """
-    Decodes a value with keys in any case. Raises Undecodable, also for a repeated key.
-    """
-    body = bytes(raw)
-    with suppress(msgspec.MsgspecError, RecursionError):
-        usual = msgspec.json.decode(body, type=kind)
-        if msgspec.json.encode(usual) == body:  # it has the usual spelling and no repeated key
-            return usual
-    if len(body) > LARGEST_RESPELLED:
-        raise Undecodable(what, f"not as kube-scheduler writes it, and more than {LARGEST_RESPELLED} bytes")
-    refuse_malformed(body)
-    try:
-        return msgspec.json.decode(msgspec.json.encode(go_spelled(msgspec.json.decode(body), kind)), type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise Undecodable(what, clean(str(error), 200)) from error
-
-
-def go_spelled(value: Any, kind: Any) -> Any:
-    """The value with the keys of structs as this module spells them. Raises Undecodable for a repeated key."""
-    if get_origin(kind) in (Union, types.UnionType):
-        kind = next(each for each in get_args(kind) if each is not type(None))
-    if isinstance(value, list) and get_origin(kind) is list:
-        return [go_spelled(each, get_args(kind)[0]) for each in value]
-    if not isinstance(value, dict):
-        return value
-    if get_origin(kind) is dict:
-        return {key: go_spelled(each, get_args(kind)[1]) for key, each in value.items()}
-    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-        return value
-    fields = fields_by_key(kind)
-    named: dict[str, Any] = {}
-    for key, inner in value.items():
-        known = fields.get(key.casefold())
-        # Unknown keys are dropped, as in Go.
-        if known is None:
-            continue
-        if known.encode_name in named:
-            raise Undecodable("the body", f"{known.encode_name} stands twice, in two spellings")
-        named[known.encode_name] = go_spelled(inner, known.type)
-    return named
-
-
-@lru_cache
-def fields_by_key(kind: type[msgspec.Struct]) -> Mapping[str, msgspec.structs.FieldInfo]:
-    """The fields of a type by their lower-case JSON name. Cached, because this takes longer than the rest."""
-    return {each.encode_name.casefold(): each for each in msgspec.structs.fields(kind)}
+def decode_victims(raw: Raw, kind: type[V], what: str) -> dict[NodeName, V | None] | None:
+    """Decodes the victims of all nodes. Raises Undecodable, also for a repeated key."""
+    found: dict[NodeName, V | None] | None = typed(raw, dict[NodeName, kind | None] | None, what)  # type: ignore[valid-type]
+    if msgspec.json.encode(found) != bytes(raw):  # it has other keys, or a key twice
+        refuse_ambiguous(bytes(raw))
+    return found
 
 
 def typed(raw: Raw, kind: Any, what: str) -> Any:

@@ -42,7 +42,6 @@ from topoalign.core.admission.realignment import (
 )
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import PodDemand
-from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.demand.shares import Share, gpus_of_numa_nodes, units_asked
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.holdings import Amount
@@ -73,11 +72,8 @@ def are_ambiguous(topology: Topology, one: PendingPod, other: PendingPod) -> boo
     """
     if one.key == other.key:
         return False
-    try:
-        slots = requested_slots(topology, one)
-        others_slots = requested_slots(topology, other)
-    except InvalidShare:  # its annotations have changed since it was reserved
-        return True
+    slots = requested_slots(topology, one)
+    others_slots = requested_slots(topology, other)
     if any(a != b and (a.resource, a.gpus) == (b.resource, b.gpus) for a in slots for b in others_slots):
         return True
     units = requested_units(topology, one)
@@ -97,7 +93,7 @@ def requested_units(topology: Topology, pod: PendingPod) -> set[tuple[Amount, in
 
 
 def requested_slots(topology: Topology, pod: PendingPod) -> set[Share]:
-    """The vGPU slots that the containers of a pod request. Raises InvalidShare for invalid annotations."""
+    """The vGPU slots that the containers of a pod request."""
     asked = (each.share(topology) for each in pod.demand.containers)
     return {share for share in asked if share is not None and share.resource is not None}
 
@@ -132,10 +128,7 @@ async def all_fit(state: NodeState, pods: Sequence[PendingPod], turns: TaskTurns
             await turns.give()
             if pod.must_fit and pod.may_wait:
                 others = [each.demand for each in (*pods[:place], *pods[place + 1 :])]
-                try:
-                    if not finds_gpus(state, pod.demand, others):
-                        return False
-                except InvalidShare:  # annotations of one of them have changed since its reservation
+                if not finds_gpus(state, pod.demand, others):
                     return False
                 if not await finds_co_allocated(state, pod.demand, pod.takes, turns):
                     return False

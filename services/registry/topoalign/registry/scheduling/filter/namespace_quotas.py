@@ -22,6 +22,7 @@ from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.device_offers import Slots
 from topoalign.core.sharing.quota_amounts import (
+    UNKNOWN_SIZES,
     Amounts,
     GpuSizes,
     OverQuota,
@@ -52,12 +53,8 @@ class NamespaceUse:
         """The resource names by which the pods were counted; None: they were not counted yet."""
         self._version = 0
         """Of the sizes by which the pods were counted."""
-        self._sizes: dict[str, GpuSizes] = {}
-        """UID -> sizes by which the pod was counted."""
-        self._amounts: dict[str, Amounts] = {}
-        """UID -> amounts on its node; without a node only the amounts in its request."""
-        self._elsewhere: dict[str, tuple[GpuSizes, Amounts]] = {}
-        """UID of a pod without a node -> its amounts with GPUs of this size, as requested last."""
+        self._amounts: dict[str, tuple[GpuSizes, Amounts]] = {}
+        """UID -> the sizes of its node's GPUs, and its amounts there; without a node only the amounts in its request."""
         # The sums are updated at each change of a pod, because adding up 5,000 pods in each filter call takes 9 ms.
         self._all: Counter[ResourceName] = Counter()
         self._of_bound: Counter[ResourceName] = Counter()
@@ -65,16 +62,14 @@ class NamespaceUse:
     def add(self, uid: str, request: PodRequest) -> None:
         """Adds a new pod."""
         self.pods[uid] = request
-        if self._per_gpu is not None:
-            self._count(uid, self._per_gpu)
+        self._count(uid)
 
     def bind(self, uid: str, node: NodeName) -> None:
         """Records the node of a pod, until its end."""
         if self.bound.get(uid) != node:
             self._uncount(uid)
             self.bound[uid] = node
-            if self._per_gpu is not None:
-                self._count(uid, self._per_gpu)
+            self._count(uid)
 
     def end(self, uid: str) -> None:
         """Removes a pod that has ended."""
@@ -92,56 +87,42 @@ class NamespaceUse:
         per_gpu = self._count_all()
         used = self._of_bound.copy()
         for uid in self.bound.keys() & without:
-            used.subtract(self._amounts[uid])
+            used.subtract(self._amounts[uid][1])
         for uid in (others.keys() & self._amounts.keys()) - self.bound.keys() - {*without}:
-            used.update(self._amounts_on(uid, others[uid], per_gpu))
+            used.update(quota_amounts(self.pods[uid], per_gpu, self._offers.sizes_on(others[uid])))
         return used
 
     def of(self, uids: Collection[str], node: NodeName | None) -> Amounts:
         """The sum of these pods on this node; None: of the amounts that they name."""
-        per_gpu = self._count_all()
-        return sum_quota_amounts(self._amounts_on(uid, node, per_gpu) for uid in uids if uid in self._amounts)
-
-    def _amounts_on(self, uid: str, node: NodeName | None, per_gpu: PerGpu) -> Amounts:
-        """The amounts of a pod without a node if it were on this one."""
         sizes = self._offers.sizes_on(node)
-        known = self._elsewhere.get(uid)
-        if known is None or known[0] != sizes:
-            known = self._elsewhere[uid] = sizes, quota_amounts(self.pods[uid], per_gpu, sizes)
-        return known[1]
+        per_gpu = amounts_per_gpu(self._offers.slots)
+        return sum_quota_amounts(quota_amounts(self.pods[uid], per_gpu, sizes) for uid in uids if uid in self.pods)
 
     def _count_all(self) -> PerGpu:
-        """Counts all pods by the offered sizes and names of amounts. Returns the names."""
+        """Counts the pods again whose names or sizes of amounts have changed. Returns the names."""
         per_gpu = amounts_per_gpu(self._offers.slots)
-        version = self._offers.sizes_version
-        if per_gpu != self._per_gpu:  # nodes offer amounts under other names
-            self._amounts = {}
-            self._sizes = {}
-            self._elsewhere = {}
-            self._all.clear()
-            self._of_bound.clear()
+        is_renamed = per_gpu != self._per_gpu
+        if is_renamed or self._version != self._offers.sizes_version:
+            self._per_gpu = per_gpu
+            self._version = self._offers.sizes_version
             for uid in self.pods:
-                self._count(uid, per_gpu)
-        elif version != self._version:  # the GPUs of a node have another size
-            for uid, node in self.bound.items():
-                if self._offers.sizes_on(node) is not self._sizes[uid]:
+                if is_renamed or self._offers.sizes_on(self.bound.get(uid)) is not self._amounts[uid][0]:
                     self._uncount(uid)
-                    self._count(uid, per_gpu)
-        self._per_gpu = per_gpu
-        self._version = version
+                    self._count(uid)
         return per_gpu
 
-    def _count(self, uid: str, per_gpu: PerGpu) -> None:
-        sizes = self._sizes[uid] = self._offers.sizes_on(self.bound.get(uid))
-        amounts = self._amounts[uid] = quota_amounts(self.pods[uid], per_gpu, sizes)
+    def _count(self, uid: str) -> None:
+        if self._per_gpu is None:
+            return
+        sizes = self._offers.sizes_on(self.bound.get(uid))
+        amounts = quota_amounts(self.pods[uid], self._per_gpu, sizes)
+        self._amounts[uid] = sizes, amounts
         self._all.update(amounts)
         if uid in self.bound:
             self._of_bound.update(amounts)
 
     def _uncount(self, uid: str) -> None:
-        amounts = self._amounts.pop(uid, {})
-        self._sizes.pop(uid, None)
-        self._elsewhere.pop(uid, None)
+        _, amounts = self._amounts.pop(uid, (UNKNOWN_SIZES, {}))
         self._all.subtract(amounts)
         if uid in self.bound:
             self._of_bound.subtract(amounts)
@@ -169,19 +150,16 @@ class Quotas:
         offers: OfferedResources,
         reserved: Callable[[], Mapping[str, Collection[NodeName]]],
         mates: Callable[[str], Collection[str]] = lambda uid: (),
-        freed: Callable[[], None] = lambda: None,
     ) -> None:
         """
         `reserved`: UID of each reserved pod -> its nodes. `mates`: UID of a pod -> UIDs of the pending pods of its gang,
-        which are reserved together. `freed` is called after a failed bind if another pod was refused because of it, because
-        Kubernetes sends no event then.
+        which are reserved together.
         """
         self.listed = False
         """Whether all quotas are known."""
         self._offers = offers
         self._reserved = reserved
         self._mates = mates
-        self._freed = freed
         self._quotas: dict[str, SeenQuota] = {}
         self._limits: dict[str, Amounts] = {}
         """Namespace -> the lowest limits of its quotas."""
@@ -189,14 +167,8 @@ class Quotas:
         """By namespace."""
         self._namespaces: dict[str, str] = {}
         """UID of a pod that asks for devices -> its namespace."""
-        self._claims = Counter[str]()
-        """UIDs of pods that are being bound, and of their gangs."""
-        self._claimed_on: dict[str, NodeName] = {}
-        """UID of such a pod -> the node."""
-        self._read = set[str]()
-        """UIDs of pods that are being bound and that the watch has not reported yet."""
-        self._refused_beside_claims = False
-        """Whether a pod was refused while others were being bound. If their bind fails, the pod may fit."""
+        self._claims: dict[str, tuple[NodeName, Collection[str]]] = {}
+        """UID of a pod that is being bound -> its node, and the UIDs of its gang."""
 
     def see(self, quota: SeenQuota) -> bool:
         """Records a quota. Returns whether a limit has changed, because Kubernetes also writes its counts into quotas."""
@@ -222,7 +194,6 @@ class Quotas:
 
     def see_pod(self, pod: SeenPod) -> None:
         """Notes a pod that has not ended. Its request does not change."""
-        self._read.discard(pod.uid)
         if pod.uid not in self._namespaces:
             if not any("/" in name for name, _ in pod.limits()):  # true for most pods, which need not be read
                 return
@@ -253,18 +224,14 @@ class Quotas:
 
     def check_waiting(self, pod: PodToSchedule, node: NodeName | None = None, without: Collection[str] = ()) -> None:
         """Raises OverQuota and QuotasUnknown for a pod, with its gang, on this node; None: by the amounts in its request."""
-        reserved = self._reserved()
-        held = self._held.get(pod.request.namespace)
-        bound: Collection[str] = held.bound if held is not None else ()
-
-        def counts(uid: str) -> bool:
-            return uid in self._claims or uid in reserved or uid in bound
-
-        if counts(pod.uid):
+        if self.listed and not self._limits.get(pod.request.namespace):
             return
-        mates = [each for each in self._mates(pod.uid) if each != pod.uid and not counts(each)]
-        gone = (pod.uid, *without)
-        self._check(pod.request, node, lambda held: held.placed(self._places(), gone), mates)
+        places = self._places()
+        held = self._held.get(pod.request.namespace)
+        counting = places.keys() | (held.bound.keys() if held is not None else ())
+        if pod.uid not in counting:
+            mates = {*self._mates(pod.uid)} - {pod.uid} - counting
+            self._check(pod.request, node, lambda held: held.placed(places, (pod.uid, *without)), mates)
 
     def full_on(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], without: Collection[str] = ()
@@ -279,45 +246,31 @@ class Quotas:
         return frozenset(node for alike in full for node in alike)
 
     @contextmanager
-    def claim(self, uid: str, node: NodeName) -> Iterator[None]:
+    def claim(self, pod: PodToSchedule, node: NodeName) -> Iterator[None]:
         """Counts the pod and its gang on this node while it is being bound. Raises as `check_waiting`."""
-        namespace = self._namespaces.get(uid)
-        if namespace is not None:
-            self.check_waiting(PodToSchedule(uid=uid, request=self._held[namespace].pods[uid]), node)
-        claimed = {uid, *self._mates(uid)}
-        self._claims.update(claimed)
-        self._claimed_on = {**dict.fromkeys(claimed, node), **self._claimed_on, uid: node}
+        self.check_waiting(pod, node)
+        is_reported = pod.uid in self._namespaces
+        if not is_reported:
+            self._add(pod.uid, pod.request)
+        self._claims[pod.uid] = node, self._mates(pod.uid)
         try:
             yield
         except BaseException:
-            if self._refused_beside_claims:
-                self._refused_beside_claims = False
-                self._freed()
+            if not is_reported:
+                self.end_pod(pod.uid)
             raise
         else:
             # The pod still counts, because its reservation may end before Kubernetes reports the bind.
-            if uid in self._namespaces and uid not in self._read:
-                self._held[self._namespaces[uid]].bind(uid, node)
+            if pod.uid in self._namespaces:
+                self._held[pod.request.namespace].bind(pod.uid, node)
         finally:
-            self._claims.subtract(claimed)
-            self._claims = +self._claims
-            self._claimed_on = {each: on for each, on in self._claimed_on.items() if each in self._claims}
-            if uid in self._read and uid not in self._claims:
-                self._read.discard(uid)
-                self.end_pod(uid)
+            self._claims.pop(pod.uid, None)
 
-    def check_read(self, pod: PodToSchedule, node: NodeName) -> None:
-        """Raises as `check_waiting` for an unreported pod that is being bound. It counts until the bind ends."""
-        if pod.uid in self._namespaces or pod.uid not in self._claims:
-            return
-        if pod.uid not in self._reserved():
-            self._check(pod.request, node, lambda held: held.placed(self._places(), (pod.uid,)))
-        self._read.add(pod.uid)
-        self._add(pod.uid, pod.request)
-
-    def _places(self) -> Mapping[str, NodeName]:
+    def _places(self) -> dict[str, NodeName]:
         """UID of each pod that is being bound or reserved -> its node, the first one of several."""
-        return {**{uid: min(nodes) for uid, nodes in self._reserved().items()}, **self._claimed_on}
+        of_gangs = {mate: node for node, mates in self._claims.values() for mate in mates}
+        being_bound = {uid: node for uid, (node, _) in self._claims.items()}
+        return {uid: min(nodes) for uid, nodes in self._reserved().items()} | of_gangs | being_bound
 
     def _check(
         self,
@@ -343,11 +296,7 @@ class Quotas:
             return
         limits = self._limits.get(pod.namespace)
         if limits is not None and not limits.keys().isdisjoint(asked):
-            try:
-                check_quota(pod.namespace, asked, used(held), limits, "this gang" if mates else "this pod")
-            except OverQuota:
-                self._refused_beside_claims |= bool(self._claims)
-                raise
+            check_quota(pod.namespace, asked, used(held), limits, "this gang" if mates else "this pod")
 
 
 def quota_has_room(quotas: Quotas | None, pod: PodToSchedule, node: NodeName, gone: Collection[str]) -> bool:

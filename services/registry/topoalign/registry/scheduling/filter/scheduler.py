@@ -17,7 +17,7 @@ from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import GANG, Compat, PodRequest
 from topoalign.core.scoring.scorers import HAMI
-from topoalign.core.sharing.pod_checks import check_gpus_known, check_pod
+from topoalign.core.sharing.pod_checks import Offers, check_gpus_known, check_pod
 from topoalign.core.sharing.pod_warnings import warnings_of
 from topoalign.core.sharing.quota_amounts import OverQuota
 from topoalign.registry.scheduling.cluster_state.assumed_pods import (
@@ -62,11 +62,10 @@ class PodChecks:
 
     def check(self, request: PodRequest) -> None:
         """Raises as `check_pod`, for a pod of a node with a kubelet."""
-        offers = self._offers
-        demand = check_pod(
-            request, offers.units, offers.slots, self._compat, otherwise=offers.not_in_slots, by_kubelet=True
-        )
-        check_gpus_known(demand, offers.gpus, offers.slots, offers.not_in_slots)
+        offered = self._offers
+        offers = Offers(offered.units, offered.slots, offered.not_in_slots)
+        demand = check_pod(request, offers, self._compat, by_kubelet=True)
+        check_gpus_known(demand, offered.gpus, offers)
 
     def warnings(self, annotations: Mapping[str, str], limits: Mapping[ResourceName, str]) -> tuple[str, ...]:
         """Returns warnings about a pod's probable mistakes (`warnings_of`)."""

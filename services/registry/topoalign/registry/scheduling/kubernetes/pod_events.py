@@ -12,7 +12,6 @@ cluster's own store keeps them; more are dropped and counted. A failed Event is 
 from asyncio import Queue
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
 
 import anyio
 import anyio.lowlevel
@@ -111,22 +110,16 @@ class BindEvents:
         binder: BindsPods,
         reserved: Callable[[str], Mapping[NodeName, Reservation]],
         submit: Callable[[PodEvent], None],
-        claim: Callable[[str, NodeName], AbstractContextManager[object]] = lambda uid, node: nullcontext(),
     ) -> None:
-        """
-        `reserved`: UID of a pod -> its reservations by node. `submit` queues an Event. `claim`: a context in which the
-        pod of this UID counts against the quota of its namespace, as a pod of this node; raises if it exceeds the quota.
-        """
+        """`reserved`: UID of a pod -> its reservations by node. `submit` queues an Event."""
         self._binder = binder
         self._reserved = reserved
         self._submit = submit
-        self._claim = claim
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
         """As `BindsPods.bind`."""
         try:
-            with self._claim(uid, node):
-                await self._binder.bind(namespace, name, uid, node)
+            await self._binder.bind(namespace, name, uid, node)
         except TopoalignError as error:
             note = f"not bound to {clean(node)}: {error.code}: {error.finding}; {error.remedy}"
             self._submit(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from topoalign.core.model.errors import InvalidMachine
-from topoalign.machines.nvidia_smi_lines import COPY_AGAIN, locate_line
+from topoalign.tools.machine_formats.nvidia_smi_lines import COPY_AGAIN, locate_line
 
 MOST_CHARACTERS = 100_000
 """Characters at the start of the text that are searched for signs of another output."""

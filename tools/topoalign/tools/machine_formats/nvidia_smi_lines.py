@@ -16,6 +16,7 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.topology_checks import MOST_CPUS, MOST_NODES
+from topoalign.machines.nvidia_smi_print import CPU_AFFINITY, GPU_NUMA_ID, UNKNOWN
 
 LONGEST_LINE = 65_536
 """Characters. The longest line of a matrix at the limits of `validate` has about 3,000."""
@@ -114,10 +115,6 @@ def word_error(word: Word, finding: str, remedy: str = COPY_AGAIN) -> InvalidMac
 
 
 SELF = "X"
-UNKNOWN = "N/A"
-CPU_AFFINITY = "CPU Affinity"
-NUMA_AFFINITY = "NUMA Affinity"
-GPU_NUMA_ID = "GPU NUMA ID"
 
 _PATH = "|".join(["NV[1-9][0-9]{0,2}", *PcieClass, "SOC"])
 CELL = rf"(?:{SELF}|{_PATH}|{UNKNOWN})"

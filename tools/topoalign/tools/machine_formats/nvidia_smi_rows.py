@@ -17,11 +17,9 @@ from itertools import islice
 
 from topoalign.core.model.errors import InvalidMachine, quoted
 from topoalign.core.model.topology.topology_checks import MOST_GPUS, MOST_NICS
-from topoalign.machines.nvidia_smi_instead import no_matrix
-from topoalign.machines.nvidia_smi_lines import (
-    CPU_AFFINITY,
-    GPU_NUMA_ID,
-    NUMA_AFFINITY,
+from topoalign.machines.nvidia_smi_print import CPU_AFFINITY, GPU_NUMA_ID, NUMA_AFFINITY
+from topoalign.tools.machine_formats.nvidia_smi_instead import no_matrix
+from topoalign.tools.machine_formats.nvidia_smi_lines import (
     SELF,
     PastedLine,
     Word,

@@ -23,9 +23,9 @@ from topoalign.core.model.topology.cpuset import LARGEST_ID
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NicPort, NumaNode, Topology
 from topoalign.core.model.topology.topology_checks import MOST_CPUS, MOST_GPUS, MOST_NICS, MOST_NODES
 from topoalign.machines import pcie
-from topoalign.machines.lstopo_xml import EXPORT_AGAIN, Element, read_elements
 from topoalign.machines.reader_rules import check_possible, hugepage_totals, number_sockets
 from topoalign.machines.sysfs_files import natural, parse_number
+from topoalign.tools.machine_formats.lstopo_xml import EXPORT_AGAIN, Element, read_elements
 
 PACKAGES = ("Package", "Socket")
 GPU_MEMORY = "GPUMemory"

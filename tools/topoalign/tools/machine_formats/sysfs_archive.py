@@ -18,7 +18,7 @@ from pathlib import PurePosixPath
 from topoalign.core.model.errors import InvalidMachine, clean
 from topoalign.core.model.topology.model import Topology
 from topoalign.machines.sysfs_cpus import CPUS
-from topoalign.machines.sysfs_files import LONGEST_FILE, Tree, describe_missing_tree
+from topoalign.machines.sysfs_files import LONGEST_FILE, Tree
 from topoalign.machines.sysfs_machine import read_sysfs
 
 MOST_BYTES = 128 << 20
@@ -39,7 +39,7 @@ def read_archive(source: io.BytesIO) -> Topology:
 
 
 class Archive(Tree):
-    """A tree in an archive. What stands around the folder that holds `sys` is left out."""
+    """A tree in an archive, in memory. What stands around the folder that holds `sys` is left out."""
 
     def __init__(self, source: io.BytesIO) -> None:
         """Raises InvalidMachine if it is too large or holds no such folder, and what its packing raises if it is broken."""
@@ -49,7 +49,7 @@ class Archive(Tree):
         members = dict(_members(source))
         top = next((name.partition(CPUS)[0] for name in members if f"/{CPUS}/" in f"/{name}"), None)
         if top is None:
-            raise InvalidMachine(describe_missing_tree(f"no folder in it holds {CPUS}", members), _PACK_AGAIN)
+            raise InvalidMachine(f"no folder in it holds {CPUS}", _PACK_AGAIN)
         for name, content in members.items():
             if name.startswith(top):
                 self._add(name.removeprefix(top), content)

@@ -39,13 +39,12 @@ from topoalign.core.model.errors import InvalidMachine, quoted
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.device_links import PcieClass
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
-from topoalign.machines.nvidia_smi_instead import other_matrix
-from topoalign.machines.nvidia_smi_lines import (
+from topoalign.machines.nvidia_smi_print import CPU_AFFINITY, GPU_NUMA_ID, NUMA_AFFINITY
+from topoalign.machines.reader_rules import check_possible
+from topoalign.tools.machine_formats.nvidia_smi_instead import other_matrix
+from topoalign.tools.machine_formats.nvidia_smi_lines import (
     CELL,
     COPY_AGAIN,
-    CPU_AFFINITY,
-    GPU_NUMA_ID,
-    NUMA_AFFINITY,
     SELF,
     Word,
     is_nvlink,
@@ -56,8 +55,7 @@ from topoalign.machines.nvidia_smi_lines import (
     prepared,
     word_error,
 )
-from topoalign.machines.nvidia_smi_print import print_matrix as print_matrix
-from topoalign.machines.nvidia_smi_rows import (
+from topoalign.tools.machine_formats.nvidia_smi_rows import (
     LEGEND,
     MatrixHeader,
     MatrixRow,
@@ -66,7 +64,6 @@ from topoalign.machines.nvidia_smi_rows import (
     is_header_text,
     read_rows,
 )
-from topoalign.machines.reader_rules import check_possible
 
 _NIC_LEGEND = re.compile(r"^[ \t\xa0#>|]{0,256}NIC Legend:", re.MULTILINE)
 _NIC_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
