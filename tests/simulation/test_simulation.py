@@ -22,6 +22,12 @@ SEEDS = range(100_000 if THOROUGH else 1_400)
 LIMITED = 43
 """A seed of a node whose slots are limited, and whose disk has no room for that at times."""
 TESTS = Path(__file__).parents[1]
+REPLAY = """
+import json, sys
+from simulation.campaign import one
+outcomes = [one(*run) for run in json.loads(sys.argv[1])]
+print(json.dumps([(outcome.violation is not None, outcome.digest) for outcome in outcomes]))
+"""
 
 
 @pytest.mark.timeout(0 if THOROUGH else 900)
@@ -81,10 +87,8 @@ def test_the_same_seed_gives_the_same_run_to_the_byte_in_another_process() -> No
 
 def elsewhere(runs: Sequence[tuple[int, str | None]]) -> list[tuple[bool, str]]:
     """Whether each of these runs broke an invariant in another process, and the digest of its trace."""
-    program = "import sys, json; from simulation.campaign import one; runs = json.loads(sys.argv[1])"
-    answer = "outcomes = [one(*run) for run in runs]; print(json.dumps([(o.violation is not None, o.digest) for o in outcomes]))"
     done = subprocess.run(
-        [sys.executable, "-c", f"{program}; {answer}", json.dumps(runs)],
+        [sys.executable, "-c", REPLAY, json.dumps(runs)],
         env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS / 'support'}", "PYTHONHASHSEED": "7"},
         capture_output=True,
         text=True,
