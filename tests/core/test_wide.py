@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 from merge_reference import cross_product, knapsack, narrowest_room
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.alignment import align
-from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.hints.hint_rules import Supply, narrowest_hint
-from topoalign.core.hints.provider import HintRequest
 from topoalign.core.model.errors import TooMuchWork
-from topoalign.core.model.hints import HintAnswer, HintRule, ResourceNeed, TopologyHint
-from topoalign.core.model.ids import GPU
+from topoalign.core.model.hints import HintRule, ResourceNeed, TopologyHint
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.model.topology.bitmask import Mask, masks_by_size, node_mask, nodes_of
 from topoalign.core.numa_sets.search import MOST_STEPS, Choosing, NumaSearchBudget
@@ -212,23 +208,15 @@ def test_a_knapsack_over_most_of_64_nodes_ends_at_the_limit_and_says_so(limit: i
         assert -128 <= work.steps < 0
 
 
-def test_the_lowest_nodes_are_taken_where_the_closest_take_too_long() -> None:
-    """
-    Where the closest nodes take too long to find, the lowest are taken, and the answer says so. Any 20 of 64 nodes
-    would do: the narrowest is known, the closest of them is not.
-    """
-    chance = random.Random(1)
-    rows = tuple(tuple(10 if a == b else chance.randint(11, 99) for b in range(64)) for a in range(64))
-    topology = msgspec.structs.replace(machine(nodes=64, cores=1), distances=rows)
-    answer = HintAnswer(providers={"device": {GPU: even(20)}, "cpu": {}, "memory": {}})
-    rules = AdmissionRules(policy=Policy.RESTRICTED)
-    asked = HintRequest(node(topology), read_pod(pod(container(cpus=1)), rules), rules)
+def test_the_closest_of_the_lowest_sets_of_many_nodes_is_taken() -> None:
+    """Any 2 of 64 nodes would do. Nodes 0 and 40 are among the 64 lowest sets no more than 62 and 63 are; 2 and 5 are."""
+    pairs = {(0, 40): 11, (62, 63): 11, (2, 5): 12}
+    distances = {a: {b: 10 if a == b else pairs.get((min(a, b), max(a, b)), 20) for b in range(64)} for a in range(64)}
 
-    alignment, aligned = align(asked, answer, NumaSearchBudget())
-
-    assert TopologyHint(node_mask(range(20)), True) == aligned.hint == alignment.merged
-    assert alignment.admitted
-    assert "limit on work" in alignment.note
+    assert TopologyHint(node_mask([2, 5]), True) == narrowest_fit([even(2)], WIDE, distances)
+    assert TopologyHint(node_mask([0, 40]), True) == merge(
+        [even(2)], WIDE, {**distances, 62: {**distances[62], 63: 20}}
+    )
 
 
 def test_node_ids_may_be_sparse_and_beyond_63() -> None:

@@ -19,17 +19,17 @@ from topoalign.allocator.allocate.claims import AskedContainer, Claim, NodeView
 from topoalign.allocator.reconciliation.displacement import displaced_pod_name, kept_of
 from topoalign.core.demand.share_annotations import InvalidShare, read_gpu_rules
 from topoalign.core.demand.shares import (
+    ShareFields,
     gpus_of_numa_nodes,
-    gpus_with_enough,
     resources_in_slots,
     unknown_share,
 )
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.placement.sparing import held_among, overlapping_devices
-from topoalign.core.sharing.choosers import choose_gpus_for_share, several_of_one_gpu, slot_of
+from topoalign.core.sharing.choosers import choose_gpus_for_share, slot_of
 from topoalign.core.sharing.reserved_shares import (
     PartName,
     ShareQuestion,
@@ -45,7 +45,6 @@ from topoalign.core.sharing.share_refusals import (
     NotEnoughShareCores,
     NotEnoughShareMemory,
     ShareDoesNotFit,
-    ShareFields,
     ShareSplit,
 )
 from topoalign.core.state.fold import NodeState
@@ -125,7 +124,7 @@ class SlotClaim(Claim):
             among = [gpu for gpu, slots in devices.by_base.items() if gpu not in must and (slots & spare).bits]
             try:
                 gpus = choose_gpus_for_share(live.hardware, state.ownership.slots_left, share, among, FIELDS)
-            except (InvalidField, ShareDoesNotFit):
+            except ShareDoesNotFit:
                 continue
             chosen = (*must_include, *(slot_of(spare, gpu) for gpu in gpus))
             if parts:
@@ -150,12 +149,9 @@ class SlotClaim(Claim):
         """Raises InvalidShare for several slots of one GPU, and ShareSplit as `check_reserved`."""
         gpus = [base_of(slot) for slot in devices]
         if twice := sorted({gpu for gpu in gpus if gpus.count(gpu) > 1}):
-            live = self._live()
-            share = unknown_share(live.hardware, resource, len(devices))
-            able = gpus_with_enough(live.hardware, live.ownership.slots_left, share)
-            cause, remedy = several_of_one_gpu(live.hardware, resource, gpus, able)
             raise InvalidShare(
-                f"{FIELD}: several slots of {quoted(twice)}; a container may have one of each GPU: {cause}", remedy
+                f"{FIELD}: several slots of {quoted(twice)}; a container may have one of each GPU",
+                f"ask for fewer GPUs, or wait until pods on this node end{self._aligned(resource)}",
             )
         if not all(map(self.view.state.ownership.is_held, devices)):  # else the kubelet may repeat its call
             self.check_reserved(resource, devices)

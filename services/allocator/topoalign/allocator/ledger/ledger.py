@@ -395,7 +395,9 @@ class ReleaseLog:
         granted = [event.allocation for event in events if isinstance(event, AllocationGranted)]
         for event in events:
             if isinstance(event, AllocationReleased) and (gone := live.get(event.allocation)) is not None:
-                names: set[str] = {gone.id} if gone.owner is None else {gone.id, f"{gone.owner.namespace}/{gone.owner.pod}"}
+                names: set[str] = (
+                    {gone.id} if gone.owner is None else {gone.id, f"{gone.owner.namespace}/{gone.owner.pod}"}
+                )
                 devices = ", ".join(sorted(gone.device_ids))
                 uid = f", pod UID {gone.pod_uid}" if gone.pod_uid else ""
                 ended = (

@@ -22,8 +22,7 @@ from topoalign.core.admission.admit import answer_to, decide_demand, drive_async
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
 from topoalign.core.admission.prediction import describe_unconfirmed_record, predict
 from topoalign.core.admission.resolvability import explain_decision, with_resolvability
-from topoalign.core.demand.device_lists import list_notes
-from topoalign.core.demand.pod_demand import PodDemand, pod_demand, read_pod
+from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.hints.answer_checks import check_answer
@@ -176,15 +175,12 @@ class Predictions:
         *,
         kubelet_owns_devices: bool,
         confirmed: Callable[[], None] = lambda: None,
-        by_variable_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         `kubelet`: reads what predictions are based on; None: the node's own rules and record. `confirmed` is called for
-        each pod that is confirmed. `by_variable_alone`: whether containers see what NVIDIA_VISIBLE_DEVICES names, and
-        nothing else.
+        each pod that is confirmed.
         """
         self._confirmed = confirmed
-        self._by_variable_alone = by_variable_alone
         self._ledger = ledger
         self._kubelet = kubelet
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET) if kubelet_owns_devices else rules
@@ -195,10 +191,7 @@ class Predictions:
         check_discovered(self._ledger)
         if self._kubelet is not None:
             await self._kubelet.read_all()
-        decision = self._predict(request.pod, request.rules, explain=True)
-        if not self._by_variable_alone():
-            return decision
-        return with_notes(decision, list_notes(self._ledger.state.hardware, read_pod(request.pod, self._rules)))
+        return self._predict(request.pod, request.rules, explain=True)
 
     async def confirm(self, request: ConfirmRequest) -> Decision:
         """Predicts the decision after others were given what is reserved for them. Nothing is recorded."""
