@@ -148,21 +148,6 @@ async def test_grants_whose_owners_are_shown_at_once_are_polled_for_as_rarely() 
         assert asked + 1 == node.kubelet.asked
 
 
-async def test_what_was_given_once_more_is_looked_up_once_more() -> None:
-    """The kubelet repeats Allocate for what its list still shows: a moment later another pod may have it."""
-    node = Node()
-    await bound(node, "former", *GPUS[:1])
-    async with polling(node):
-        await node.device_allocations.allocate(GPU, [GPUS[:1]])
-        node.kubelet.shown.clear()
-        node.kubelet.show("later", *GPUS[:1])
-        asked = node.kubelet.asked
-        await node.clock.advance(100)
-
-        assert [owner("later")] == owners(node)
-        assert asked + 1 == node.kubelet.asked
-
-
 async def test_a_caller_that_gives_up_after_its_record_is_polled_for(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
     node.kubelet.show("train", *GPUS[:1])

@@ -24,7 +24,7 @@ from topoalign.allocator.allocate.units import units_held
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ports import KubeletListing, Poll, ResourceEntry
 from topoalign.allocator.reconciliation.liveness import checkpoint_entries_of
-from topoalign.core.demand.shares import UnitFields, check_units_asked
+from topoalign.core.demand.shares import ShareFields, check_units_asked
 from topoalign.core.hints.device_hints import DeviceProvider
 from topoalign.core.model.allocations import Allocation, Owner, amounts_of
 from topoalign.core.model.byte_sizes import MIB
@@ -308,7 +308,7 @@ class ShareStarts(ContainerStarts):
         for mine in starting:
             try:
                 own = amounts_of_holder(mine, parts)
-                check_units_asked(sum_amounts(own.values()), UnitFields(field, field))
+                check_units_asked(sum_amounts(own.values()), ShareFields(field, field))
                 check_gpus(own, field, gpus=None)
                 for name, theirs in self._others(mine, parts, poll):
                     if gpus := exclusive_conflicts(own, theirs):

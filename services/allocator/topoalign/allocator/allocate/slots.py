@@ -19,11 +19,12 @@ from topoalign.allocator.allocate.claims import AskedContainer, Claim, NodeView
 from topoalign.allocator.reconciliation.displacement import displaced_pod_name, kept_of
 from topoalign.core.demand.share_annotations import InvalidShare, read_gpu_rules
 from topoalign.core.demand.shares import (
+    ShareFields,
     resources_in_slots,
     unknown_share,
 )
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.placement.sparing import held_among, overlapping_devices
@@ -43,7 +44,6 @@ from topoalign.core.sharing.share_refusals import (
     NotEnoughShareCores,
     NotEnoughShareMemory,
     ShareDoesNotFit,
-    ShareFields,
     ShareSplit,
 )
 from topoalign.core.state.fold import NodeState
@@ -120,7 +120,7 @@ class SlotClaim(Claim):
             among = [gpu for gpu, slots in devices.by_base.items() if gpu not in must and (slots & spare).bits]
             try:
                 gpus = choose_gpus_for_share(live.hardware, state.ownership.slots_left, share, among, FIELDS)
-            except (InvalidField, ShareDoesNotFit):
+            except ShareDoesNotFit:
                 continue
             chosen = (*must_include, *(slot_of(spare, gpu) for gpu in gpus))
             if parts:

@@ -27,7 +27,7 @@ from topoalign.allocator.ports import KubeletListing, Poll
 from topoalign.allocator.reconciliation.liveness import LivenessCheck, still_displaced
 from topoalign.core.demand.shares import (
     Share,
-    UnitFields,
+    ShareFields,
     check_units_asked,
     enough,
     gpus_with_enough,
@@ -332,7 +332,7 @@ class UnitClaim(Claim):
         amounts = amounts_of(devices)
         cores = sum(each.cores for each in amounts.values())
         asked = Amount(cores=cores, memory=len(devices) * MEMORY_BLOCK)
-        check_units_asked(asked, UnitFields(cores=FIELD, memory=FIELD))
+        check_units_asked(asked, ShareFields(cores=FIELD, memory=FIELD))
         reserved = reservations_of(self.view.reserved, self.view.now, resource, devices)
         if not any(is_spread(devices) or (not cores and has_whole(container)) for _, container in reserved):
             check_gpus(amounts, FIELD)
