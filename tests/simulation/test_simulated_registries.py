@@ -19,7 +19,7 @@ from topoalign.core.ports import Message
 from topoalign.registry.ports import SeenPod
 from topoalign.registry.scheduling.binding.binding import PodBinder
 
-MISTAKEN = range(28, 60)
+MISTAKEN = range(57, 89)
 """Seeds of a cluster with units of GPUs whose kubelets hear of such pods in another order."""
 
 
