@@ -17,7 +17,7 @@ from decision_support import (
     pod,
     refused,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from merge_reference import knapsack
 
@@ -462,7 +462,6 @@ RULES = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(st.lists(CONTAINERS, min_size=1, max_size=2), st.lists(CONTAINERS, max_size=2)), max_size=4),
     RULES,
@@ -506,7 +505,6 @@ def test_no_sequence_of_pods_is_given_more_than_there_is(
         assert sizes == sum(use.reserved.get(MEMORY, 0) for use in state.memory.values())
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=8),
     st.data(),

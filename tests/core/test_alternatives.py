@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 from decision_support import container, node, pod
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from seam_reference import naive_rank
 
@@ -49,7 +49,6 @@ def links(topology: Topology, members: Sequence[DeviceID]) -> int:
     return sum(connection_score(topology, a, b) for a, b in combinations(members, 2))
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 999), st.integers(1, 4), st.booleans())
 def test_the_best_five_other_sets_are_shown_with_their_scores(seed: int, size: int, large: bool) -> None:
     """Of up to 256 sets all are compared, of more those that differ in one device; of equals the first are shown."""

@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 import pytest
 from decision_support import GIB, admitted, container, machine, node, pod
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from merge_reference import cross_product, knapsack, narrowest_room
 
@@ -85,13 +85,11 @@ def in_full(offers: Sequence[Offer]) -> list[Sequence[TopologyHint]]:
     return [hints_of_rule(offer) if isinstance(offer, HintRule) else offer for offer in offers]
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(1, 6).flatmap(rules))
 def test_a_rule_stands_for_the_sets_of_nodes_that_meet_all_needs(rule: HintRule) -> None:
     assert all_hints(rule, 0b111111) == list(hints_of_rule(rule))
 
 
-@settings(max_examples=400, deadline=None)
 @given(situations(beyond=1 << 9))
 def test_rules_merge_to_what_their_lists_merge_to(of: tuple[list[Offer], Mask, Distances | None]) -> None:
     """The same hint by counting over supersets and by walking through every combination."""
@@ -103,7 +101,6 @@ def test_rules_merge_to_what_their_lists_merge_to(of: tuple[list[Offer], Mask, D
     assert expected == merge(in_full(offers), whole, distances)
 
 
-@settings(max_examples=400, deadline=None)
 @example(([LAST_NODE, [TopologyHint(0b011, True), TopologyHint(0b110, True)]], 0b111, None))
 @given(situations())
 def test_in_mode_best_rules_come_to_the_narrowest_set_with_room_for_all(
@@ -117,7 +114,6 @@ def test_in_mode_best_rules_come_to_the_narrowest_set_with_room_for_all(
     assert expected == narrowest_fit(in_full(offers), whole, distances)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(1, 6).flatmap(rules), st.integers(0, 63), st.integers(0, 63) | st.just(-1))
 def test_the_best_hint_of_a_rule_is_that_of_its_list(rule: HintRule, around: Mask, within: Mask) -> None:
     """Preferred, then narrow; with all nodes of one mask and none outside another, which may exclude each other."""
@@ -129,13 +125,11 @@ def test_the_best_hint_of_a_rule_is_that_of_its_list(rule: HintRule, around: Mas
     assert expected == narrowest_hint(hints_of_rule(rule), around, within)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 6).flatmap(rules))
 def test_the_preferred_single_nodes_of_a_rule_are_those_of_its_list(rule: HintRule) -> None:
     assert set(single(hints_of_rule(rule))) == set(single(rule))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(1, 6).flatmap(rules), st.integers(0, 6), st.integers(0, 63))
 def test_a_search_finds_all_sets_of_a_size_ascending(rule: HintRule, size: int, fixed: Mask) -> None:
     """Those that hold the fixed nodes, which need not be nodes of the rule; also where it meets the same needs again."""
