@@ -55,7 +55,14 @@ from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.policy.merge.merge_time import slow_merge
 from topoalign.core.profile import profile_of
-from topoalign.core.sharing.choosers import check_shares, chooser_of, gpus_given, slots_given, with_peaks
+from topoalign.core.sharing.choosers import (
+    check_shares,
+    check_takeover,
+    chooser_of,
+    gpus_given,
+    slots_given,
+    with_peaks,
+)
 from topoalign.core.state.fold import NodeState
 
 T = TypeVar("T")
@@ -202,7 +209,7 @@ class AdmissionRun:
                 "init containers, and the kubelet picks them at random: these, and what later containers get, are by chance"
             )
             if chooser is not None:
-                chooser.check_takeover(reusable, amount)
+                check_takeover(self.state.hardware, resource, reusable, amount)
             else:
                 taken_over = likely_takeover(devices, reusable, amount)
         choice = choose_for_container(self.state, container, resource, hint.affinity, among, taken_over)
