@@ -164,7 +164,6 @@ class UnitResources(NamedTuple):
     most: int
     """Blocks of memory of the largest of its GPUs that are in units."""
     gpus: int
-    """How many GPUs are in units."""
     others: tuple[ResourceName, ...]
     """Resources of GPUs that are whole, MIG instances or shared in another way, `nvidia.com/gpu` always. Ascending."""
 
@@ -331,7 +330,6 @@ class SlotResources(NamedTuple):
     """By which names a machine offers GPUs in slots, and how large they are."""
 
     resource: ResourceName
-    """Of the slots."""
     slots: Slots
     most: int
     """MiB that are offered of the largest of these GPUs."""

@@ -101,8 +101,8 @@ def check_pod(
     """
     The demand of a pod by the rules of any kubelet.
 
-    Raises InvalidField for what no node would take, and as `check_shares`. Where kubelets decide on all nodes (`by_kubelet`)
-    also PassedOverByKubelet.
+    Raises InvalidField for what no node would take, and as `check_shares`. Where kubelets decide on all nodes
+    (`by_kubelet`), it also raises as `check_not_passed_over`.
     """
     try:
         gang_of(pod)
