@@ -393,9 +393,9 @@ def may_be_on(topology: Topology, share: Share, gpu: DeviceID) -> bool:
     offer = offers_in_slots(topology).get(gpu)
     if offer is None or share.resource is None:
         return offer is None and share.resource is None
-    card = gpu_of(topology, gpu)
+    whole = gpu_of(topology, gpu)
     rules = share.rules
-    return offer.resource == share.resource and rules.takes_mode(mode_of(offer)) and rules.accepts(card.id, card.name)
+    return offer.resource == share.resource and rules.takes_mode(mode_of(offer)) and rules.accepts(whole.id, whole.name)
 
 
 def mode_of(offer: Offer) -> str:

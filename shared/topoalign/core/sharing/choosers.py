@@ -116,10 +116,10 @@ class UnitChooser:
         """The healthy units that may be chosen: of GPUs with enough left. Raises ShareSplit where there are none."""
         healthy = self.state.ownership.usable(self.resource)
         gpus = gpus_for_units(self.state, self.container)
-        cards = 1 if self.share.whole else self.share.gpus  # whole ones are counted where they are chosen
+        wanted = 1 if self.share.whole else self.share.gpus  # whole ones are counted where they are chosen
         found = healthy & units_on_gpus(self.state, gpus, self.resource)
-        if healthy and (not found or len(gpus) < cards):
-            lacking = "no GPU has" if cards == 1 else f"{len(gpus)} GPUs, and not {cards}, have"
+        if healthy and (not found or len(gpus) < wanted):
+            lacking = "no GPU has" if wanted == 1 else f"{len(gpus)} GPUs, and not {wanted}, have"
             raise ShareSplit(SHARE, f"{lacking} enough left of what the container asks for")
         return found
 
