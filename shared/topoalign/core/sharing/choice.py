@@ -7,7 +7,8 @@ A GPU has enough (`positions_with_enough`) if it is healthy and in the lists of 
 - for a share: it has the cores, the memory and, if it is offered in slots, a slot left. A share with only memory needs one
   free core: nothing limits its computing time, so it would take that of the containers that hold all cores.
 
-The refusal names the first amount that too few GPUs have. If all GPUs together have it, the refusal is `ShareSplit`.
+The refusal names the first amount that too few GPUs have; if enough GPUs have each amount, but not together, it is
+`ShareSplit`.
 
 The rule, among the GPUs that have enough:
 
@@ -47,7 +48,6 @@ from topoalign.core.sharing.share_refusals import (
     NotEnoughUnusedGpus,
     ShareDoesNotFit,
     ShareSplit,
-    describe_scattered_amounts,
     format_mib,
 )
 from topoalign.core.sharing.shared_gpus import SharedGpu
@@ -106,21 +106,15 @@ def _explain_misfit(gpus: Sequence[SharedGpu], request: Share, fields: ShareFiel
     memory_left = [gpu.left.memory for gpu in gpus]
     slots_left = [max(0, gpu.slots) if gpu.all_slots else 1 for gpu in gpus]
 
-    def split(field: str, amount: str, able: int) -> ShareSplit:
-        return ShareSplit(field, describe_scattered_amounts(amount, size, able))
-
-    if (able := sum(left >= cores for left in cores_left)) < size:
-        if sum(cores_left) < cores * size:
-            return NotEnoughShareCores(fields, cores, size, cores_left)
-        return split(fields.cores, f"{cores} cores", able)
-    if (able := sum(left >= memory for left in memory_left)) < size:
-        if sum(memory_left) < memory * size:
-            return NotEnoughShareMemory(fields, memory, size, memory_left)
-        return split(fields.memory, format_mib(memory), able)
+    if sum(left >= cores for left in cores_left) < size:
+        return NotEnoughShareCores(fields, cores, size, cores_left)
+    if sum(left >= memory for left in memory_left) < size:
+        return NotEnoughShareMemory(fields, memory, size, memory_left)
     if sum(left >= 1 for left in slots_left) < size:
         return NotEnoughShareSlots(fields, size, slots_left)
     able = sum(enough(gpu, request) for gpu in gpus)
-    return split(fields.cores, f"a slot, {cores} cores and {format_mib(memory)} together", able)
+    together = f"a slot, {cores} cores and {format_mib(memory)} together"
+    return ShareSplit(fields.cores, f"{together} are left on {able} GPUs, fewer than the {size} asked for")
 
 
 Members = tuple[int, ...]
