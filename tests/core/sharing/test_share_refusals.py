@@ -4,12 +4,11 @@ import msgspec
 import pytest
 from shared_gpu_support import shared_gpu
 
-from topoalign.core.demand.share_annotations import GpuRules, Selection
+from topoalign.core.demand.share_annotations import OTHER_TYPE, OTHER_UUID, GpuRules, Selection
 from topoalign.core.demand.shares import Share, ShareFields
 from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.placement.gpus.bandwidth import SetScorer
 from topoalign.core.sharing.choice import choose_gpus, positions_with_enough
-from topoalign.core.sharing.share_refusals import OTHER_TYPE, OTHER_UUID
 from topoalign.core.sharing.shared_gpus import SharedGpu
 
 GIB = 2**30

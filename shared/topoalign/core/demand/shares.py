@@ -394,8 +394,8 @@ def may_be_on(topology: Topology, share: Share, gpu: DeviceID) -> bool:
     if offer is None or share.resource is None:
         return offer is None and share.resource is None
     whole = gpu_of(topology, gpu)
-    rules = share.rules
-    return offer.resource == share.resource and rules.takes_mode(mode_of(offer)) and rules.accepts(whole.id, whole.name)
+    exclusion = share.rules.exclusion(whole.id, whole.name, mode_of(offer))
+    return offer.resource == share.resource and exclusion is None
 
 
 def mode_of(offer: Offer) -> str:

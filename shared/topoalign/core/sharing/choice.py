@@ -30,15 +30,12 @@ policy `topology` compares, the same among GPUs in use, and the first in order.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from topoalign.core.demand.share_annotations import GpuOrder, GpuRules, Weights
+from topoalign.core.demand.share_annotations import GpuOrder, Weights
 from topoalign.core.demand.shares import Share, ShareFields, enough
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.placement.gpus.bandwidth import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology, candidate_sets
 from topoalign.core.sharing.share_refusals import (
-    OTHER_MODE,
-    OTHER_TYPE,
-    OTHER_UUID,
     MemoryAboveGpu,
     NoGpuAccepted,
     NotEnoughShareCores,
@@ -63,7 +60,11 @@ def positions_with_enough(
     """
     size = request.gpus
     rules = request.rules
-    reasons = {at: _explain_unaccepted(gpus[at], rules) for at in (range(len(gpus)) if among is None else among)}
+    may_be_chosen = range(len(gpus)) if among is None else among
+    reasons = {
+        at: rules.exclusion(gpu.gpu or gpu.device, gpu.model, gpu.mode) if gpu.usable else "not healthy"
+        for at, gpu in ((at, gpus[at]) for at in may_be_chosen)
+    }
     accepted = [at for at, reason in reasons.items() if reason is None]
     if not accepted:
         raise NoGpuAccepted(fields, Counter(reason for reason in reasons.values() if reason is not None))
@@ -83,17 +84,6 @@ def positions_with_enough(
             raise NotEnoughShareMemory(fields, request.memory, size, [gpus[at].offered.memory for at in accepted])
         raise _explain_misfit([gpus[at] for at in accepted], request, fields)
     return able
-
-
-def _explain_unaccepted(gpu: SharedGpu, rules: GpuRules) -> str | None:
-    """Why a GPU may not be chosen, whatever is left of it; None: it may."""
-    if not gpu.usable:
-        return "not healthy"
-    if not rules.types.takes_type(gpu.model):
-        return OTHER_TYPE
-    if not rules.takes_mode(gpu.mode):
-        return OTHER_MODE
-    return None if rules.uuids.takes_uuid(gpu.gpu or gpu.device) else OTHER_UUID
 
 
 def _explain_misfit(gpus: Sequence[SharedGpu], request: Share, fields: ShareFields) -> ShareDoesNotFit:

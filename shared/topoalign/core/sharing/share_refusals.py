@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from topoalign.core.demand.share_annotations import NO_USE_TYPE, NO_USE_UUID, USE_TYPE, USE_UUID, VGPU_MODE
+from topoalign.core.demand.share_annotations import OTHER_MODE
 from topoalign.core.demand.shares import ShareFields
 from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import NoFit, quoted
@@ -18,10 +18,6 @@ def format_mib(size: int) -> str:
     return f"{size / MIB:.10g} MiB"
 
 
-OTHER_TYPE = f"of another type ({USE_TYPE}, {NO_USE_TYPE})"
-OTHER_UUID = f"not among the uuids ({USE_UUID}, {NO_USE_UUID})"
-OTHER_MODE = f"in another mode ({VGPU_MODE})"
-"""Why the annotations do not accept a GPU."""
 MODE_SETTINGS = (
     "choose a node whose plugin configuration has `sharing.slots` with `sharing.limiter: hami-core` or `mps`, or with "
     "`flags.migStrategy: dynamic` for mode mig; or leave the annotation out"
