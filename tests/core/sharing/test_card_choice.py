@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from seam_reference import naive_rank
 from shared_gpu_support import shared_gpu
@@ -166,7 +166,6 @@ def answer(held: Sequence[SharedGpu], scores: Scores, request: Share, rules: Gpu
         return None
 
 
-@settings(max_examples=200, deadline=None)
 @given(machines(), requests, all_rules())
 def test_the_cards_are_those_that_trying_all_subsets_finds(
     machine: tuple[list[SharedGpu], list[list[int]]], request: Share, rules: GpuRules
