@@ -454,12 +454,11 @@ async def test_forged_usage_is_healed_within_one_period_by_a_new_epoch(world: Wo
         assert 1 == world.differences("usage")
 
 
-@pytest.mark.parametrize("usage", [True, False])
-async def test_forged_usage_whose_number_the_allocator_uses_next_does_not_stand(world: World, usage: bool) -> None:
-    """The numbers are equal at the next question. A registry without `usage` compares what it has left out."""
+async def test_forged_usage_whose_number_the_allocator_uses_next_does_not_stand(world: World) -> None:
+    """The numbers are equal at the next question."""
     owner = Owner(namespace=Namespace("ml"), pod=PodName("p"), container=ContainerName("c"))
     said: list[UsageObserved] = []
-    world.client = Client(world.bus, world.clock, "registry", usage=usage)
+    world.client = Client(world.bus, world.clock, "registry")
 
     async def listen() -> None:
         async for delivery in Client(world.bus, world.clock).nodes():

@@ -272,7 +272,7 @@ def test_a_kubelet_passes_over_koordinators_names_for_gpus(amounts: Amounts) -> 
     state, asked = node(in_units(DGX, gpus=4)), sharing(amounts)
     refusal = refused(state, asked, KUBELET)
 
-    assert "PassedOverByKubelet" == refusal.code
+    assert "InvalidShare" == refusal.code
     assert refusal.finding.startswith("spec.containers[0].resources.limits[koordinator.sh/gpu")
     for word in (*map(str, (CORES, MEMORY, GPU)), "nvidia.com/gpucores"):
         assert word in refusal.remedy

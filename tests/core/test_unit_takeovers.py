@@ -20,7 +20,9 @@ Amount = tuple[int, int]
 
 
 @pytest.mark.parametrize(
-    ("init", "app"), [((200, 0), (100, 0)), ((200, 8), (20, 4)), ((200, 8), (200, 4)), ((200, 8), (0, 4))], ids=str
+    ("init", "app"),
+    [((200, 0), (100, 0)), ((200, 8), (20, 4)), ((200, 8), (200, 4)), ((200, 8), (200, 6)), ((200, 8), (0, 4))],
+    ids=str,
 )
 def test_units_of_more_gpus_are_not_taken_over_at_random(init: Amount, app: Amount) -> None:
     """The kubelet picks some of what the init container leaves: they might be of two GPUs, or none of one."""
@@ -29,9 +31,7 @@ def test_units_of_more_gpus_are_not_taken_over_at_random(init: Amount, app: Amou
     assert "ShareSplit" == refused(state, pod(asks(*app), init=(asks(*init, "init"),)), KUBELET).code
 
 
-@pytest.mark.parametrize(
-    ("init", "app"), [((200, 0), (200, 0)), ((200, 8), (200, 6)), ((100, 8), (100, 1)), ((100, 0), (20, 4))], ids=str
-)
+@pytest.mark.parametrize(("init", "app"), [((200, 0), (200, 0)), ((100, 8), (100, 1)), ((100, 0), (20, 4))], ids=str)
 def test_units_of_the_same_gpus_are_taken_over(init: Amount, app: Amount) -> None:
     state = node(in_units(DGX))
     first, second = admitted(state, pod(asks(*app), init=(asks(*init, "init"),)), KUBELET)

@@ -155,7 +155,6 @@ EXAMPLES = [
         {"nvidia.com/gpu": 1},
         limits={"gpu": 1},
         annotations={"hami.io/node-scheduler-policy": "spread", "hami.io/gpu-scheduler-policy": "binpack"},
-        warns="hami.io/node-scheduler-policy",
     ),
     hami(
         "specify_uuid_not_use.yaml",

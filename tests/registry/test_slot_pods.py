@@ -59,7 +59,7 @@ def test_a_node_is_offered_where_gpus_have_enough_left() -> None:
     assert "" == code(it, pod(asks(4, memory=9_000)))
     assert "NotEnoughShareGpus" == code(it, pod(asks(5)))
     many = pod(asks(2, memory=30_000), asks(2, memory=30_000, name="b"), asks(name="c"))
-    assert "ShareSplit" == code(it, many)
+    assert "NotEnoughShareMemory" == code(it, many)
 
 
 def test_slots_that_become_instances_are_offered_by_place() -> None:

@@ -4,12 +4,11 @@ import msgspec
 import pytest
 from shared_gpu_support import shared_gpu
 
-from topoalign.core.demand.share_annotations import GpuRules, Selection
+from topoalign.core.demand.share_annotations import OTHER_TYPE, OTHER_UUID, GpuRules, Selection
 from topoalign.core.demand.shares import Share, ShareFields
 from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.placement.gpus.bandwidth import SetScorer
 from topoalign.core.sharing.choice import choose_gpus, positions_with_enough
-from topoalign.core.sharing.share_refusals import OTHER_TYPE, OTHER_UUID
 from topoalign.core.sharing.shared_gpus import SharedGpu
 
 GIB = 2**30
@@ -42,18 +41,23 @@ SMALL = shared_gpu(0, 2 * GIB, model="NVIDIA L4")
     ("request_", "cards", "code", "finding"),
     [
         (SHARE, [used(70), used(95)], "NotEnoughShareCores", "40 cores of one GPU asked for; the most .* is 30 cores"),
-        (PAIR, [used(0), used(90)], "ShareSplit", "40 cores of each of 2 GPUs .* but only one GPU has it"),
+        (
+            PAIR,
+            [used(0), used(90)],
+            "NotEnoughShareCores",
+            "40 cores of each of 2 GPUs asked for; 1 of 2 GPUs have that left",
+        ),
         (
             PAIR,
             [used(50), used(90)],
             "NotEnoughShareCores",
             "40 cores of each of 2 GPUs .* 1 of 2 GPUs have that left.* is 50 cores",
         ),
-        (SHARE, [used(70), used(70)], "ShareSplit", "40 cores of one GPU .* but no GPU has it"),
+        (SHARE, [used(70), used(70)], "NotEnoughShareCores", "40 cores of one GPU asked for"),
         (MEMORY, [used(100)], "NotEnoughShareCores", "1 cores of one GPU .* is 0"),
         (SHARE, [used(0, 6)], "NotEnoughShareMemory", "4096 MiB of one GPU .* is 2048 MiB"),
-        (SHARE, [used(0, 6), used(0, 6)], "ShareSplit", "4096 MiB of one GPU .* but no GPU has it"),
-        (SHARE, [used(70, 0), used(0, 6)], "ShareSplit", "a slot, 40 cores and .* together .* but no GPU has it"),
+        (SHARE, [used(0, 6), used(0, 6)], "NotEnoughShareMemory", "4096 MiB of one GPU asked for"),
+        (SHARE, [used(70, 0), used(0, 6)], "ShareSplit", "a slot, 40 cores and .* together are left on 0 GPUs"),
         (SHARE, [used(10, 0, 2, 2)], "NotEnoughShareSlots", "1 slots of one GPU .* is 0 slots"),
         (PAIR, [used(0)], "NotEnoughShareGpus", "2 GPUs are asked for, and 1"),
         (WHOLE, [used(1), used(0, 1), used(0, 0, 2, 1)], "NotEnoughUnusedGpus", "1 unused .* the node has 0"),

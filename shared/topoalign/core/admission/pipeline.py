@@ -54,7 +54,14 @@ from topoalign.core.placement.memory_blocks import hold_allocation, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of
-from topoalign.core.sharing.choosers import check_shares, chooser_of, gpus_given, slots_given, with_peaks
+from topoalign.core.sharing.choosers import (
+    check_shares,
+    check_takeover,
+    chooser_of,
+    gpus_given,
+    slots_given,
+    with_peaks,
+)
 from topoalign.core.state.fold import NodeState
 
 T = TypeVar("T")
@@ -191,7 +198,7 @@ class AdmissionRun:
                 "init containers, and the kubelet picks them at random: these, and what later containers get, are by chance"
             )
             if chooser is not None:
-                chooser.check_takeover(reusable, amount)
+                check_takeover(self.state.hardware, resource, reusable, amount)
             else:
                 taken_over = likely_takeover(devices, reusable, amount)
         choice = choose_for_container(self.state, container, resource, hint.affinity, among, taken_over)

@@ -80,7 +80,6 @@ class Constraints(msgspec.Struct, frozen=True, omit_defaults=True):
     """A pod's rules about the nodes that it may be scheduled to."""
 
     labels: Mapping[str, str] = {}
-    """`nodeSelector`."""
     required: NodeSelector | None = None
     """Of its node affinity; None: there is none."""
     tolerations: tuple[Toleration, ...] = ()
@@ -93,7 +92,6 @@ class NodeTraits(msgspec.Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
     unschedulable: bool = False
-    """It is cordoned."""
 
 
 class NodeNotAllowed(NoFit):

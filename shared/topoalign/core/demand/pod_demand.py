@@ -54,7 +54,6 @@ from topoalign.core.policy import POLICIES
 from topoalign.core.profile import Profile, profile_of
 
 KOORDINATORS = RESOURCES - {GPU, NIC}
-"""Koordinator's names for devices."""
 NO_RESOURCES: frozenset[ResourceName] = frozenset()
 
 
@@ -103,20 +102,17 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
     """What a pod asks for; `devices`, `together`, `cpus` and `memory` are those of the pod as a whole."""
 
     request: PodRequest
-    """The request, unchanged."""
     rules: AdmissionRules
     """The rules by which it was read and is decided."""
     namespace: Namespace
     pod: PodName
     container: None = None
-    """The demand is that of the pod as a whole."""
     containers: tuple[ContainerDemand, ...]
     devices: Quantities
     together: frozenset[ResourceName]
     cpus: int
     memory: Quantities
     manages_memory: bool
-    """Whether the memory manager allocates memory to this pod."""
     jointly: bool
     """
     Whether some devices are chosen together: the pod has annotations about devices, or requests devices by Koordinator's

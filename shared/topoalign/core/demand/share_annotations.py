@@ -106,6 +106,12 @@ class GpuOrder(StrEnum):
     """The best connected ones; a single one whose loss breaks the least of what the unused ones can be split into."""
 
 
+OTHER_TYPE = f"of another type ({USE_TYPE}, {NO_USE_TYPE})"
+OTHER_UUID = f"not among the uuids ({USE_UUID}, {NO_USE_UUID})"
+OTHER_MODE = f"in another mode ({VGPU_MODE})"
+"""Why the annotations exclude a GPU."""
+
+
 class GpuRules(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of a container, its node and the configuration about the GPUs that it may get."""
 
@@ -129,13 +135,13 @@ class GpuRules(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the rules exclude some GPUs, whatever is left of them and wherever the others are."""
         return self.types != ANY or self.uuids != ANY or self.mutex or self.numa_bind
 
-    def takes_mode(self, mode: str) -> bool:
-        """Whether a GPU is accepted whose parts are kept apart in this mode; empty: in none that has a name."""
-        return self.mode is None or (mode != "" and mode in self.mode)
-
-    def accepts(self, uuid: DeviceID, model: str) -> bool:
-        """Whether the lists accept a GPU."""
-        return self.types.takes_type(model) and self.uuids.takes_uuid(uuid)
+    def exclusion(self, uuid: DeviceID, model: str, mode: str) -> str | None:
+        """Why a GPU is excluded; None: it is accepted. `mode`: how its parts are kept apart; empty: in none with a name."""
+        if not self.types.takes_type(model):
+            return OTHER_TYPE
+        if self.mode is not None and (mode == "" or mode not in self.mode):
+            return OTHER_MODE
+        return None if self.uuids.takes_uuid(uuid) else OTHER_UUID
 
 
 ANY_GPU = GpuRules()

@@ -164,7 +164,6 @@ class UnitResources(NamedTuple):
     most: int
     """Blocks of memory of the largest of its GPUs that are in units."""
     gpus: int
-    """How many GPUs are in units."""
     others: tuple[ResourceName, ...]
     """Resources of GPUs that are whole, MIG instances or shared in another way, `nvidia.com/gpu` always. Ascending."""
 
@@ -331,7 +330,6 @@ class SlotResources(NamedTuple):
     """By which names a machine offers GPUs in slots, and how large they are."""
 
     resource: ResourceName
-    """Of the slots."""
     slots: Slots
     most: int
     """MiB that are offered of the largest of these GPUs."""
@@ -395,9 +393,9 @@ def may_be_on(topology: Topology, share: Share, gpu: DeviceID) -> bool:
     offer = offers_in_slots(topology).get(gpu)
     if offer is None or share.resource is None:
         return offer is None and share.resource is None
-    card = gpu_of(topology, gpu)
-    rules = share.rules
-    return offer.resource == share.resource and rules.takes_mode(mode_of(offer)) and rules.accepts(card.id, card.name)
+    whole = gpu_of(topology, gpu)
+    exclusion = share.rules.exclusion(whole.id, whole.name, mode_of(offer))
+    return offer.resource == share.resource and exclusion is None
 
 
 def mode_of(offer: Offer) -> str:

@@ -19,10 +19,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from topoalign.core.demand.field_paths import containers_with_paths
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.resource_quantities import may_be_exclusive
+from topoalign.core.demand.share_annotations import InvalidShare
 from topoalign.core.demand.shares import USUAL_AMOUNTS, USUAL_NAMES, amount_resources
 from topoalign.core.deviceshare.demand import RESOURCES, is_joint
 from topoalign.core.deviceshare.koordinator_names import FPGA, GPU_RESOURCES, RDMA
-from topoalign.core.model.errors import BadRequest, NoFit, clean, quoted
+from topoalign.core.model.errors import BadRequest, clean, quoted
 from topoalign.core.model.ids import CPU, GPU, NIC, ResourceName, is_native
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.model import Topology
@@ -94,34 +95,19 @@ def served_by(machines: Iterable[Topology]) -> set[ResourceName]:
     return {name for each in machines for name in (*each.devices, *amount_resources(each))}
 
 
-class PassedOverByKubelet(NoFit):
-    """
-    Raised for a pod that asks for GPUs by a name that a kubelet ignores.
-
-    `field` is its path in the manifest.
-
-    Remedy: Ask for units, for slots, or for `nvidia.com/gpu`.
-    """
-
-    def __init__(self, field: str) -> None:
-        self.field = field
-        super().__init__(
-            f"{field}: a kubelet passes this name over, and gives no GPU for it",
-            "ask for a part of a GPU in units (tencent.com/vcuda-core, tencent.com/vcuda-memory) or slots (nvidia.com/gpu "
-            "with nvidia.com/gpucores and nvidia.com/gpumem), and for whole ones as nvidia.com/gpu",
-        )
-
-
 def check_not_passed_over(demand: PodDemand) -> None:
     """
-    Raises PassedOverByKubelet for the first of Koordinator's names for GPUs by which a pod with its annotations asks.
-    Nobody lists `koordinator.sh/gpu` to a kubelet, so the container would start without a GPU; in mode `best` these names
-    ask for GPUs.
+    Raises InvalidShare for the first of Koordinator's names for GPUs by which a pod with its annotations asks. Nobody lists
+    these names to a kubelet, so the container would start without a GPU; in mode `best` they ask for GPUs.
     """
     for container in demand.containers if is_joint(demand.annotations) else ():
         for name in map(ResourceName, GPU_RESOURCES):
             if container.asked.get(name):
-                raise PassedOverByKubelet(f"{container.path}.resources.limits[{name}]")
+                raise InvalidShare(
+                    f"{container.path}.resources.limits[{name}]: a kubelet passes this name over, and gives no GPU for it",
+                    "ask for a part of a GPU in units (tencent.com/vcuda-core, tencent.com/vcuda-memory) or slots "
+                    "(nvidia.com/gpu with nvidia.com/gpucores and nvidia.com/gpumem), and for whole ones as nvidia.com/gpu",
+                )
 
 
 # Names by which pods written for other GPU schedulers ask for GPUs, with the setting by which a node serves them.

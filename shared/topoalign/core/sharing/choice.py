@@ -7,7 +7,8 @@ A GPU has enough (`positions_with_enough`) if it is healthy and in the lists of 
 - for a share: it has the cores, the memory and, if it is offered in slots, a slot left. A share with only memory needs one
   free core: nothing limits its computing time, so it would take that of the containers that hold all cores.
 
-The refusal names the first amount that too few GPUs have. If all GPUs together have it, the refusal is `ShareSplit`.
+The refusal names the first amount that too few GPUs have; if enough GPUs have each amount, but not together, it is
+`ShareSplit`.
 
 The rule, among the GPUs that have enough:
 
@@ -29,15 +30,12 @@ policy `topology` compares, the same among GPUs in use, and the first in order.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from topoalign.core.demand.share_annotations import GpuOrder, GpuRules, Weights
+from topoalign.core.demand.share_annotations import GpuOrder, Weights
 from topoalign.core.demand.shares import Share, ShareFields, enough
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.placement.gpus.bandwidth import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology, candidate_sets
 from topoalign.core.sharing.share_refusals import (
-    OTHER_MODE,
-    OTHER_TYPE,
-    OTHER_UUID,
     MemoryAboveGpu,
     NoGpuAccepted,
     NotEnoughShareCores,
@@ -47,7 +45,6 @@ from topoalign.core.sharing.share_refusals import (
     NotEnoughUnusedGpus,
     ShareDoesNotFit,
     ShareSplit,
-    describe_scattered_amounts,
     format_mib,
 )
 from topoalign.core.sharing.shared_gpus import SharedGpu
@@ -63,7 +60,11 @@ def positions_with_enough(
     """
     size = request.gpus
     rules = request.rules
-    reasons = {at: _explain_unaccepted(gpus[at], rules) for at in (range(len(gpus)) if among is None else among)}
+    may_be_chosen = range(len(gpus)) if among is None else among
+    reasons = {
+        at: rules.exclusion(gpu.gpu or gpu.device, gpu.model, gpu.mode) if gpu.usable else "not healthy"
+        for at, gpu in ((at, gpus[at]) for at in may_be_chosen)
+    }
     accepted = [at for at, reason in reasons.items() if reason is None]
     if not accepted:
         raise NoGpuAccepted(fields, Counter(reason for reason in reasons.values() if reason is not None))
@@ -85,17 +86,6 @@ def positions_with_enough(
     return able
 
 
-def _explain_unaccepted(gpu: SharedGpu, rules: GpuRules) -> str | None:
-    """Why a GPU may not be chosen, whatever is left of it; None: it may."""
-    if not gpu.usable:
-        return "not healthy"
-    if not rules.types.takes_type(gpu.model):
-        return OTHER_TYPE
-    if not rules.takes_mode(gpu.mode):
-        return OTHER_MODE
-    return None if rules.uuids.takes_uuid(gpu.gpu or gpu.device) else OTHER_UUID
-
-
 def _explain_misfit(gpus: Sequence[SharedGpu], request: Share, fields: ShareFields) -> ShareDoesNotFit:
     """Why a share does not fit on so many of these GPUs, which may be chosen."""
     size = request.gpus
@@ -106,21 +96,15 @@ def _explain_misfit(gpus: Sequence[SharedGpu], request: Share, fields: ShareFiel
     memory_left = [gpu.left.memory for gpu in gpus]
     slots_left = [max(0, gpu.slots) if gpu.all_slots else 1 for gpu in gpus]
 
-    def split(field: str, amount: str, able: int) -> ShareSplit:
-        return ShareSplit(field, describe_scattered_amounts(amount, size, able))
-
-    if (able := sum(left >= cores for left in cores_left)) < size:
-        if sum(cores_left) < cores * size:
-            return NotEnoughShareCores(fields, cores, size, cores_left)
-        return split(fields.cores, f"{cores} cores", able)
-    if (able := sum(left >= memory for left in memory_left)) < size:
-        if sum(memory_left) < memory * size:
-            return NotEnoughShareMemory(fields, memory, size, memory_left)
-        return split(fields.memory, format_mib(memory), able)
+    if sum(left >= cores for left in cores_left) < size:
+        return NotEnoughShareCores(fields, cores, size, cores_left)
+    if sum(left >= memory for left in memory_left) < size:
+        return NotEnoughShareMemory(fields, memory, size, memory_left)
     if sum(left >= 1 for left in slots_left) < size:
         return NotEnoughShareSlots(fields, size, slots_left)
     able = sum(enough(gpu, request) for gpu in gpus)
-    return split(fields.cores, f"a slot, {cores} cores and {format_mib(memory)} together", able)
+    together = f"a slot, {cores} cores and {format_mib(memory)} together"
+    return ShareSplit(fields.cores, f"{together} are left on {able} GPUs, fewer than the {size} asked for")
 
 
 Members = tuple[int, ...]

@@ -19,7 +19,6 @@ GPUs. Example with ten slots per GPU:
     asked for 30 cores and 4000 MiB of one: GPU-1; of two: GPU-0 and GPU-1; of three: refused
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,7 +60,6 @@ from topoalign.core.sharing.gaia.evaluators import choose_gpus_as_gaia
 from topoalign.core.sharing.share_refusals import (
     UNALIGNED,
     WAIT,
-    NoneByHami,
     ShareDoesNotFit,
     ShareSplit,
     WholeGpuInUse,
@@ -118,27 +116,12 @@ class UnitChooser:
         """The healthy units that may be chosen: of GPUs with enough left. Raises ShareSplit where there are none."""
         healthy = self.state.ownership.usable(self.resource)
         gpus = gpus_for_units(self.state, self.container)
-        cards = 1 if self.share.whole else self.share.gpus  # whole ones are counted where they are chosen
+        wanted = 1 if self.share.whole else self.share.gpus  # whole ones are counted where they are chosen
         found = healthy & units_on_gpus(self.state, gpus, self.resource)
-        if healthy and (not found or len(gpus) < cards):
-            lacking = "no GPU has" if cards == 1 else f"{len(gpus)} GPUs, and not {cards}, have"
+        if healthy and (not found or len(gpus) < wanted):
+            lacking = "no GPU has" if wanted == 1 else f"{len(gpus)} GPUs, and not {wanted}, have"
             raise ShareSplit(SHARE, f"{lacking} enough left of what the container asks for")
         return found
-
-    def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
-        """Raises ShareSplit where a kubelet picks at random `amount` of these units, which are of several GPUs."""
-        by_gpu = Counter(map(self.state.hardware.parent_of, reusable))
-        if len(by_gpu) <= 1:
-            return
-        unused = len(reusable) - amount
-        if self.share.whole and len(by_gpu) == self.share.gpus and unused < min(by_gpu.values()):
-            return  # memory of each of its GPUs, whichever blocks these are
-        raise ShareSplit(
-            SHARE,
-            f"it takes over {amount} of the {len(reusable)} units that init containers left, at random, of "
-            f"{len(by_gpu)} GPUs",
-            "let its init containers ask for units of one GPU, or for as much as it asks for itself",
-        )
 
     def prefer(self, choice: DeviceChoice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
         """The units that the container gets; () where no GPU has enough. `near`: GPUs of which it has the other kind."""
@@ -320,19 +303,10 @@ class SlotChooser:
             offers = offers_in_slots(self._state.hardware)
             self._choose(missing, [gpu for gpu in self._left if offers[gpu].resource == self.resource], self._own)
 
-    def check_takeover(self, reusable: Collection[DeviceID], amount: int) -> None:
-        """Raises ShareSplit: a kubelet picks at random `amount` of these slots, which are of different GPUs."""
-        raise ShareSplit(
-            self._fields.gpus,
-            f"it takes over {amount} of the {len(reusable)} slots that init containers left, at random, of different GPUs",
-            "let its init containers ask for no more GPUs than it asks for itself",
-        )
-
     def prefer(self, choice: DeviceChoice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
         """
-        The slots that the container gets, near its affinity if that has enough; () where too few GPUs have.
-
-        Raises NoneByHami, and TooMuchWork where HAMi's rules choose.
+        The slots that the container gets, near its affinity if that has enough; () where too few GPUs have. Raises
+        TooMuchWork where HAMi's rules choose.
         """
         available = choice.available
         must = tuple(dict.fromkeys(map(base_of, choice.must_include)))
@@ -346,8 +320,6 @@ class SlotChooser:
         for gpus in tries:
             try:
                 others = self._choose(missing, gpus, must)
-            except NoneByHami:
-                raise
             except ShareDoesNotFit:
                 continue
             return (*choice.must_include, *(slot_of(available, gpu) for gpu in others))
@@ -403,6 +375,18 @@ class SlotChooser:
                     asked = left.instance_for(instance_memory(left, self._share)) or asked
                 found[slot] = asked
         return found
+
+
+def check_takeover(topology: Topology, resource: ResourceName, reusable: Collection[DeviceID], amount: int) -> None:
+    """Raises ShareSplit where a kubelet picks at random `amount` of these units or slots, which are of several GPUs."""
+    gpus = {topology.parent_of(base_of(device)) for device in reusable}
+    if len(gpus) > 1:
+        raise ShareSplit(
+            f"limits[{resource}]",
+            f"it takes over {amount} of the {len(reusable)} units or slots that init containers left, at random, of "
+            f"{len(gpus)} GPUs",
+            "let its init containers ask for units of one GPU, or for as much as it asks for itself",
+        )
 
 
 def slot_of(available: DeviceSet, gpu: DeviceID) -> DeviceID:

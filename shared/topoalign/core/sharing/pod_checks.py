@@ -18,12 +18,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from functools import partial
 from typing import NamedTuple
 
-from topoalign.core.demand import share_annotations as names
 from topoalign.core.demand.field_paths import in_manifest
 from topoalign.core.demand.gangs import annotation_path, gang_of
 from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand, pod_demand
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.share_annotations import (
+    CHOOSING,
+    USE_UUID,
     InvalidShare,
     annotation_error,
     check_gpu_annotations,
@@ -101,8 +102,8 @@ def check_pod(
     """
     The demand of a pod by the rules of any kubelet.
 
-    Raises InvalidField for what no node would take, and as `check_shares`. Where kubelets decide on all nodes (`by_kubelet`)
-    also PassedOverByKubelet.
+    Raises InvalidField for what no node would take, and as `check_shares`. Where kubelets decide on all nodes
+    (`by_kubelet`), it also raises as `check_not_passed_over`.
     """
     try:
         gang_of(pod)
@@ -210,7 +211,7 @@ def _check_units(demand: PodDemand, offered: UnitResources) -> None:
     gpus = read_gpu_count(demand.annotations)
     for container in demand.containers:
         _check_units_of_container(container, offered, gpus)
-    if key := next((key for key in names.CHOOSING if key in demand.annotations), None):
+    if key := next((key for key in CHOOSING if key in demand.annotations), None):
         raise annotation_error(
             key,
             "has no effect on units of GPUs, which go where least is left",
@@ -276,7 +277,7 @@ def check_gpus_known(demand: PodDemand, known: Set[DeviceID], offers: Offers) ->
     wanted = uuid_selection(demand.annotations).wanted
     if wanted and known.isdisjoint(wanted) and _slots_asked(demand, offers):
         raise annotation_error(
-            names.USE_UUID,
+            USE_UUID,
             f"{quoted(wanted[:3])}: no node has such a GPU",
             "write uuids of GPUs as `topoalign gpu list` shows them, or wait until the node is there",
         )

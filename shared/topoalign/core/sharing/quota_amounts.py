@@ -48,7 +48,6 @@ PerGpu = Mapping[ResourceName, frozenset[ResourceName]]
 """Resource of an amount per GPU -> the resources with the number of GPUs."""
 
 HAMI: PerGpu = dict.fromkeys((Slots().memory, Slots().cores), frozenset({GPU}))
-"""The default names."""
 
 
 class OverQuota(NoFit):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from topoalign.core.demand.share_annotations import NO_USE_TYPE, NO_USE_UUID, USE_TYPE, USE_UUID, VGPU_MODE
+from topoalign.core.demand.share_annotations import OTHER_MODE
 from topoalign.core.demand.shares import ShareFields
 from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import NoFit, quoted
@@ -18,10 +18,6 @@ def format_mib(size: int) -> str:
     return f"{size / MIB:.10g} MiB"
 
 
-OTHER_TYPE = f"of another type ({USE_TYPE}, {NO_USE_TYPE})"
-OTHER_UUID = f"not among the uuids ({USE_UUID}, {NO_USE_UUID})"
-OTHER_MODE = f"in another mode ({VGPU_MODE})"
-"""Why the annotations do not accept a GPU."""
 MODE_SETTINGS = (
     "choose a node whose plugin configuration has `sharing.slots` with `sharing.limiter: hami-core` or `mps`, or with "
     "`flags.migStrategy: dynamic` for mode mig; or leave the annotation out"
@@ -95,14 +91,14 @@ class NotEnoughUnusedGpus(ShareDoesNotFit):
 
 
 class NotEnoughShareCores(ShareDoesNotFit):
-    """Raised when too few GPUs have the cores left, and all together neither. `left`: the cores of each GPU."""
+    """Raised when too few GPUs have the cores left. `left`: the cores of each GPU."""
 
     def __init__(self, fields: ShareFields, asked: int, gpus: int, left: Sequence[int]) -> None:
         super().__init__(fields.cores, describe_lacking_amount(asked, gpus, left, "{} cores".format))
 
 
 class NotEnoughShareMemory(ShareDoesNotFit):
-    """Raised when too few GPUs have the memory left, and all together neither. `left`: the bytes of each GPU."""
+    """Raised when too few GPUs have the memory left. `left`: the bytes of each GPU."""
 
     def __init__(self, fields: ShareFields, asked: int, gpus: int, left: Sequence[int]) -> None:
         super().__init__(fields.memory, describe_lacking_amount(asked, gpus, left, format_mib))
@@ -160,12 +156,6 @@ def describe_lacking_amount(asked: int, gpus: int, left: Sequence[int], text: Ca
     enough = sum(amount >= asked for amount in left)
     has = "" if gpus == 1 else f"{enough} of {len(left)} GPUs have that left, and "
     return f"{text(asked)} of {_each_of(gpus)} asked for; {has}the most that a GPU has left is {text(max(left))}"
-
-
-def describe_scattered_amounts(asked: str, gpus: int, enough: int) -> str:
-    """The finding for amounts that the node has left, but not on so many GPUs; `enough`: how many GPUs have them."""
-    found = f"only {enough} GPUs have" if enough > 1 else "only one GPU has" if enough else "no GPU has"
-    return f"{asked} of {_each_of(gpus)} asked for; the node has that much left in total, but {found} it"
 
 
 def _each_of(gpus: int) -> str:

@@ -33,7 +33,6 @@ class Parts(NamedTuple):
     """Parts of one GPU."""
 
     whole: bool = False
-    """All of it."""
     instances: tuple[str, ...] = ()
     """Profiles of MIG instances, `1g.10gb`; the uuid of an instance that no longer exists."""
     slices: int = 0
@@ -75,7 +74,6 @@ class GpuPartitioning(NamedTuple):
     ways: tuple[Way, ...]
     """The sharing strategies of its offers; empty: it is not offered. Instances may be in time slices."""
     offered: Parts
-    """All offered parts."""
     held: tuple[UsedParts, ...]
     """By container, in the order of their first allocations."""
     left: Parts

@@ -44,7 +44,7 @@ class Holders:
 
     def __init__(self, gpus: Mapping[DeviceID, DeviceID], allocations: Mapping[AllocationID, Allocation]) -> None:
         """`gpus`: as of `parent_devices`. `allocations`: the live ones, oldest first."""
-        self._cards = gpus
+        self._parents = gpus
         unshared: dict[Holding, Names] = {}
         shares: dict[Holding, dict[str, Names]] = {}
         for name, allocation in allocations.items():
@@ -129,15 +129,15 @@ class Holders:
     def _read(self, allocation: Allocation) -> Held:
         """All that an allocation holds, where the hardware shows it."""
         unshared = [
-            placed_on(self._cards, Holding(nic, FunctionHolding(address)))
+            placed_on(self._parents, Holding(nic, FunctionHolding(address)))
             for nic, addresses in allocation.virtual_functions.items()
             for address in addresses
         ]
         shares: dict[Holding, dict[str, None]] = {}
         for given in allocation.given.values():
-            unshared += (placed_on(self._cards, holding) for holding in given.unshared)
+            unshared += (placed_on(self._parents, holding) for holding in given.unshared)
             for base, numbers in given.shares.items():
-                shared = placed_on(self._cards, holding_of(base, allocation.parents))
+                shared = placed_on(self._parents, holding_of(base, allocation.parents))
                 shares.setdefault(shared, {}).update(dict.fromkeys(numbers))
         return list(dict.fromkeys(unshared)), {base: list(numbers) for base, numbers in shares.items()}
 
@@ -223,7 +223,7 @@ class FormerOffers:
     ) -> None:
         """`gpus`: as of `parent_devices`."""
         self._hardware = hardware
-        self._cards = gpus
+        self._parents = gpus
         holdings: dict[AllocationID, Sequence[Holding]] = {}
         unlisted: dict[AllocationID, Sequence[Place]] = {}
         for name, held in allocations.items():
@@ -279,8 +279,8 @@ class FormerOffers:
                         former.append(holding_of(DeviceID(f"{base}{SHARE}{number}"), allocation.parents))
         if co_allocated:  # they used no offer
             former = [each for each in former if each.id not in co_allocated]
-        if self._cards:
-            former = [placed_on(self._cards, each) for each in former]
+        if self._parents:
+            former = [placed_on(self._parents, each) for each in former]
         for resource, held in (allocation.from_kubelet if co_allocated else allocation.devices).items():
             listed = devices.get(resource, NO_DEVICES)
             for device in held:

@@ -58,7 +58,6 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
     reservations: tuple[Reservation, ...] = ()
     """All reservations of the newest message, including ended ones, after the swaps."""
     reported: frozenset[ReservedPart] = frozenset()
-    """Parts of the reservations that the node has reported."""
     unconfirmed: frozenset[ReservedPart] = frozenset()
     """Reported parts in an allocation whose owner is not known yet. It may belong to another pod."""
     swaps: tuple[Swapped, ...] = ()

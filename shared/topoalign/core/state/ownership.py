@@ -97,8 +97,8 @@ class Ownership:
         if changed is not None and not changed.parents.keys() <= self._hardware.parents.keys():
             return after  # it affects how other records are read
         known = {name: follow(index) for name in INDEXES if (index := self.__dict__.get(name)) is not None}
-        if "_cards" in self.__dict__:
-            known["_cards"] = self._cards
+        if "_parents" in self.__dict__:
+            known["_parents"] = self._parents
         if "co_allocated" in self.__dict__ and (changed is None or not changed.co_allocated):
             known["co_allocated"] = self.co_allocated
         is_same = "_former" in known and known["_former"] is self._former and reported_health is self._reported
@@ -119,7 +119,7 @@ class Ownership:
 
     def holding(self, device: DeviceID) -> Holding:
         """The holding that an id stands for, by the hardware; a part that is gone, by its GPU when it was given."""
-        return holding_of(device, self._cards)
+        return holding_of(device, self._parents)
 
     def overlapping(self, holdings: Iterable[Holding]) -> list[AllocationID]:
         """Ids of the live allocations that hold one of these, a part of one, or a whole of which one is a part. Sorted."""
@@ -149,16 +149,16 @@ class Ownership:
         return {base: gpus[base] for base in map(base_of, devices) if base in gpus} if gpus else {}
 
     @cached_property
-    def _cards(self) -> Mapping[DeviceID, DeviceID]:
+    def _parents(self) -> Mapping[DeviceID, DeviceID]:
         return parent_devices(self._hardware, self._allocations)
 
     @cached_property
     def _index(self) -> Holders:
-        return Holders(self._cards, self._allocations)
+        return Holders(self._parents, self._allocations)
 
     @cached_property
     def _former(self) -> FormerOffers:
-        return FormerOffers(self._hardware, self._cards, self._allocations)
+        return FormerOffers(self._hardware, self._parents, self._allocations)
 
     @cached_property
     def _held(self) -> HeldDevices:

@@ -52,19 +52,19 @@ def read_bounded(path: Path) -> bytes:
         raise InvalidDocument(str(path), f"cannot be read: {clean(why)}", "give a file that you may read") from error
 
 
-def parse_document(raw: bytes, source: str) -> Document:
+def parse_document(raw: bytes, source: str, *, nulls: bool = False) -> Document:
     """
-    The document that these bytes are, without fields that are null; `source` names it in errors. Raises
-    InvalidDocument.
+    The document that these bytes are; `source` names it in errors. `nulls`: fields that are null stay, else they are left
+    out. Raises InvalidDocument.
     """
-    (found,) = documents_of(raw, source, 1) or [None]
+    (found,) = documents_of(raw, source, 1, nulls=nulls) or [None]
     if not isinstance(found, dict):
         finding = "not a mapping of fields" if raw.strip() else "it is empty"
         raise InvalidDocument(source, finding, "give one document of fields and values, `field: value`")
     return found
 
 
-def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS) -> list[object]:
+def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS, *, nulls: bool = False) -> list[object]:
     """The documents that these bytes are, at most `most`, empty ones too; otherwise as `parse_document`."""
     if len(raw) > MOST_BYTES:
         raise InvalidDocument(source, f"it is larger than {MOST_BYTES >> 10} KiB", "give the document alone")
@@ -73,10 +73,12 @@ def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS) -> list[ob
     except UnicodeDecodeError as error:
         raise InvalidDocument(source, f"byte {error.start + 1} is not UTF-8", "save it as UTF-8 text") from error
     try:
-        return [without_nulls(content) for content in load_json_or_yaml(text, most)]
+        contents = load_json_or_yaml(text, most)
+        known = [without_nulls(content) for content in contents]  # also checks the depth
     except (ValueError, RecursionError, OverflowError) as error:
         # ValueError: also a number too long to be one, a date that never was, a key that stands twice in JSON
         raise InvalidDocument(source, f"no YAML and no JSON: {clean(str(error), 200)}", "correct the file") from error
+    return contents if nulls else known
 
 
 def without_nulls(content: object, levels: int = DEEPEST) -> object:

@@ -100,7 +100,7 @@ class PodManifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 def load_manifest(path: Path) -> PodManifest:
     """The manifest in a file. Raises NotFound, InvalidDocument, InvalidField; also for fields that an API server refuses."""
-    document = documents.parse_document(documents.read_bounded(path), str(path))
+    document = documents.parse_document(documents.read_bounded(path), str(path), nulls=True)  # a null amount is 0
     pod = read_manifest(document)
     check_resource_keys(document)
     return pod

@@ -87,7 +87,9 @@ def _serve(
         if request.vendor != VENDOR:
             return Unfit(UNKNOWN_VENDOR)
         its = [each for each in scored if request.vendor.lower() in each.gpu.model.lower()]
-        takes_instances = rules.takes_mode(MIG_MODE) and any(each.gpu.mode == MIG_MODE for each in its)
+        takes_instances = (rules.mode is None or MIG_MODE in rules.mode) and any(
+            each.gpu.mode == MIG_MODE for each in its
+        )
         if len(its) < request.count and not takes_instances:  # of those one GPU can serve it more than once
             return Unfit(INSUFFICIENT)
         found = choose_gpus_as_hami(its, request, around)

@@ -84,7 +84,6 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     spent: frozenset[str] = frozenset()
     """Uuids of GPUs that have nothing left for other reasons than their use."""
     scores: PairScores = {}
-    """What the links between the node's GPUs are worth."""
 
 
 def fit(gpus: Sequence[SharedGpu], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
@@ -199,4 +198,3 @@ def is_topology_aware(rules: GpuRules) -> bool:
 
 
 MIG_MODE = "mig"
-"""Mode of a GPU that is partitioned into instances."""

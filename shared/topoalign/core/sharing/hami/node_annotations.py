@@ -113,13 +113,11 @@ class ForeignGpu(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str
     index: int
     type: str
-    """The model."""
     numa: int
     healthy: bool
     cordoned: bool
     mode: str
     slots: int
-    """How many slots HAMi offers of it."""
     memory: int
     """MiB."""
     cores: int

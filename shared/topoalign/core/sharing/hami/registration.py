@@ -41,7 +41,6 @@ class RegisteredProfile(msgspec.Struct, frozen=True, kw_only=True):
     cores: int = msgspec.field(default=0, name="core")
     """Hundredths of the GPU's multiprocessors, rounded up."""
     slices: int = msgspec.field(default=0, name="sliceCount")
-    """Compute slices."""
     placements: tuple[MigPlacement, ...] = ()
     """Where an instance can be, in any order."""
 

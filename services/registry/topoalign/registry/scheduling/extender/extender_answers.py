@@ -64,7 +64,6 @@ FINDINGS: Mapping[str, str] = {
     # what the node does not offer
     "InvalidShare": "not a share of a GPU; ask for amounts that a GPU has and for one where annotations choose GPUs",
     "UnknownResource": "a resource that the node does not offer; correct the name or label the nodes",
-    "PassedOverByKubelet": "names of Koordinator that a kubelet passes over; ask for units or slots or nvidia.com/gpu",
     "SharesNeedUnits": "no GPU in units of which a part could be; offer GPUs in units or ask for whole ones",
     # what is not known, or set so that a kubelet would not start
     "KubeletUnknown": "the rules of the kubelet are not known; look at the allocator of the node",
