@@ -321,7 +321,7 @@ async def test_an_allocator_told_ten_thousand_hints_asks_its_own_providers(tmp_p
 
 
 @pytest.mark.parametrize(
-    "value", ["1" + "0" * 30, "1e9", "-1", "1.5", "1e3", "NaN", "٣", "9" * 5_000, "1_000", " 1", ""]
+    "value", ["1" + "0" * 30, "1e9", "-1", "1.5", "1e3", "NaN", "9" * 5_000, ""]
 )
 @pytest.mark.parametrize(
     ("command", "option"),
