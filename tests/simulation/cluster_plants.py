@@ -15,9 +15,11 @@ from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 
 class RereadingReservations(ClusterReservations):
-    """Writes after the newest message that it knows, whatever it has decided on: what came meanwhile is not looked at."""
+    """Reads the newest message and writes after it, whatever it has decided on: what came meanwhile is not looked at."""
 
     async def write(self, changes: Sequence[ReservationChange]) -> None:
+        for each in changes:
+            await self.refresh(each.node)
         await super().write([msgspec.structs.replace(each, position=self.of(each.node).position) for each in changes])
 
 
@@ -48,9 +50,9 @@ class ClusterPlant(NamedTuple):
 
 
 CLUSTER_PLANTS = {
-    "rereads-the-position": ClusterPlant("K1", 203, "ClusterReservations", RereadingReservations),
-    "believes-older-messages": ClusterPlant("K5", 0, "ClusterReservations", ForgetfulReservations),
-    "binds-half-a-gang": ClusterPlant("K3", 0, "Gangs", HalvingGangs),
+    "rereads-the-position": ClusterPlant("K1", 32, "ClusterReservations", RereadingReservations),
+    "believes-older-messages": ClusterPlant("K5", 5, "ClusterReservations", ForgetfulReservations),
+    "binds-half-a-gang": ClusterPlant("K3", 5, "Gangs", HalvingGangs),
 }
 
 
