@@ -30,7 +30,7 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.ports import Bus, Message, Stream
 from topoalign.discovery.announcer import Announcer
-from topoalign.runtime.fact_publisher import LOG_SECONDS, NOTE_SECONDS, FactPublisher
+from topoalign.runtime.fact_publisher import FactPublisher
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.testing.manual_clock import ManualClock
@@ -178,27 +178,24 @@ async def test_what_is_said_of_the_hardware_is_stored_under_another_id_too() -> 
     assert 1 == announcer.speaker.taken
 
 
-async def test_taken_ids_are_told_once_a_minute_and_noted_for_an_hour() -> None:
-    bus, clock = MemoryBus(), ManualClock()
-    speaker = FactPublisher(bus, clock)
+async def test_taken_ids_are_logged_once_and_counted_in_a_note() -> None:
+    bus = MemoryBus()
+    speaker = FactPublisher(bus)
     with capture_logs() as logs:
         for number in range(10):
             await bus.publish(said(number, "topoalign.v1.allocation.x.granted"))
         for number in range(10):
             await speaker.publish(said(number))
-            await clock.advance(LOG_SECONDS / 5)
     noted = speaker.note()
-    await clock.advance(NOTE_SECONDS)
 
-    assert [1, 6] == [line["taken"] for line in logs]
+    assert 1 == len(logs)
     assert noted is not None and noted.startswith("10 facts")
-    assert speaker.note() is None
 
 
 async def test_a_fact_that_was_stored_and_not_confirmed_keeps_its_id() -> None:
     """The usual reason for a duplicate: the store has the fact itself."""
-    bus, clock = MemoryBus(), ManualClock()
-    speaker = FactPublisher(bus, clock)
+    bus = MemoryBus()
+    speaker = FactPublisher(bus)
 
     assert (1, 1) == (await speaker.publish(said(1)), await speaker.publish(said(1)))
     assert (0, None) == (speaker.taken, speaker.note())

@@ -16,7 +16,6 @@ from structlog.testing import capture_logs
 
 from topoalign.core.model.errors import BusRefused, BusUnavailable, IdTaken, InvalidField
 from topoalign.core.ports import Stream
-from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.fact_publisher import FactPublisher
 from topoalign.runtime.nats_bus import apply_stores, connect_bus, follower
 from topoalign.runtime.settings import Access
@@ -61,7 +60,7 @@ async def test_a_writer_that_may_not_read_takes_a_repeated_id_for_taken(tmp_path
         with pytest.raises(IdTaken, match=r"cannot be read: no permission on \$JS\.API\.DIRECT\.GET\.TOPOALIGN_"):
             await bus.publish(said(1))
 
-        assert 2 == await FactPublisher(bus, SystemClock()).publish(said(1))
+        assert 2 == await FactPublisher(bus).publish(said(1))
 
 
 async def test_a_subscriber_may_be_allowed_to_do_no_more_than_read(tmp_path: Path) -> None:

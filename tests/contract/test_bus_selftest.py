@@ -46,20 +46,6 @@ async def test_a_self_test_is_not_stored_and_no_news(tmp_path: Path) -> None:
     assert ["bus lost"] == [line["event"] for line in logs if line["log_level"] == "warning"]
 
 
-async def test_a_missing_permission_to_read_what_is_stored_is_logged_once(tmp_path: Path) -> None:
-    rules = users('publish: { deny: ["$JS.API.DIRECT.GET.>"] }')
-    async with killable(tmp_path, rules, administrator="admin:x") as server:
-        with capture_logs() as logs:
-            async with connect_bus(as_user(server.url, "node:x"), publishes=SPOKEN) as bus:
-                first = bus.live()
-                first.lose()
-                while bus._connection in (None, first):
-                    await anyio.lowlevel.checkpoint()
-
-    warnings = [line["event"] for line in logs if line["log_level"] == "warning"]
-    assert 1 == len([event for event in warnings if event.startswith("repeated ids cannot be compared")])
-
-
 @pytest.mark.parametrize("subject", SPOKEN)
 async def test_each_subject_on_which_we_may_not_publish_is_named(tmp_path: Path, subject: str) -> None:
     async with killable(tmp_path, users(f'publish: {{ deny: [ "{subject}" ] }}'), administrator="admin:x") as server:

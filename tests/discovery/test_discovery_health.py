@@ -283,7 +283,7 @@ async def test_a_request_with_an_unknown_device_changes_nothing(world: World) ->
     async with world.running():
         with pytest.raises(BadRequest, match="7") as caught:
             await word(world, "cordon", "0", "7\x1b[31m")
-        assert "GPU0 GPU-0, GPU1 GPU-1" in caught.value.remedy
+        assert "'GPU0 GPU-0', 'GPU1 GPU-1'" in caught.value.remedy
         assert caught.value.finding.isprintable()
         await world.clock.advance(HOLD_DOWN_SECONDS)
 

@@ -136,7 +136,7 @@ def agent(order: dict[str, Any]) -> None:
     for name in CALLS:
         setattr(DevicePlugin, name, fuse.guard_call(name, getattr(DevicePlugin, name)))
     configure_logging("console", "info")
-    anyio.run(run_services, SERVICES, os.environ)
+    anyio.run(run_services, load_services(SERVICES), os.environ)
 
 
 def main() -> None:

@@ -122,7 +122,7 @@ OPTIONS = "topologyManagerPolicy: restricted\ntopologyManagerPolicyOptions: "
 @pytest.mark.parametrize(
     ("text", "path"),
     [
-        ("topologyManagerPolicy: strict", "topologyManagerPolicy: unknown: 'strict'"),
+        ("topologyManagerPolicy: strict", "topologyManagerPolicy: Invalid enum value 'strict'"),
         ("topologyManagerScope: node", "topologyManagerScope"),
         ("topologyManagerPolicy: 7", "topologyManagerPolicy: Expected `str`, got `int`"),
         (
@@ -134,7 +134,7 @@ OPTIONS = "topologyManagerPolicy: restricted\ntopologyManagerPolicyOptions: "
         (OPTIONS + '{max-allowable-numa-nodes: "true"}', r"topologyManagerPolicyOptions\[max-allowable-numa-nodes\]"),
         (OPTIONS + '{prefer-closest-numa-nodes: "yes"}', r"topologyManagerPolicyOptions\[prefer-closest-numa-nodes\]"),
         (OPTIONS + '{numa-allocation-strategy: "x"}', r"topologyManagerPolicyOptions\[numa-allocation-strategy\]"),
-        ("cpuManagerPolicy: dynamic", "cpuManagerPolicy: unknown"),
+        ("cpuManagerPolicy: dynamic", "cpuManagerPolicy: Invalid enum value"),
         ("cpuManagerPolicy: static", "cpuManagerPolicy: the static policy needs CPUs"),
         ('cpuManagerPolicy: static\nkubeReserved: {cpu: "0"}', "cpuManagerPolicy: the static policy needs CPUs"),
         ('kubeReserved: {cpu: "-1"}', r"kubeReserved\[cpu\]"),
@@ -148,7 +148,7 @@ OPTIONS = "topologyManagerPolicy: restricted\ntopologyManagerPolicyOptions: "
             STATIC + "cpuManagerPolicyOptions: {prefer-align-cpus-by-uncorecache: t, distribute-cpus-across-numa: t}",
             "cpu_options: the kubelet does not start with both",
         ),
-        ("memoryManagerPolicy: static", "memoryManagerPolicy: unknown: 'static'"),
+        ("memoryManagerPolicy: static", "memoryManagerPolicy: Invalid enum value 'static'"),
         ("memoryManagerPolicy: Static", "memoryManagerPolicy: the static policy needs memory"),
         (MEMORY_STATIC + "[{numaNode: -1, limits: {memory: 1}}]", r"reservedMemory\[0\].numaNode"),
         (MEMORY_STATIC + "[{limits: {memory: 0}}]", r"reservedMemory\[0\].limits\[memory\]"),

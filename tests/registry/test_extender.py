@@ -214,13 +214,12 @@ async def test_what_passes_by_itself_is_an_error_of_filter_alone(
     ]
 
 
-async def test_an_answer_is_one_segment_on_a_lasting_connection(scheduling: RecordedScheduling) -> None:
-    """Head and body leave together."""
+async def test_calls_on_a_lasting_connection_are_answered(scheduling: RecordedScheduling) -> None:
     async with serving(scheduling) as url:
         with RawClient(url) as client:
             for count in (1, 100, 1):
                 names = [f"node-{position}" for position in range(count)]
-                answer = await client.segment(request_bytes("/scheduler/filter", go_json(asking(*names))))
+                answer = await client.answer(request_bytes("/scheduler/filter", go_json(asking(*names))))
                 status, headers, body = parsed(answer)
 
                 assert (200, names) == (status, body["NodeNames"])

@@ -326,7 +326,7 @@ async def test_a_head_of_just_under_64_kib_passes() -> None:
     body = b'{"Pod":' + go_json(POD) + b"," + NAMES + b"}"
     async with serving(RecordedScheduling()) as url:
         with RawClient(url) as client:
-            status, _, answer = parsed(await client.segment(request_bytes("/scheduler/filter", body, **LONG)))
+            status, _, answer = parsed(await client.answer(request_bytes("/scheduler/filter", body, **LONG)))
 
     assert (200, ["a", "b"]) == (status, answer["NodeNames"])
 
@@ -338,7 +338,7 @@ async def test_one_connection_too_many_closes_the_one_silent_for_longest(monkeyp
     async with serving(RecordedScheduling()) as url:
         with ExitStack() as opened:
             clients = [opened.enter_context(RawClient(url)) for _ in range(5)]
-            found = [parsed(await client.segment(request))[0] for client in clients[1:]]
+            found = [parsed(await client.answer(request))[0] for client in clients[1:]]
             closed = await clients[0].rest(b"")
 
     assert (b"", [200] * 4) == (closed, found)
@@ -354,7 +354,7 @@ async def test_half_a_request_is_no_call_and_harms_nobody() -> None:
         await all_tasks_blocked()
         assert scheduling.untouched
         with RawClient(url) as client:
-            status, _, answer = parsed(await client.segment(request))
+            status, _, answer = parsed(await client.answer(request))
 
     assert (200, ["a", "b"]) == (status, answer["NodeNames"])
 
@@ -369,15 +369,15 @@ async def test_large_bodies_come_one_at_a_time() -> None:
         with RawClient(url) as stalled, RawClient(url) as waiting, RawClient(url) as passing:
             await to_thread.run_sync(stalled.socket.sendall, request_bytes("/scheduler/filter", large)[:-5])
             for _ in range(100):  # in each of which some of the stalled one is read
-                await passing.segment(request_bytes("/scheduler/filter", small))
+                await passing.answer(request_bytes("/scheduler/filter", small))
             answers: list[bytes] = []
 
             async def wait() -> None:
-                answers.append(await waiting.segment(request_bytes("/scheduler/filter", large)))
+                answers.append(await waiting.answer(request_bytes("/scheduler/filter", large)))
 
             tasks.start_soon(wait)
             for _ in range(100):
-                await passing.segment(request_bytes("/scheduler/filter", small))
+                await passing.answer(request_bytes("/scheduler/filter", small))
             assert (200, []) == (len(scheduling.pods), answers)
             stalled.socket.close()
             while not answers:

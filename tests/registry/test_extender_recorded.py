@@ -35,14 +35,14 @@ def recorded(vectors: Path, verb: str) -> Iterator[dict[str, Any]]:
 
 
 async def replayed(vectors: Path, verb: str, scheduling: RecordedScheduling) -> list[tuple[dict[str, Any], Any]]:
-    """Each body with its answer, which came in one segment."""
+    """Each body with its answer."""
     found = []
     async with serving(scheduling) as url:
         with RawClient(url) as client:
             for request in recorded(vectors, verb):
                 body = go_json(request["body"])
                 assert int(request["headers"]["content-length"]) == len(body), "the bytes as they came"
-                status, headers, answer = parsed(await client.segment(request_bytes(request["path"], body)))
+                status, headers, answer = parsed(await client.answer(request_bytes(request["path"], body)))
                 assert (200, "application/json") == (status, headers["content-type"])
                 found.append((request["body"], answer))
     assert NUMBER[verb] == len(found)

@@ -7,7 +7,7 @@ from anyio.abc import TaskStatus
 
 from topoalign.runtime.context import Context
 from topoalign.runtime.memory_bus import MemoryBus
-from topoalign.runtime.runner import RunningServices, serve_all
+from topoalign.runtime.runner import RunningServices, run_services
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +45,7 @@ async def test_all_services_end_and_the_process_lives_on_without_being_ready() -
     async with anyio.create_task_group() as tasks:
 
         async def run() -> None:
-            await serve_all(services, environment, bus=MemoryBus(), ready=ready)
+            await run_services(services, environment, bus=MemoryBus(), ready=ready)
 
         tasks.start_soon(run)
         with anyio.fail_after(20):

@@ -121,7 +121,7 @@ def test_an_ok_without_reading_the_pod_again_is_found(monkeypatch: pytest.Monkey
 
     async def hopeful(self: PodBinder, namespace: str, name: str, uid: str, node: NodeName) -> SeenPod:
         seen = await first(self, namespace, name, uid, node)
-        return msgspec.structs.replace(seen, node=node) if uid in self._reported._reserved else seen
+        return msgspec.structs.replace(seen, node=node) if self._reservations.of_pod(uid) else seen
 
     monkeypatch.setattr(PodBinder, "_read", hopeful)
     with pytest.raises(Violation, match="bind"):

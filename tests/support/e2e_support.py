@@ -21,6 +21,7 @@ from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AllocateRequest, PodRequest, ReleaseRequest
 from topoalign.core.ports import Bus
+from topoalign.runtime.installed import load_services
 from topoalign.runtime.runner import run_services
 
 SERVICES = ("discovery", "hinting", "allocator", "registry")
@@ -97,7 +98,7 @@ async def in_one_process(
             started.set()
 
         async def run() -> None:
-            await run_services(names, environment, bus=bus, ready=ready)
+            await run_services(load_services(names), environment, bus=bus, ready=ready)
 
         tasks.start_soon(run)
         with anyio.fail_after(60):

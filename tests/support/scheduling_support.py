@@ -1,6 +1,7 @@
 """A `Scheduler` that records what it is asked and answers by a rule, the extender in front of it, and its client."""
 
 import json
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -87,7 +88,7 @@ async def serving(
     """The URL of an extender that answers from this."""
     listener = listen_on_port("127.0.0.1", 0)
     binder = scheduling if isinstance(scheduling, RecordedScheduling) else RecordedScheduling()
-    routes = [*Extender(scheduling, binder, lambda: kubernetes, seconds=seconds).routes(), *more]
+    routes = [*Extender(scheduling, binder.bind, lambda: kubernetes, seconds=seconds).routes(), *more]
 
     async def run(*, task_status: anyio.abc.TaskStatus[str]) -> None:
         await serve_application(
@@ -137,13 +138,21 @@ class RawClient:
     def __exit__(self, *exc: object) -> None:
         self.socket.close()
 
-    async def segment(self, request: bytes) -> bytes:
-        """What one read gives after this request."""
-        return await to_thread.run_sync(self._segment, request)
+    async def answer(self, request: bytes) -> bytes:
+        """The answer to this request, by its content-length."""
+        return await to_thread.run_sync(self._answer, request)
 
-    def _segment(self, request: bytes) -> bytes:
+    def _answer(self, request: bytes) -> bytes:
         self.socket.sendall(request)
-        return self.socket.recv(1 << 22)
+        found = b""
+        while True:
+            head, end, body = found.partition(b"\r\n\r\n")
+            size = re.search(rb"content-length: (\d+)", head)
+            if end and (size is None or len(body) >= int(size[1])):
+                return found
+            if not (got := self.socket.recv(1 << 22)):
+                return found
+            found += got
 
     async def rest(self, request: bytes) -> bytes:
         """All that comes until the server closes."""

@@ -24,6 +24,7 @@ from topoalign.cli.running import RunningUp, announce_running
 from topoalign.cli.serve import ALLOCATING, EVERYWHERE, MACHINE, NODE_SERVICES, settings
 from topoalign.core.model.errors import clean
 from topoalign.plugin_config import nvidia_fields
+from topoalign.runtime.installed import load_services
 from topoalign.runtime.logging import configure_logging
 from topoalign.runtime.nats_bus import apply_stores
 from topoalign.runtime.nats_server import local_nats
@@ -85,7 +86,7 @@ async def serve_with_nats(environment: dict[str, str], scratch: Path) -> None:
                 def ready(running: RunningServices) -> None:
                     tasks.start_soon(welcome_once_ready, running, environment, while_running)
 
-                await run_services(ALL, environment, ready=ready, signals=False)
+                await run_services(load_services(ALL), environment, ready=ready, signals=False)
 
 
 async def start_nats(servers: AsyncExitStack, scratch: Path, port: int) -> str:

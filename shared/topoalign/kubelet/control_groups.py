@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from topoalign.core.model.errors import clean
 from topoalign.core.model.processes import ProcessIdentity
 from topoalign.core.usage.cgroups import CgroupPlacement, container_name_of, placement_of
+from topoalign.kubelet.files.reading import read_beginning
 
 HIERARCHIES = ("memory", "pids", "", "unified")
 """Below the root: of version 1 one that each container has a group in, then version 2."""
@@ -56,11 +57,8 @@ def processes_in(directory: Path) -> tuple[int, ...]:
     found: set[int] = set()
     left = LONGEST_LISTS
     for each in islice(walk_directories(directory), MOST_BELOW):
-        text = b""
         try:
-            with (each / PROCESSES).open("rb", buffering=0) as opened:
-                while len(text) < left and (more := opened.read(left - len(text))):
-                    text += more
+            text = read_beginning(each / PROCESSES, left)
         except OSError:  # the group goes while it is read, or has threads only
             continue
         text = text[: text.rfind(b"\n") + 1]  # whole lines: the limit may cut one
@@ -148,13 +146,9 @@ def read_proc_text(file: Path) -> str:
     The beginning of a file in /proc; empty where it may not be read. Raises FileNotFoundError and ProcessLookupError where
     the process has ended.
     """
-    text = b""
     try:
-        with file.open("rb", buffering=0) as opened:
-            while len(text) < LONGEST_FILE and (more := opened.read(LONGEST_FILE - len(text))):
-                text += more
+        return read_beginning(file, LONGEST_FILE).decode("utf-8", "replace")
     except (FileNotFoundError, ProcessLookupError):
         raise
     except OSError:
         return ""
-    return text.decode("utf-8", "replace")

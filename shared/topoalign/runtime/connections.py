@@ -45,41 +45,11 @@ PROBES = ("/livez", "/readyz")
 """Prefixes of the paths of a kubelet's probes: the probes of an address have a share of their own."""
 
 
-class OneSegment:
-    """A transport that sends all that is written in one turn of the loop at once."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._written: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        """Send this with what else is written in this turn."""
-        if not self._written:
-            self._loop.call_soon(self._send)
-        self._written.append(data)
-
-    def close(self) -> None:
-        """Send what is written, then close."""
-        self._send()
-        self._transport.close()
-
-    def _send(self) -> None:
-        written = b"".join(self._written)
-        self._written.clear()
-        if written and not self._transport.is_closing():
-            self._transport.write(written)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
 class HttpConnection(HttpToolsProtocol):
     """
     A connection of uvicorn with its peer's fair share, with limits on the head of a request, and with errors in JSON.
 
-    A request whose head is not complete in time is answered and ended. An answer leaves in one segment: in two, the second
-    could wait 40 ms for the acknowledgement of the first, and wakes whoever reads it twice.
+    A request whose head is not complete in time is answered and ended.
     """
 
     connections: Any  # OpenConnections
@@ -126,7 +96,7 @@ class HttpConnection(HttpToolsProtocol):
         """
         self.since = self.loop.time()
         self.peer = peer_of(transport)
-        super().connection_made(OneSegment(transport, self.loop))  # type: ignore[arg-type]  # it has what is used
+        super().connection_made(transport)
         transport.set_write_buffer_limits(high=1)  # else a little that is unread would be noticed by nobody
         make_room(self.connections)
         self._turns.charge(Working(self.peer, self._turns), self.loop.time() - self.since)

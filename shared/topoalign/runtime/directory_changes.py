@@ -11,12 +11,14 @@ wait is missed. If a directory cannot be watched, `watch` returns False, and the
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 
 from topoalign.core.ports import Clock
+from topoalign.runtime.tasks import wait_for_first
 
 ATTRIB, MODIFY, MOVED_FROM, MOVED_TO, CREATE, DELETE, DELETE_SELF, MOVE_SELF = (
     *(0x4, 0x2, 0x40, 0x80),
@@ -68,15 +70,7 @@ class DirectoryChanges:
 
     async def wait(self, change: anyio.Event, clock: Clock, seconds: float) -> None:
         """Returns once `change`, which was `next_change`, is set, and after so many seconds at most."""
-        async with anyio.create_task_group() as tasks:
-
-            async def until_late() -> None:
-                await clock.sleep(seconds)
-                tasks.cancel_scope.cancel()
-
-            tasks.start_soon(until_late)
-            await change.wait()
-            tasks.cancel_scope.cancel()
+        await wait_for_first(change.wait, partial(clock.sleep, seconds))
 
     def _open(self) -> bool:
         """Starts inotify. Returns False if the kernel has none, or no instance left."""

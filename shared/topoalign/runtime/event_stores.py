@@ -13,7 +13,7 @@ The limits of age and bytes may cut off old events, because state never depends 
 snapshots, and of a node's hardware and reservations only the newest messages matter.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -167,7 +167,7 @@ def store_of(message: Message) -> Stream:
     """
     check_size(message.subject, message.body)
     for store in STORES:
-        if takes_subject(store.subjects, message.subject):
+        if any(matches_subject(pattern, message.subject) for pattern in store.subjects):
             return Stream(store.name)
     raise BusRefused(f"no store takes {clean(message.subject, 200)}", "publish on the subjects of topoalign only")
 
@@ -194,11 +194,6 @@ def check_size(subject: str, body: bytes) -> None:
             f"a message of {len(body)} bytes on {clean(subject, 200)} is more than {LARGEST_BODY}",
             "publish less in one message",
         )
-
-
-def takes_subject(patterns: Collection[str], subject: str) -> bool:
-    """Whether a subject fits one of the patterns."""
-    return any(matches_subject(pattern, subject) for pattern in patterns)
 
 
 @lru_cache(maxsize=4096)

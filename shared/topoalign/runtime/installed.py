@@ -89,14 +89,8 @@ def find_unknown_variables(environment: Mapping[str, str], running: Collection[s
     ours = {name for name, value in environment.items() if name.startswith(PREFIX) and not is_of_kubelet(name, value)}
     if not ours - list_variables(settings_by_service(running)):
         return []
-    from difflib import get_close_matches  # here, because seldom anything is misspelt
-
-    known = sorted(list_variables(settings_by_service()))
-    near = {variable: get_close_matches(variable, known, n=1) for variable in sorted(ours.difference(known))}
-    return [
-        f"{clean(variable)} is set but is not a setting" + (f": did you mean {close[0]}?" if close else "")
-        for variable, close in near.items()
-    ]
+    unknown = ours - list_variables(settings_by_service())
+    return [f"{clean(variable)} is set but is not a setting" for variable in sorted(unknown)]
 
 
 def list_variables(found: Mapping[str, type[msgspec.Struct]]) -> set[str]:

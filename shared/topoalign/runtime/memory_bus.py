@@ -22,8 +22,6 @@ from topoalign.runtime import event_stores
 from topoalign.runtime.replies import reply_to
 from topoalign.runtime.tasks import background
 
-MOST_MESSAGES = 100_000
-"""Messages that are kept per stream; NATS bounds bytes and age instead."""
 KEPT_PER_SUBJECT = {
     Stream(store.name): store.max_msgs_per_subject for store in event_stores.STORES if store.max_msgs_per_subject > 0
 }
@@ -86,15 +84,14 @@ class Log:
         return [self.append(message) for message, _ in batch]
 
     def drop_old(self, subject: str) -> None:
-        """Drop messages beyond the limits of the stream after a message on this subject."""
-        if self._per_subject is not None:
-            positions = self._of_subject[subject]
-            positions.append(self.last)
-            if len(positions) > self._per_subject:
-                oldest = positions.popleft()
-                self.drop(self.index_after(oldest - 1), self.index_after(oldest))
-        if len(self.kept) > MOST_MESSAGES:
-            self.drop(0, MOST_MESSAGES // 10)
+        """Drops messages beyond the limit for this subject. Age and bytes, which NATS bounds as well, are not bounded."""
+        if self._per_subject is None:
+            return
+        positions = self._of_subject[subject]
+        positions.append(self.last)
+        if len(positions) > self._per_subject:
+            oldest = positions.popleft()
+            self.drop(self.index_after(oldest - 1), self.index_after(oldest))
 
     def drop(self, start: int, stop: int) -> None:
         """Forgets the messages of these indices, and their ids with them."""

@@ -23,7 +23,7 @@ def run_process(names: Sequence[str], environment: Mapping[str, str], *, bus: Bu
     configure_logging(settings.log_format, settings.log_level)
     with importing():
         from topoalign.runtime.installed import load_services  # here, because the collector is off
-        from topoalign.runtime.runner import RunningServices, serve_all
+        from topoalign.runtime.runner import RunningServices, run_services
 
         services = load_services(names)
 
@@ -31,4 +31,4 @@ def run_process(names: Sequence[str], environment: Mapping[str, str], *, bus: Bu
         gc.collect()
         gc.freeze()  # the objects that the services have created by now stay, too
 
-    anyio.run(lambda: serve_all(services, environment, bus=bus, ready=serving), backend="asyncio")
+    anyio.run(lambda: run_services(services, environment, bus=bus, ready=serving), backend="asyncio")

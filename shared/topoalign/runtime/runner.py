@@ -10,7 +10,7 @@ without a request to stop has failed as well.
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from types import FrameType
 
@@ -25,7 +25,7 @@ from topoalign.core.ports import Bus
 from topoalign.runtime import systemd
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.context import Context, Reload, Serve
-from topoalign.runtime.installed import ServiceFailed, find_unknown_variables, load_services, start_order
+from topoalign.runtime.installed import ServiceFailed, find_unknown_variables, start_order
 from topoalign.runtime.nats_bus import NatsBus, connect_bus
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.settings import RuntimeSettings, from_environment
@@ -52,24 +52,6 @@ class RunningServices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_services(
-    names: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    bus: Bus | None = None,
-    ready: Callable[[RunningServices], None] | None = None,
-    signals: bool = True,
-) -> None:
-    """
-    Runs these services until SIGTERM, SIGINT or cancellation; calls `ready` once all of them serve.
-
-    `bus` None connects to NATS by the settings. `signals` False is for services that are a part of a program
-    (`runtime.shutdown`): only cancellation ends them. Raises InvalidField, NotFound for a service that is not installed,
-    ServiceFailed, AddressInUse, StoppedUnasked, and whatever error ended a service.
-    """
-    await serve_all(load_services(names), environment, bus=bus, ready=ready, signals=signals)
-
-
-async def serve_all(
     services: Mapping[str, Serve],
     environment: Mapping[str, str],
     *,
@@ -77,7 +59,14 @@ async def serve_all(
     ready: Callable[[RunningServices], None] | None = None,
     signals: bool = True,
 ) -> None:
-    """As `run_services`, of services that are loaded."""
+    """
+    Runs these services (`installed.load_services`) until SIGTERM, SIGINT or cancellation; calls `ready` once all of them
+    serve.
+
+    `bus` None connects to NATS by the settings. `signals` False is for services that are a part of a program
+    (`runtime.shutdown`): only cancellation ends them. Raises InvalidField, ServiceFailed, AddressInUse, StoppedUnasked, and
+    whatever error ended a service.
+    """
     settings = from_environment(RuntimeSettings, environment)
     if unknown := [*find_unknown_variables(environment, services)]:
         log.warning("variables that are no settings have no effect", findings=unknown)

@@ -3,7 +3,7 @@ Watches the event loop: how late it is, and that it is alive.
 
 All parts of a process share one loop. A blocking call (a driver that hangs in the wrong place, a machine that swaps)
 blocks kubelet, bus and HTTP at once, and looks from outside like a slow network. The watchdog sleeps a second at a time
-and measures how much longer that took. It logs once when a delay begins and once when it ends, with the maximum.
+and measures how much longer that took.
 """
 
 import structlog
@@ -28,8 +28,6 @@ class Watchdog:
         self._clock = clock
         self._due: float | None = None
         """Monotonic seconds at which the loop is to wake next; None before the first time."""
-        self._worst = 0.0
-        """Longest delay in seconds since the loop was last on time."""
         self.lag = 0.0
         """Seconds by which the loop was late the last time."""
         self.blocks = 0
@@ -49,19 +47,15 @@ class Watchdog:
         return max(0.0, self._clock.monotonic() - self._due) if self._due is not None else 0.0
 
     def note(self, lag: float) -> None:
-        """Record how many seconds late the loop woke, and log the beginning and the end of a delay."""
+        """Record how many seconds late the loop woke, and log a delay."""
         self.lag = lag
-        late = lag > LATE_SECONDS
-        self.blocks += late
-        if late and not self._worst:
+        if lag > LATE_SECONDS:
+            self.blocks += 1
             log.warning(
                 "event loop blocked",
                 seconds=round(lag, 3),
                 remedy="see what the process did: its log, the CPU and memory it gets, disks and drivers that hang",
             )
-        elif not late and self._worst:
-            log.info("event loop runs again", worst_seconds=round(self._worst, 3))
-        self._worst = max(self._worst, lag) if late else 0.0
 
     def reason_not_alive(self) -> str | None:
         """The check for /livez: why the process needs a restart; None: it needs none."""

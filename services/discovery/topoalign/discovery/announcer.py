@@ -10,6 +10,7 @@ agent was refused; a message was forged. So the stream is checked every few seco
 has another message, everything is published again.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 import anyio
@@ -37,16 +38,15 @@ class Announcer:
 
     def __init__(self, hub: Bus, clock: Clock, near: Bus | None = None) -> None:
         """`hub` is the bus shared by all nodes; `near`, if there is one, is the bus inside this process."""
-        self.speaker = FactPublisher(hub, clock)
+        self.speaker = FactPublisher(hub)
         self.publisher = Publisher(self, self._publish, clock)
         self._hub = hub
         self._clock = clock
         self._near = near
         self._waiting: dict[str, Message] = {}
-        self._unsent: list[Message] = []
-        """Messages that are not yet published on `near`."""
         self._news = anyio.Event()
-        self._near_news = anyio.Event()
+        self._unsent: asyncio.Queue[Message] = asyncio.Queue()
+        """Messages that are not yet published on `near`."""
         self._positions: dict[str, int] = {}
         self._is_contested = False
         """Whether another client had published for this node at the last check."""
@@ -86,8 +86,7 @@ class Announcer:
         message = wire.encode_event(event, self._clock.wall())
         self._waiting[message.subject] = message
         if self._near is not None:
-            self._unsent.append(message)
-            self._near_news.set()
+            self._unsent.put_nowait(message)
         kind = "topology" if isinstance(event, TopologyDiscovered) else "health"
         self._published[kind] = Published(
             epoch=event.epoch, revision=event.revision, digest=wire.body_digest(message.body)
@@ -103,13 +102,7 @@ class Announcer:
 
     async def _publish_near(self, near: Bus) -> None:
         while True:
-            unsent = self._unsent
-            self._unsent = []
-            for message in unsent:
-                await near.publish(message)
-            if not self._unsent:
-                await self._near_news.wait()
-                self._near_news = anyio.Event()
+            await near.publish(await self._unsent.get())
 
     def due(self) -> Sequence[Message]:
         """The newest waiting message of each subject."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from topoalign.core.model.errors import InvalidField, NotFound, clean
+from topoalign.core.model.errors import InvalidField, NotFound, clean, quoted
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
 
@@ -55,5 +55,4 @@ def _device_names(topology: Topology) -> str:
     names = [f"GPU{gpu.index} {clean(gpu.id)}" + (f" {clean(gpu.pci)}" if gpu.pci else "") for gpu in topology.gpus]
     names += [clean(part.uuid) for gpu in topology.gpus for part in gpu.mig or ()]
     names += [f"NIC{nic.index} {clean(nic.id)}" + (f" {clean(nic.pci)}" if nic.pci else "") for nic in topology.nics]
-    more = f", and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
-    return (", ".join(names[:MOST_LISTED]) or "none, this node has no devices") + more
+    return quoted(names, MOST_LISTED) or "none, this node has no devices"

@@ -191,8 +191,6 @@ class HealthKeeper:
         self._clock = clock
         self._judge = HealthJudge(quiet_seconds)
         self._unsaved: str | None = None
-        self._unnumbered: str | None = None
-        """Why the last epoch is not on record; logged once."""
         if unconfirmed := record.load():
             remedy = "cordon again the devices that must not be used; if there are none, uncordon one device"
             log.error("cordons are not known", finding=unconfirmed, remedy=remedy)
@@ -214,13 +212,8 @@ class HealthKeeper:
         try:
             self._record.change(epoch=epoch)
         except StateFault as fault:
-            if self._unnumbered != fault.finding:
-                log.warning(
-                    "the epoch cannot be recorded, so the next start takes it from the clock alone",
-                    finding=fault.finding,
-                    remedy=fault.remedy,
-                )
-            self._unnumbered = fault.finding
+            event = "the epoch cannot be recorded, so the next start takes it from the clock alone"
+            log.warning(event, finding=fault.finding, remedy=fault.remedy)
         return epoch
 
     def follow(self, xids: XidRules, quiet_seconds: float) -> None:

@@ -1,32 +1,29 @@
 """
 Reads the GPUs of the node, and sets their compute mode, by NVML.
 
-NVML is opened for each task and closed after it, because it is needed only when a daemon starts or ends. Each call has a
-time limit and runs in a daemon thread. A driver that does not answer is reported, and does not keep this process from
-ending. Functions: NVML as in nvidia-ml-py 13.615.71.
+Each call has a time limit and runs in a daemon thread. A driver that does not answer is reported, and does not keep this
+process from ending.
 """
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from functools import partial
 from types import ModuleType
 from typing import Any
 
-from topoalign.core.model.errors import DriverFault, clean
+from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Gpu
 from topoalign.core.ports import Clock
 from topoalign.mps.daemon_shares import MpsGpu
 from topoalign.runtime.driver_thread import CallProgress, DriverThread
+from topoalign.runtime.nvml import Ask, open_nvml
 
 DEFAULT = 0
 EXCLUSIVE_PROCESS = 3
 """nvmlComputeMode_t."""
-INIT_WITHOUT_GPUS = 1
-"""NVML_INIT_FLAG_NO_GPUS: NVML opens also on a node with a lost GPU."""
+REMEDY = "see that NVIDIA's driver is loaded, and that this process is root and has the devices"
 CALL_SECONDS = 10.0
-Ask = Callable[..., Any]
-"""Calls the function of NVML with this name."""
 
 
 class Nvml:
@@ -47,7 +44,7 @@ class Nvml:
 def read_present_gpus(steps: CallProgress) -> tuple[MpsGpu, ...]:
     """Reads, in the thread, the GPUs that answer."""
     found = []
-    with open_nvml(steps) as (pynvml, ask):
+    with open_nvml(steps, "NVML", REMEDY) as (pynvml, ask):
         for index, handle in handles(pynvml, ask):
             memory = None
             mig = None
@@ -65,35 +62,10 @@ def read_present_gpus(steps: CallProgress) -> tuple[MpsGpu, ...]:
 
 def set_mode_now(devices: Collection[DeviceID], mode: int, steps: CallProgress) -> None:
     """Sets, in the thread, the compute mode of GPUs that exist."""
-    with open_nvml(steps) as (pynvml, ask):
+    with open_nvml(steps, "NVML", REMEDY) as (pynvml, ask):
         for _, handle in handles(pynvml, ask):
             if ask("nvmlDeviceGetUUID", handle) in devices:
                 ask("nvmlDeviceSetComputeMode", handle, mode)
-
-
-@contextmanager
-def open_nvml(steps: CallProgress) -> Iterator[tuple[ModuleType, Ask]]:
-    """Opens NVML for the block; yields it and a function that calls it. Raises DriverFault, also for errors in the block."""
-    steps("import pynvml")
-    try:
-        import pynvml  # not where nothing is shared by MPS
-    except ImportError as error:
-        raise DriverFault("the Python module pynvml is not installed", "install nvidia-ml-py") from error
-
-    def ask(function: str, *arguments: object) -> Any:
-        steps(function)
-        return getattr(pynvml, function)(*arguments)
-
-    try:
-        ask("nvmlInitWithFlags", INIT_WITHOUT_GPUS)
-        try:
-            yield pynvml, ask
-        finally:
-            with suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        remedy = "see that NVIDIA's driver is loaded, and that this process is root and has the devices"
-        raise DriverFault(f"NVML: {clean(str(error), 200)}", remedy) from error
 
 
 def handles(pynvml: ModuleType, ask: Ask) -> Iterator[tuple[int, Any]]:

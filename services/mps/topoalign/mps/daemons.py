@@ -101,9 +101,4 @@ def make_shm(root: Path) -> None:
     shm.mkdir(parents=True, exist_ok=True)
     mode = shm.stat().st_mode
     if mode & SHM_MODE != SHM_MODE:  # also if an earlier run ended before it set the mode
-        try:
-            shm.chmod(SHM_MODE)
-        except PermissionError:
-            # Another user's directory, of which this process may not change the mode, has to be writable for all already.
-            if mode & 0o777 != 0o777:
-                raise
+        shm.chmod(SHM_MODE)

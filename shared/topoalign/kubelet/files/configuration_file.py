@@ -2,33 +2,27 @@
 Finds the KubeletConfiguration in a file: the file that the kubelet is given with `--config`, or a wrapper of it.
 
 It is an object of the kind KubeletConfiguration, wherever it stands (ConfigMap `data.kubelet` of kubeadm, one of several
-YAML documents, a file in a MachineConfig); or `kubeletconfig`, the answer of a node's `/configz`, which has the flags and
+YAML documents); or `kubeletconfig`, the answer of a node's `/configz`, which has the flags and
 drop-in files merged. Files of distributions with a part of a configuration (Talos, OpenShift, GKE, nodeadm, eksctl) are
 refused: no decision can be predicted from a part.
 
 Sources: kubelet v1.36.3; kubeadm v1.36.
 """
 
-import base64
-import binascii
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-from urllib.parse import unquote_to_bytes
 
 from topoalign.core.model.errors import InvalidField, clean
 from topoalign.kubelet.files import documents
 from topoalign.kubelet.files.documents import Document, InvalidDocument
 
 # Every mapping of fields in a file is found, with the path of the field that holds it. A value that is text of several
-# lines, JSON, base64 or a data URL is opened, and its mappings have the path of the text. `metadata` is left out:
-# kubectl keeps a copy of the whole object there.
+# lines or JSON is opened, and its mappings have the path of the text. `metadata` is left out: kubectl keeps a copy of the
+# whole object there.
 
 DEEPEST_TEXT = 3
 """Levels of nested texts that are opened: a chart's values in an object, and a file in those values."""
-
-_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4}){6,}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
-_DATA_URL = re.compile(r"data:[^,]{0,200}?(;base64)?,")
 
 Path = tuple[str, ...]
 """The fields and places from the file to a mapping: `("items", "[0]", "data")`."""
@@ -81,34 +75,13 @@ def _inside(path: Path, content: object, texts: int) -> Iterator[FieldMapping]:
     elif isinstance(content, list):
         for place, value in enumerate(content):
             yield from _inside((*path, f"[{place}]"), value, texts)
-    elif isinstance(content, str) and texts:
-        opened = open_text(content)
-        if opened is None:
-            return
+    elif isinstance(content, str) and texts and ("\n" in content or content.lstrip().startswith("{")):
         try:
-            contents = [each for each in documents.documents_of(opened, field_of(path)) if each is not None]
+            contents = [each for each in documents.documents_of(content.encode(), field_of(path)) if each is not None]
         except InvalidDocument:
             return  # a script, a certificate, a template: no document, which the whole file may contain
         for place, each in enumerate(contents):
             yield from _inside((*path, f"[{place}]") if len(contents) > 1 else path, each, texts - 1)
-
-
-def open_text(text: str) -> bytes | None:
-    """The bytes of a value that may be a document; None for a plain word or sentence."""
-    url = _DATA_URL.match(text)
-    if url is not None:
-        content = unquote_to_bytes(text[url.end() :])
-        return _decoded(content) if url[1] else content
-    if _BASE64.fullmatch(joined := "".join(text.split())):
-        return _decoded(joined.encode())
-    return text.encode() if "\n" in text or text.lstrip().startswith("{") else None
-
-
-def _decoded(content: bytes) -> bytes | None:
-    try:
-        return base64.b64decode(content, validate=True)
-    except binascii.Error:
-        return None
 
 
 KIND = "KubeletConfiguration"

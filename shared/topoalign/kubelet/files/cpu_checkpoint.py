@@ -8,7 +8,7 @@ and so does this reader.
 Source: kubelet v1.36.3, cm/cpumanager/state and the static policy's check of its state.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from topoalign.core.cpu_assignment import read_reserved_cpus
@@ -20,9 +20,6 @@ from topoalign.kubelet.files import checkpoint
 from topoalign.kubelet.files.checkpoint import Envelope, damaged_file
 
 NAME = "cpu_manager_state"
-
-Containers = Mapping[tuple[str, str], frozenset[int]]
-"""(pod uid, container) -> its CPUs."""
 
 
 class CpuManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
@@ -39,7 +36,7 @@ class CpuManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
         return parse_cpuset(self.default_cpu_set)
 
     @property
-    def exclusive(self) -> Containers:
+    def exclusive(self) -> dict[tuple[str, str], frozenset[int]]:
         """(pod UID, container) -> its exclusive CPUs."""
         return {
             (uid, container): parse_cpuset(cpus)

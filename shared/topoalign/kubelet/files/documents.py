@@ -8,6 +8,7 @@ kubelet, whose own reader is as strict.
 """
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,7 @@ def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS) -> list[ob
     except UnicodeDecodeError as error:
         raise InvalidDocument(source, f"byte {error.start + 1} is not UTF-8", "save it as UTF-8 text") from error
     try:
-        contents = load_json_or_yaml(text, most) if text.lstrip().startswith("{") else load_yaml(text, most)
-        return [without_nulls(content) for content in contents]
+        return [without_nulls(content) for content in load_json_or_yaml(text, most)]
     except (ValueError, RecursionError, OverflowError) as error:
         # ValueError: also a number too long to be one, a date that never was, a key that stands twice in JSON
         raise InvalidDocument(source, f"no YAML and no JSON: {clean(str(error), 200)}", "correct the file") from error
@@ -93,15 +93,10 @@ def without_nulls(content: object, levels: int = DEEPEST) -> object:
 
 
 def load_json_or_yaml(text: str, most: int) -> list[object]:
-    """JSON, or YAML that starts like it. Raises as `yaml_text.load`."""
-    try:
-        return [load_strict_json(text)]
-    except json.JSONDecodeError:
-        return load_yaml(text, most)
-
-
-def load_yaml(text: str, most: int) -> list[object]:
-    """As `yaml_text.load`."""
+    """The documents of a text; YAML may start like JSON. Raises as `yaml_text.load`."""
+    if text.lstrip().startswith("{"):
+        with suppress(json.JSONDecodeError):
+            return [load_strict_json(text)]
     from topoalign.kubelet.files import yaml_text  # only where a file is read: PyYAML takes its time to load
 
     return yaml_text.load(text, DEEPEST, most)

@@ -10,10 +10,9 @@ the kubelet's command line and drop-in files (`--config-dir`) take precedence ov
 them merged. `configuration_file` finds the configuration in a file.
 """
 
-from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
@@ -43,8 +42,6 @@ CLOSEST = "prefer-closest-numa-nodes"
 MOST_NODES = "max-allowable-numa-nodes"
 MOST_NODE_ID = 65_535
 
-V = TypeVar("V")
-
 
 class MemoryReservation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Memory and hugepages of one NUMA node that are kept for the system."""
@@ -54,18 +51,18 @@ class MemoryReservation(msgspec.Struct, frozen=True, kw_only=True, rename="camel
 
 
 class KubeletConfiguration(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The fields that affect a decision. Empty text stands for the default, as in the kubelet."""
+    """The fields that affect a decision."""
 
     feature_gates: dict[str, bool] = {}
-    topology_manager_policy: str = ""
-    topology_manager_scope: str = ""
+    topology_manager_policy: Policy = Policy.NONE
+    topology_manager_scope: Scope = Scope.CONTAINER
     topology_manager_policy_options: dict[str, str] = {}
-    cpu_manager_policy: str = ""
+    cpu_manager_policy: Literal["none", "static"] = "none"
     cpu_manager_policy_options: dict[str, str] = {}
     reserved_system_cpus: str = msgspec.field(name="reservedSystemCPUs", default="")
     system_reserved: dict[str, str] = {}
     kube_reserved: dict[str, str] = {}
-    memory_manager_policy: str = ""
+    memory_manager_policy: Literal["None", "Static"] = "None"
     reserved_memory: list[MemoryReservation] = []
 
 
@@ -100,41 +97,26 @@ def rules_of(document: documents.Document, placement: Placement = Placement.TOPO
     if (document.get("kind"), document.get("apiVersion")) != (KIND, API_VERSION):
         raise documents.other_kind(document, KIND, API_VERSION, configuration_file.REMEDY)
     remedy = "write it as KubeletConfiguration v1beta1 has it: numbers and booleans of options in quotes"
-    found: KubeletConfiguration = documents.convert_document(document, KubeletConfiguration, remedy)
-    policies = {each.value: each for each in Policy}
-    policy = one_of("topologyManagerPolicy", found.topology_manager_policy, policies, "none")
+    given = {field: value for field, value in document.items() if value != ""}  # empty text stands for the default
+    found: KubeletConfiguration = documents.convert_document(given, KubeletConfiguration, remedy)
+    policy = found.topology_manager_policy
     closest, most_nodes = topology_options(found) if policy is not Policy.NONE else (False, 8)
-    cpu_manager: Literal["static", "none"] = one_of(
-        "cpuManagerPolicy", found.cpu_manager_policy, {"none": "none", "static": "static"}, "none"
-    )
-    memory_manager: Literal["Static", "None"] = one_of(
-        "memoryManagerPolicy", found.memory_manager_policy, {"None": "None", "Static": "Static"}, "None"
-    )
-    scopes = {each.value: each for each in Scope}
     rules = AdmissionRules(
         mode=Mode.KUBELET,
         placement=placement,
         policy=policy,
-        scope=one_of("topologyManagerScope", found.topology_manager_scope, scopes, "container"),
+        scope=found.topology_manager_scope,
         prefer_closest_numa_nodes=closest,
         max_allowable_numa_nodes=most_nodes,
-        cpu_manager=cpu_manager,
-        cpu_options=cpu_options(found, cpu_manager),
+        cpu_manager=found.cpu_manager_policy,
+        cpu_options=cpu_options(found),
         reserved_cpus=found.reserved_system_cpus,
-        reserved_cpu_count=reserved_count(found, cpu_manager),
-        memory_manager=memory_manager,
-        reserved_memory=reserved_memory(found, memory_manager),
+        reserved_cpu_count=reserved_count(found),
+        memory_manager=found.memory_manager_policy,
+        reserved_memory=reserved_memory(found),
     )
     check_rules(rules)
     return rules
-
-
-def one_of(field: str, given: str, values: Mapping[str, V], default: str) -> V:
-    """The value of an option, `default` for an empty one. Raises InvalidField with the known options."""
-    try:
-        return values[given or default]
-    except KeyError:
-        raise InvalidField(field, f"unknown: {quoted([given])}", f"use one of {', '.join(values)}") from None
 
 
 def parse_go_boolean(field: str, text: str) -> bool:
@@ -162,7 +144,7 @@ def topology_options(found: KubeletConfiguration) -> tuple[bool, int]:
     return closest, most_nodes
 
 
-def cpu_options(found: KubeletConfiguration, manager: str) -> frozenset[CpuOption]:
+def cpu_options(found: KubeletConfiguration) -> frozenset[CpuOption]:
     """The CPU manager options that are on. An unknown or gated option is an error even if it is off."""
     chosen = set()
     for name, text in sorted(found.cpu_manager_policy_options.items()):
@@ -178,13 +160,13 @@ def cpu_options(found: KubeletConfiguration, manager: str) -> frozenset[CpuOptio
                 raise InvalidField(field, why, f"switch {gate} on in featureGates, or leave the option out")
         if parse_go_boolean(field, text):
             chosen.add(option)
-    if found.cpu_manager_policy_options and manager == "none":
+    if found.cpu_manager_policy_options and found.cpu_manager_policy == "none":
         why = "options of a static policy together with policy none, with which the kubelet does not start"
         raise InvalidField("cpuManagerPolicyOptions", why, "set cpuManagerPolicy to static, or leave them out")
     return frozenset(chosen)
 
 
-def reserved_count(found: KubeletConfiguration, manager: str) -> int:
+def reserved_count(found: KubeletConfiguration) -> int:
     """Number of CPUs that the kubelet reserves by its own choice; 0 if the list is configured, or no CPUs are exclusive."""
     try:
         named = parse_cpuset(found.reserved_system_cpus)
@@ -197,7 +179,7 @@ def reserved_count(found: KubeletConfiguration, manager: str) -> int:
             if amount is None:
                 raise InvalidField(f"{field}[cpu]", f"{quoted([text])} is no amount", "write 500m or 2")
             total += amount
-    if named or manager == "none":
+    if named or found.cpu_manager_policy == "none":
         return 0
     count = ceil(total / 1000)
     if count == 0:
@@ -208,7 +190,7 @@ def reserved_count(found: KubeletConfiguration, manager: str) -> int:
     return count
 
 
-def reserved_memory(found: KubeletConfiguration, manager: str) -> dict[int, dict[ResourceName, int]]:
+def reserved_memory(found: KubeletConfiguration) -> dict[int, dict[ResourceName, int]]:
     """NUMA node -> resource -> reserved bytes. Raises InvalidField."""
     reserved: dict[int, dict[ResourceName, int]] = {}
     for position, entry in enumerate(found.reserved_memory):
@@ -230,7 +212,8 @@ def reserved_memory(found: KubeletConfiguration, manager: str) -> dict[int, dict
             if resource in reserved.setdefault(entry.numa_node, {}):
                 raise InvalidField(field, "the node has it already", "name each resource of a node once")
             reserved[entry.numa_node][resource] = size
-    if manager == "Static" and not any(MEMORY in amounts for amounts in reserved.values()):
+    static = found.memory_manager_policy == "Static"
+    if static and not any(MEMORY in amounts for amounts in reserved.values()):
         why = "the static policy needs memory kept for the system; without, the kubelet does not start"
         raise InvalidField("memoryManagerPolicy", why, "list the amounts of each NUMA node in reservedMemory")
-    return reserved if manager == "Static" else {}
+    return reserved if static else {}

@@ -25,6 +25,15 @@ def open_regular_file(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def read_beginning(path: Path, most: int) -> bytes:
+    """At most so many bytes of a file whose reads may be short, as in /proc and the cgroup file system. Raises OSError."""
+    text = b""
+    with path.open("rb", buffering=0) as opened:
+        while len(text) < most and (more := opened.read(most - len(text))):
+            text += more
+    return text
+
+
 def file_version(path: Path) -> tuple[int, ...]:
     """Inode, time of change in ns and size in bytes, which differ after every write; () where there is no such file."""
     try:

@@ -7,7 +7,6 @@ requested unit is rounded up, as there. Example: `1.5` CPUs in whole CPUs is 2.
 
 import re
 from fractions import Fraction
-from functools import lru_cache
 from math import ceil
 
 from topoalign.core.model.requests import LARGEST_QUANTITY
@@ -27,14 +26,8 @@ def exact(quantity: str) -> Fraction | None:
     match = _QUANTITY.fullmatch(quantity)
     if match is None:
         return None
-    return value_of(*match.groups())
-
-
-@lru_cache(maxsize=1 << 10)
-def value_of(number: str, suffix: str | None, exponent: str | None) -> Fraction | None:
-    """`exact` of what a quantity consists of. Cached: pods ask for the same amounts, and each is read in several calls."""
-    factor = FACTORS[suffix] if suffix else Fraction(10) ** int(exponent or 0)
-    value = Fraction(number) * factor
+    number, suffix, exponent = match.groups()
+    value = Fraction(number) * (FACTORS[suffix] if suffix else Fraction(10) ** int(exponent or 0))
     return value if value <= LARGEST_QUANTITY else None
 
 

@@ -19,7 +19,7 @@ from nats.aio.client import Client, Server
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from topoalign.runtime.clock import SystemClock, until_tick
+from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.nats_bus.delivered import Delivered
 
 PARKED = 3600.0
@@ -80,19 +80,6 @@ class TolerantClient(Client):
     ) -> Msg:
         whole = subject.decode(errors="replace").encode()
         return cast(Msg, super()._build_message(sid, whole, reply, data, headers))
-
-    async def _ping_interval(self) -> None:
-        """As the library's, but at ticks of the clock: at most of them the process is awake for another reason."""
-        with suppress(RuntimeError, AttributeError):  # of a transport that is gone, as in the library
-            while True:
-                await asyncio.sleep(until_tick(CLOCK, self.options["ping_interval"]))
-                if not self.is_connected:
-                    continue
-                self._pings_outstanding += 1
-                if self._pings_outstanding > self.options["max_outstanding_pings"]:
-                    await self._process_op_err(nats.errors.StaleConnectionError())
-                    return
-                await self._send_ping()
 
 
 def parked(servers: list[Server], info: dict[str, object]) -> tuple[None, float]:

@@ -1,5 +1,5 @@
 """
-Tests for each connection whether this client may publish its facts, and read them from the stores.
+Tests for each connection whether this client may publish its facts.
 
 Each subject of facts is tested with a message for a stream that does not exist (header `Nats-Expected-Stream`): the store
 that takes the subject refuses it. It is not stored; subscribers of the subject that do not use the stores receive it, with
@@ -13,7 +13,7 @@ import structlog
 
 from topoalign.core import wire
 from topoalign.core.model.errors import BusRefused, NobodyAnswers
-from topoalign.core.ports import Message, Stream
+from topoalign.core.ports import Stream
 from topoalign.runtime import event_stores
 from topoalign.runtime.nats_bus.nats_connection import NatsConnection
 from topoalign.runtime.nats_bus.stored import Acknowledgement, find_message
@@ -28,7 +28,7 @@ log = structlog.get_logger("topoalign.runtime.nats")
 
 
 class SelfTest:
-    """Tests every new connection of a bus; a missing permission that is not necessary is logged once."""
+    """Tests every new connection of a bus."""
 
     def __init__(self, publishes: Sequence[str]) -> None:
         """`publishes`: the subjects that this process publishes on."""
@@ -38,7 +38,7 @@ class SelfTest:
     async def run(self, connection: NatsConnection) -> None:
         """
         Raises BusRefused for the first subject on which we may not publish, or if no store takes any, and BusUnavailable. If
-        stores take some subjects and not others, that is logged.
+        stores take some subjects and not others, that is logged once for each subject.
         """
         if not self._publishes:
             await find_message(connection, Stream.NODES, {"seq": 1})
@@ -47,10 +47,9 @@ class SelfTest:
             error = BusRefused(f"no store takes {subject} from this user", NOT_TAKEN)
             if len(lacking) == len(self._publishes):
                 raise error
-            self.log_once(f"facts cannot be published on {subject}", error, NOT_TAKEN)
-        streams = {event_stores.store_of(Message(subject=subject, headers={}, body=b"")) for subject in self._publishes}
-        for stream in sorted(streams):
-            await self.read(connection, stream)
+            if subject not in self._logged:
+                self._logged.add(subject)
+                log.warning(f"facts cannot be published on {subject}", finding=error.finding, remedy=error.remedy)
 
     async def takes(self, connection: NatsConnection, subject: str) -> bool:
         """Publishes for a stream that does not exist. Raises BusRefused if a store does not refuse just that."""
@@ -62,19 +61,3 @@ class SelfTest:
         if refusal is None or refusal.err_code != EXPECTED_STREAM_DIFFERS:
             raise event_stores.store_error(f"self-test on {subject}", refusal or event_stores.StoreRefusal(code=500))
         return True
-
-    async def read(self, connection: NatsConnection, stream: Stream) -> None:
-        """Tests whether stored messages can be read; if not, logs the missing permission once."""
-        try:
-            await find_message(connection, stream, {"seq": 1})
-        except BusRefused as error:
-            remedy = f"grant this user to publish on $JS.API.DIRECT.GET.{stream}"
-            self.log_once(
-                "repeated ids cannot be compared with what is stored: such facts are stored twice", error, remedy
-            )
-
-    def log_once(self, event: str, error: BusRefused, remedy: str) -> None:
-        """Logs a missing permission once for the life of the process."""
-        if event not in self._logged:
-            self._logged.add(event)
-            log.warning(event, finding=error.finding, remedy=remedy)

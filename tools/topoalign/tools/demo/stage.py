@@ -19,6 +19,7 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus
+from topoalign.runtime.installed import load_services
 from topoalign.runtime.nats_server import local_nats
 from topoalign.runtime.runner import run_services
 from topoalign.runtime.settings import PREFIX
@@ -59,7 +60,7 @@ async def leaving_no_trace(bus: Bus, node: NodeName, ours: bool) -> AsyncIterato
 
 async def services(names: Sequence[str], environment: Mapping[str, str], *, task_status: TaskStatus[None]) -> None:
     """Runs these services until cancelled; started when all of them serve."""
-    await run_services(names, environment, ready=lambda _: task_status.started(), signals=False)
+    await run_services(load_services(names), environment, ready=lambda _: task_status.started(), signals=False)
 
 
 def settings(machine: str | None, node: NodeName, nats: str, plugins: Path, scratch: Path) -> dict[str, str]:

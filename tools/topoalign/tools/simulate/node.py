@@ -20,6 +20,7 @@ from topoalign.core.model.requests import AdmissionRules, PodRequest
 from topoalign.kubelet.files import kubelet_configuration as configuration
 from topoalign.kubelet.files import manifest
 from topoalign.machines import load_machine
+from topoalign.runtime.installed import load_services
 from topoalign.runtime.runner import RunningServices, run_services
 from topoalign.runtime.settings import PREFIX
 from topoalign.testing.fake_api_server.cluster import FakeCluster
@@ -114,7 +115,7 @@ class SimulatedNode:
                 serving.set()
 
             async def serve() -> None:
-                await run_services(SERVICES, self._environment, ready=ready, signals=False)
+                await run_services(load_services(SERVICES), self._environment, ready=ready, signals=False)
 
             tasks.start_soon(serve)
             await serving.wait()

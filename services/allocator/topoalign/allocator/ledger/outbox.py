@@ -36,8 +36,8 @@ class Outbox:
         self._ledger = ledger
         self._bus = bus
         self._clock = clock
-        self.facts = FactPublisher(bus, clock)
-        self.publisher = Publisher(self, self.facts.publish, clock, self.facts.publish_all)
+        self.facts = FactPublisher(bus)
+        self.publisher = Publisher(self, self.facts.publish, clock, bus.publish_all)
         self._position = 0
         self._due: list[tuple[Message, LedgerEvent]] = []
         """The messages of the last `due`, and their facts."""

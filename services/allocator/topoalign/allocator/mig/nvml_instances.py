@@ -1,26 +1,24 @@
 """
 Creates and destroys MIG instances by NVML, which only privileged users may do.
 
-NVML is opened for each task and closed after it. Each call has a time limit and runs in a thread of its own, so a driver
-that does not answer blocks this thread only. Functions: NVML as in nvidia-ml-py 13.615.71.
+Each call has a time limit and runs in a thread of its own, so a driver that does not answer blocks this thread only.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from ctypes import Structure, byref, c_uint, c_void_p
 from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
 from topoalign.allocator.mig.instances import GpuInstance, InstanceInUse, PlaceTaken
-from topoalign.core.model.errors import DriverFault, clean
+from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.mig import MigDevice, MigPlacement
 from topoalign.core.ports import Clock
 from topoalign.runtime.driver_thread import CallProgress, DriverThread
+from topoalign.runtime.nvml import Ask, open_nvml
 
-INIT_WITHOUT_GPUS = 1
-"""NVML_INIT_FLAG_NO_GPUS."""
 PROFILES = 18
 COMPUTE_PROFILES = 9
 SHARED_ENGINES = 0
@@ -58,43 +56,18 @@ class NvmlInstances:
 
     async def _run(self, gpu: DeviceID, work: "Callable[[MigGpu], T]") -> T:
         def run(steps: CallProgress) -> T:
-            with open_mig_gpu(gpu, steps) as found:
-                return work(found)
+            with open_nvml(steps, gpu, REMEDY) as (pynvml, ask):
+                return work(MigGpu(gpu, pynvml, ask))
 
         return await self._thread.run(run)
-
-
-@contextmanager
-def open_mig_gpu(gpu: DeviceID, steps: CallProgress) -> "Iterator[MigGpu]":
-    """Opens NVML for the block and yields a GPU. Raises DriverFault, also for an error of NVML in the block."""
-    steps("import pynvml")
-    try:
-        import pynvml  # most nodes make no instances
-    except ImportError as error:
-        raise DriverFault("the Python module pynvml is not installed", "install nvidia-ml-py") from error
-    try:
-        steps("nvmlInitWithFlags")
-        pynvml.nvmlInitWithFlags(INIT_WITHOUT_GPUS)
-        try:
-            yield MigGpu(gpu, pynvml, steps)
-        finally:
-            with suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        raise fault_of(gpu, steps.current[0], error) from error
-
-
-def fault_of(gpu: DeviceID, call: str, error: Exception) -> DriverFault:
-    """The fault of a call of NVML about a GPU."""
-    return DriverFault(f"{gpu}: {call}: {clean(str(error), 200)}", REMEDY)
 
 
 class MigGpu:
     """One GPU in MIG mode, while NVML is open."""
 
-    def __init__(self, gpu: DeviceID, pynvml: ModuleType, steps: CallProgress) -> None:
+    def __init__(self, gpu: DeviceID, pynvml: ModuleType, ask: Ask) -> None:
         self._pynvml = pynvml
-        self._steps = steps
+        self._ask = ask
         self.id = gpu
         self._device = self._ask("nvmlDeviceGetHandleByUUID", gpu)
 
@@ -131,11 +104,10 @@ class MigGpu:
                 raise self._pynvml.NVMLError(self._pynvml.NVML_ERROR_NOT_SUPPORTED)
             self._ask("nvmlGpuInstanceCreateComputeInstance", handle, compute[0].id)
             return self._mig_device(int(self._ask("nvmlGpuInstanceGetInfo", handle).id), profile, placement)
-        except self._pynvml.NVMLError as error:
-            fault = fault_of(self.id, self._steps.current[0], error)
+        except self._pynvml.NVMLError:
             with suppress(self._pynvml.NVMLError):
                 self._clear(handle)
-            raise fault from error
+            raise
 
     def destroy(self, instance: int) -> None:
         """As `NvmlInstances.destroy`."""
@@ -189,10 +161,6 @@ class MigGpu:
         count = c_uint(MOST)
         self._ask(call, of, profile, handles, byref(count))
         return (c_void_p(handle) for handle in handles[: count.value])
-
-    def _ask(self, function: str, *arguments: object) -> Any:
-        self._steps(function)
-        return getattr(self._pynvml, function)(*arguments)
 
 
 def strip_profile_prefix(profile: Any) -> str:

@@ -93,7 +93,7 @@ FINDINGS: Mapping[str, str] = {
     "GangWaits": "the gang cannot start as a whole now; wait until pods end or all of its pods are there",
     # binds
     "NoKubernetes": "the registry has no access to Kubernetes; leave bindVerb out or give it access",
-    "NodeRefuses": "the node knows better than the registry did; the scheduler tries again",
+    "NodeRefuses": "the node would refuse the pod although the registry expected it to fit; the scheduler tries again",
     "NodeNotAllowed": "Kubernetes keeps the pod off the node; look at its cordon and taints and at the affinity of the pod",
     "OtherScheduler": "the pod names another scheduler; leave it to that one",
     "PodsPending": "other pods of the node come first; the scheduler tries again",
@@ -165,18 +165,6 @@ class Score(msgspec.Struct, frozen=True, gc=False):
     score: int = field(name="Score")
 
 
-class PreemptAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to preempt."""
-
-    victims: Mapping[NodeName, MetaVictims] = field(name="NodeNameToMetaVictims")
-
-
-class BindAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to bind; without an error the pod is bound."""
-
-    error: str = field(name="Error", default="")
-
-
 def filter_answer(asked: ExtenderCall, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
     """Encodes the answer to filter. `kubernetes`: the scheduler's version, major and minor."""
     helps = kubernetes >= VICTIMS_COUNT_FROM
@@ -223,15 +211,12 @@ def refuse_all(asked: ExtenderCall, error: TopoalignError) -> bytes:
 
 def preempt_answer(victims: Mapping[NodeName, Victims]) -> bytes:
     """Encodes the nodes with victims, by their UIDs."""
-    return encode(
-        PreemptAnswer(
-            victims={
-                node: MetaVictims(pods=[MetaPod(uid=uid) for uid in each.uids], disruptions=each.disruptions)
-                for node, each in victims.items()
-                if each.uids
-            }
-        )
-    )
+    helped = {
+        node: MetaVictims(pods=[MetaPod(uid=uid) for uid in each.uids], disruptions=each.disruptions)
+        for node, each in victims.items()
+        if each.uids
+    }
+    return encode({"NodeNameToMetaVictims": helped})
 
 
 encode = msgspec.json.Encoder().encode

@@ -19,10 +19,10 @@ from topoalign.core.model.requests import GANG, Compat, PodRequest
 from topoalign.core.sharing.pod_checks import Offers, check_gpus_known, check_pod
 from topoalign.core.sharing.pod_warnings import warnings_of
 from topoalign.core.sharing.quota_amounts import OverQuota
+from topoalign.registry.ports import NotReadYet
 from topoalign.registry.scheduling.cluster_state.assumed_pods import (
     Requested,
     devices_of_unknown_containers,
-    unknown_request,
 )
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import UNKNOWN_NODE, ClusterView
@@ -96,17 +96,6 @@ GANGS_KEPT = 256
 """Gangs whose candidate nodes are kept."""
 
 
-class NotReadYet(Unavailable):
-    """
-    Raised while the registry has not read all data that an answer depends on.
-
-    Remedy: Wait until the registry has read what the nodes published; `/readyz` shows when.
-    """
-
-    def __init__(self, finding: str) -> None:
-        super().__init__(finding, "wait until the registry has read what the nodes have published; /readyz shows when")
-
-
 class VictimsTerminating(Unavailable):
     """
     Raised for a pod that has preempted others on a node which still reports them. A refusal would start another preemption,
@@ -131,7 +120,7 @@ class Scheduler:
         planned: Callable[[str], NodeName | None] = lambda uid: None,
         allows: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: True,
         passes: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: False,
-        requested: Requested = unknown_request,
+        requested: Requested = lambda reserved: None,
         refused: Callable[[PodToSchedule, Counter[str]], None] = lambda pod, counts: None,
         quotas: Quotas | None = None,
     ) -> None:
