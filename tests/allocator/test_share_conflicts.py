@@ -176,8 +176,8 @@ async def test_a_half_that_a_kubelet_has_not_noted_yet_is_nothing_left_over(name
 
 
 @ORDERS
-async def test_what_a_pod_of_a_moment_left_does_not_keep_a_whole_gpu(names: Names) -> None:
-    """Of its init container nobody knows whose units they are. The kubelet has dropped all of it and written that down."""
+async def test_what_a_pod_of_a_moment_left_keeps_a_whole_gpu_for_five_seconds(names: Names) -> None:
+    """Of its init container nobody knows whose units they are, although the kubelet has dropped all of it."""
     async with share_node(names=names) as (it, _):
         it.forced = it.units(0, 30, 6)
         assert isinstance(await it.admit("old", (20, 2), init=((30, 6),)), Admission)
@@ -187,8 +187,12 @@ async def test_what_a_pod_of_a_moment_left_does_not_keep_a_whole_gpu(names: Name
         assert isinstance(await it.admit("other", (10, 1)), Admission)
 
         it.forced = it.units(0, 100)
+        early = await it.admit("early", (100, 0))
+        await it.remove("early")
+        await it.clock.advance(5)
         decision = await it.admit("large", (100, 0))
 
+        assert not isinstance(early, Admission)
         assert isinstance(decision, Admission), decision.finding
         it.forced = {}
         await it.check(["other", "large"])

@@ -541,7 +541,7 @@ async def test_a_gang_counts_as_a_whole() -> None:
     async with site() as at:
         at.limit("50")
         for name, cores in (("one", 30), ("two", 30), ("launcher", 0)):
-            shown = pod(name, share(cores) if cores else {"nvidia.com/gpu": "0"})
+            shown = pod(name, share(cores) if cores else {"cpu": "1"})
             shown["metadata"]["annotations"] = {GANG: "g", GANG_SIZE: "3"}
             at.cluster.add_pod(shown)
         at.add("other", share(20))

@@ -186,8 +186,8 @@ def hints_text(hints: Hints) -> str:
         return f"any {hints.least}* or more of {{{format_cpuset(nodes_of(hints.nodes))}}} that have enough{besides}"
     if not hints:
         return "cannot be met"
-    shown = " ".join(hint_text(hint) for hint in hints[:MOST_HINTS])
-    return shown if len(hints) <= MOST_HINTS else f"{shown} and {len(hints) - MOST_HINTS} more"
+    text = " ".join(hint_text(hint) for hint in hints[:MOST_HINTS])
+    return text if len(hints) <= MOST_HINTS else f"{text} and {len(hints) - MOST_HINTS} more"
 
 
 def hint_text(hint: TopologyHint) -> str:

@@ -273,10 +273,10 @@ def read_node_or_machine(node: str | None, nats: str | None) -> AnnouncedNode:
     inventory = this_machine.read_inventory()
     machine = this_machine.configured_machine()
     if machine:
-        shown = f"{clean(machine, 200)}, the machine that TOPOALIGN_MACHINE describes, not this machine's hardware"
+        subject = f"{clean(machine, 200)}, the machine that TOPOALIGN_MACHINE describes, not this machine's hardware"
     else:
-        shown = "the hardware of this machine; which pods hold it is not known"
-    output.note(f"no node runs here: this is {shown}")
+        subject = "the hardware of this machine; which pods hold it is not known"
+    output.note(f"no node runs here: this is {subject}")
     here = NodeName(socket.gethostname().lower())
     return AnnouncedNode(here, inventory.topology, (), inventory.health, announced=False)
 

@@ -109,8 +109,8 @@ def ask_cluster(
         output.note(f"labels, taints and cordons of the nodes were ignored: {why_not_applied}")
     check_in_cluster(pod, record, rules)
     scorer = scorer_by_name(Scoring(query.scoring or Scoring.QUALITY), NodePacking.BINPACK)
-    shown = len(record.nodes) if as_json else MOST_ROWS
-    answer = diagnose(Nodes(record, constraints), pod, scorer, rules, query.pods or 1, seams=shown)
+    rows = len(record.nodes) if as_json else MOST_ROWS
+    answer = diagnose(Nodes(record, constraints), pod, scorer, rules, query.pods or 1, seams=rows)
     if query.snapshot is not None:
         with query.snapshot.open("wb") as file:
             file.writelines(encode_lines(record))

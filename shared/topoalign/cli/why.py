@@ -57,5 +57,5 @@ def why(
 def read_pod_of_kubernetes(name: str) -> manifest.PodManifest:
     """The pod of this name as kubectl shows it. Raises KubectlFailed, and what reading a manifest raises."""
     namespace, pod = pod_name(name)
-    shown = whole_cluster.get("pod", f"--namespace={namespace}", "--output=json", "--", pod)
-    return manifest.read_manifest(documents.parse_document(shown, "the answer of kubectl"))
+    document = whole_cluster.get("pod", f"--namespace={namespace}", "--output=json", "--", pod)
+    return manifest.read_manifest(documents.parse_document(document, "the answer of kubectl"))

@@ -7,7 +7,7 @@ answer is stale: its view was true, but no service confirms it now.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -18,11 +18,7 @@ from topoalign.client import Delivery
 from topoalign.core.model.errors import NotFound
 from topoalign.core.model.events import (
     Allocation,
-    AllocationBound,
     AllocationGranted,
-    AllocationReleased,
-    AllocationsSnapshot,
-    Event,
     UsageObserved,
 )
 from topoalign.core.model.ids import AllocationID, NodeName
@@ -76,19 +72,6 @@ class ClusterNode:
         return result
 
 
-def changed_by(event: Event) -> tuple[AllocationID, ...] | None:
-    """Ids of the live allocations that a fact may change; None: any of its node."""
-    match event:
-        case AllocationGranted():
-            return (event.allocation.id,)
-        case AllocationBound() | AllocationReleased():
-            return (event.allocation,)
-        case AllocationsSnapshot():
-            return None
-        case _:
-            return ()
-
-
 def bare(state: NodeState) -> NodeState:
     """A copy of a state without cached properties."""
     allocations = {name: copy(allocation) for name, allocation in state.allocations.items()}
@@ -96,67 +79,6 @@ def bare(state: NodeState) -> NodeState:
     if discovered is not None:
         discovered = msgspec.structs.replace(discovered, topology=discovered.topology.without_tables())
     return msgspec.structs.replace(state, topology=discovered, allocations=allocations)
-
-
-class AllocationIndex:
-    """The live allocations of all nodes in the order of node and id, so that a page of them costs what it returns."""
-
-    def __init__(self) -> None:
-        # Each list has an entry for each allocation, with its node and id last. A query walks a range of one list, from
-        # where the last page ended. A grant or a release moves the entries behind it; in lists of 40,000 that takes some
-        # microseconds.
-        self._all: list[Key] = []
-        self._by_namespace: list[Key] = []
-        self._by_pod: list[Key] = []
-
-    def update(
-        self,
-        node: NodeName,
-        before: Mapping[AllocationID, Allocation],
-        now: Mapping[AllocationID, Allocation],
-        names: Iterable[AllocationID] | None = None,
-    ) -> None:
-        """Updates the live allocations of one node. `names`: those that may have changed; None: any."""
-        if before is now:
-            return
-        for name in before.keys() | now.keys() if names is None else names:
-            had = before.get(name)
-            has = now.get(name)
-            if had is has or (had is not None and has is not None and had.owner == has.owner):
-                continue
-            for entries, key in self._entries(node, had):
-                del entries[bisect_left(entries, key)]
-            for entries, key in self._entries(node, has):
-                insort(entries, key)
-
-    def keys(
-        self, after: Key = (), node: NodeName | None = None, namespace: str | None = None, pod: str | None = None
-    ) -> Iterator[AllocationKey]:
-        """Yields the keys after this one: of one node, and of one pod name or else of one namespace, if given."""
-        common: Key = ()
-        entries = self._all
-        if pod is not None:
-            entries = self._by_pod
-            common = (pod,)
-        elif namespace is not None:
-            entries = self._by_namespace
-            common = (namespace,)
-        start = (*common, *after)
-        if node is not None:
-            common = (*common, node)
-        for place in range(bisect_right(entries, max(start, common)), len(entries)):
-            entry = entries[place]
-            if entry[: len(common)] != common:
-                return
-            yield NodeName(entry[-2]), AllocationID(entry[-1])
-
-    def _entries(self, node: NodeName, allocation: Allocation | None) -> Iterator[tuple[list[Key], Key]]:
-        if allocation is None:
-            return
-        yield self._all, (node, allocation.id)
-        if allocation.owner is not None:
-            yield self._by_namespace, (allocation.owner.namespace, node, allocation.id)
-            yield self._by_pod, (allocation.owner.pod, node, allocation.id)
 
 
 class Cluster:
@@ -173,7 +95,6 @@ class Cluster:
         self._members: dict[NodeName, ClusterNode] = {}
         self._names: list[NodeName] = []
         """Sorted."""
-        self._index = AllocationIndex()
 
     def apply(self, delivery: Delivery) -> None:
         """Fold an event into its node, which is added at its first event."""
@@ -182,11 +103,7 @@ class Cluster:
         if member is None:
             member = self._members[node] = ClusterNode(NodeState(node=node))
             insort(self._names, node)
-        before = member.state
         member.apply(delivery, usage=self._usage)
-        now = member.state
-        is_next = (now.epoch, now.seq) == (before.epoch, before.seq + 1)  # else it has more changes than the fact has
-        self._index.update(node, before.allocations, now.allocations, changed_by(delivery.event) if is_next else None)
         self.notify(node)
 
     def answers(self, node: NodeName, answering: bool) -> None:
@@ -201,7 +118,6 @@ class Cluster:
         member = self._members.pop(node, None)
         if member is not None:
             del self._names[bisect_left(self._names, node)]
-            self._index.update(node, member.state.allocations, {})
             self.notify(node)
 
     def notify(self, node: NodeName) -> None:
@@ -234,13 +150,21 @@ class Cluster:
         self, after: Key = (), node: NodeName | None = None, namespace: str | None = None, pod: str | None = None
     ) -> Iterator[tuple[AllocationKey, ClusterNode, Allocation]]:
         """The live allocations after this key, by node and id; of one node, namespace or pod if given."""
-        for key in self._index.keys(after, node, namespace, pod):
-            member = self._members[key[0]]
-            allocation = member.state.allocations[key[1]]
-            owner = allocation.owner
-            # With pod and namespace, the keys also contain pods of the same name in other namespaces.
-            if namespace is None or (owner is not None and owner.namespace == namespace):
-                yield key, member, allocation
+        # No index: a pass over 40,000 allocations takes 20 ms, and a page begins at the node where the last one ended.
+        first = bisect_left(self._names, after[0]) if after else 0
+        names = self._names[first:] if node is None else [name for name in (node,) if name in self._members]
+        for name in names:
+            member = self._members[name]
+            live = member.state.allocations
+            for allocation_id in sorted(live):
+                allocation = live[allocation_id]
+                owner = allocation.owner
+                if namespace is not None and (owner is None or owner.namespace != namespace):
+                    continue
+                if pod is not None and (owner is None or owner.pod != pod):
+                    continue
+                if (name, allocation_id) > after:
+                    yield (name, allocation_id), member, allocation
 
     def __contains__(self, node: NodeName) -> bool:
         return node in self._members

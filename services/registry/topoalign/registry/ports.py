@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from topoalign.core.demand.node_filters import Taint
+from topoalign.core.demand.node_filters import NodeTraits
 from topoalign.core.model.errors import NoFit, TopoalignError, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.sharing.hami.node_annotations import NodeAnnotations
@@ -125,16 +125,11 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
         return pod_to_schedule(self.uid, self.content)
 
 
-class SeenNode(msgspec.Struct, frozen=True, kw_only=True):
+class SeenNode(NodeTraits, frozen=True, kw_only=True):
     """The fields of a node that the registry reads."""
 
-    name: NodeName
     uid: str
     """A node that is deleted and created again has another one."""
-    labels: Mapping[str, str]
-    taints: tuple[Taint, ...] = ()
-    unschedulable: bool = False
-    """It is cordoned."""
     hami: NodeAnnotations | None = None
     """HAMi's annotations of it; None: HAMi has registered no GPUs there."""
     allocatable_gpus: int = 0

@@ -52,23 +52,10 @@ def rank_alternatives(
     kind = topology.kind_of(resource)
     if kind not in ("gpu", "nic") or not chosen:
         return ()
-    if kind == "gpu":
-        return _considered_gpus(topology, resource, free, asked, chosen, placement, aligned)
-    # NICs do not differ but by their paths to the GPUs, so no other sets are listed
-    score = sum(connection_score(topology, nic, gpu) for nic in chosen for gpu in near)
-    why = ALL_OF_THEM if asked is None else "nearest to the container's GPUs" if near else "lowest index"
-    return (Considered(resource=resource, devices=tuple(chosen), score=score, chosen=True, why=why),)
-
-
-def _considered_gpus(
-    topology: Topology,
-    resource: ResourceName,
-    free: Sequence[DeviceID],
-    asked: PreferenceQuestion | None,
-    chosen: Sequence[DeviceID],
-    placement: str,
-    aligned: bool,
-) -> tuple[Considered, ...]:
+    if kind == "nic":
+        score = sum(connection_score(topology, nic, gpu) for nic in chosen for gpu in near)
+        why = ALL_OF_THEM if asked is None else "nearest to the container's GPUs" if near else "lowest index"
+        return (Considered(resource=resource, devices=tuple(chosen), score=score, chosen=True, why=why),)
     gpus = tuple(topology.gpu_by_id)
     scorer = set_scorer(topology)
     could_have = _gpu_positions(topology, free)

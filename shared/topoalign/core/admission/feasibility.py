@@ -116,9 +116,8 @@ class Step(msgspec.Struct, frozen=True):
     counted: bool
     """Whether there are too few CPUs if fewer are free: on uneven machines the kubelet may give some that are in use."""
     whole_cores: bool
-    """Whether the CPUs are given in whole cores."""
     splits_core: bool
-    """Whether they are, and these are none."""
+    """Whether the CPUs are to be given in whole cores, and their number would split one."""
     stays: bool
     """Whether later containers do without what it has: False for plain init containers."""
 

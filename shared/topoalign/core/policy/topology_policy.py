@@ -21,7 +21,6 @@ class MergeQuestion(NamedTuple):
     """Given where the closest NUMA nodes are to be preferred."""
     mode: Mode = Mode.KUBELET
     work: NumaSearchBudget | None = None
-    """Bounds the search."""
     order: MaskOrder | None = None
     """Sorts equally narrow sets of NUMA nodes in mode `best`."""
 
@@ -30,7 +29,6 @@ class TopologyPolicy(ABC):
     """Base of the topology policies: one that asks the hint providers and admits preferred hints only."""
 
     name: ClassVar[str]
-    """The kubelet's name of the policy."""
     asks: ClassVar[bool] = True
     """Whether the hint providers are asked at all."""
     single_node: ClassVar[bool] = False

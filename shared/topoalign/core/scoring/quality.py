@@ -264,7 +264,6 @@ class DeviceNeed(NamedTuple):
     by_gpus: bool
     """Whether equally few NUMA nodes are compared by their GPUs."""
     placement: str
-    """The node's device policy."""
 
 
 class FreeDevices(NamedTuple):

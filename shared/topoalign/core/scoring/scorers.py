@@ -80,7 +80,6 @@ def gaia_order(containers: Containers, node: AdmissionNode | None) -> tuple[bool
 Key = tuple[Any, ...] | None
 """What sorts nodes, the best first. None: the node comes last."""
 TEN = 10
-"""The highest score."""
 
 
 class Scoring(StrEnum):
@@ -116,7 +115,6 @@ class NodeScorer:
     key: Callable[[Topology, Any, Any], Key]
     """What sorts a node for a pod. The topology is as the node announced it, with the shape that equal machines share."""
     scores: Callable[[Sequence[Key]], Sequence[int]] = by_place
-    """The scores, 0 to 10, of nodes with these keys."""
 
 
 # Orders nodes as HAMi does: by how full their GPUs in slots are before the pod arrives.

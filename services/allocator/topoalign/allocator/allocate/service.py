@@ -281,8 +281,7 @@ class DeviceAllocations:
 
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """As `AllocatorPort.start_container`."""
-        arrived = self._clock.monotonic()
-        poll = await poll_for_grant(self._poll_and_compare, self._clock, arrived)
+        poll = await poll_for_grant(self._poll_and_compare, self._clock, self._clock.monotonic())
         if first_unit_kind(devices) is not None:
             self._share_starts.check(resource, devices, poll)
             await self._starting(resource, devices, poll)

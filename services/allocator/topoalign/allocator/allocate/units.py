@@ -24,7 +24,7 @@ import msgspec
 
 from topoalign.allocator.allocate.claims import AskedContainer, Claim, NodeView
 from topoalign.allocator.ports import KubeletListing, Poll
-from topoalign.allocator.reconciliation.liveness import LivenessCheck, kubelet_places, still_displaced
+from topoalign.allocator.reconciliation.liveness import LivenessCheck, still_displaced
 from topoalign.core.demand.shares import (
     Share,
     ShareFields,
@@ -420,7 +420,7 @@ class UnitClaim(Claim):
                 counted += [record] if runs_on else []
                 continue
             is_over = (record.owner, record.pod_uid) in over and not runs_on
-            is_dropped = liveness.is_dropped(record, poll.at) or self._is_unowned(record, listing)
+            is_dropped = liveness.is_dropped(record, poll.at)
             (ended if is_over or (has_ended and is_dropped) else counted).append(record)
         kind = first_unit_kind(asked.ids)
         half = self.open_half(kind, poll) if kind is not None else None
@@ -430,18 +430,6 @@ class UnitClaim(Claim):
             if gpus and holder.pod not in owners.pods and holder.container not in owners.records:
                 raise WholeGpuInUse(gpus, " ".join(filter(None, holder)))
         asked.release(preventing_allocations(ended, amounts))
-
-    def _is_unowned(self, record: Allocation, listing: KubeletListing) -> bool:
-        """
-        Whether a checkpoint that was written after the grant contains none of its devices. False for the newest grant:
-        it may be the first half of this container's share, and the checkpoint may be older than the grant.
-        """
-        return (
-            (self._newest is None or record.id != self._newest.id)
-            and listing.checkpoint is not None
-            and listing.checkpoint.isdisjoint(kubelet_places(record))
-            and self.view.liveness.is_written_since(record, listing)
-        )
 
 
 def first_unit_kind(devices: Collection[DeviceID]) -> UnitKind | None:

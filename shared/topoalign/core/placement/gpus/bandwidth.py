@@ -220,7 +220,6 @@ class SetScorer:
         self.links = Links(scores, ()) if links is None else links
         # cached, because the same GPUs stay free between two pods
         self.seam = lru_cache(MOST_KEPT)(partial(weakest_seam, self.links))
-        """The weakest seam of a set."""
         self.own = lru_cache(MOST_KEPT)(partial(total_score, scores))
         """The sum of the scores of all links among the members."""
         self._chosen: dict[Asked, Members] = {}

@@ -6,14 +6,14 @@ the same about a pod, whenever they were started.
 """
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from typing import NamedTuple
 
 from topoalign.core.demand.shares import SlotResources, UnitResources, unit_resource_names
 from topoalign.core.model.events import UsageObserved
 from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import PodRequest
-from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.sharing.pod_checks import offers_of_machines
 from topoalign.core.sharing.quota_amounts import UNKNOWN_SIZES, GpuSizes, gpu_sizes
 from topoalign.core.sharing.slot_defaults import FilledIn, slot_defaults
@@ -75,10 +75,11 @@ class OfferedResources:
             compats=frozenset({compat} if offers.slots else ()),
             sizes=self._sizes.setdefault(sizes, sizes),
         )
+        self.drop(node)
+        self.sizes_version += 1
         self._nodes[node] = hardware, compat, now
-        self.sizes_version += before is None or before[2].sizes != now.sizes
-        self._count(now, None if before is None else before[2])
-        self._count_gpus(hardware.gpus, () if before is None else before[0].gpus)
+        self._gpus.update(gpu.id for gpu in hardware.gpus)
+        self._count(now, 1)
 
     def names_on(self, node: NodeName) -> frozenset[ResourceName]:
         """The `names` of one node; empty: its hardware is not known."""
@@ -93,33 +94,27 @@ class OfferedResources:
     def drop(self, node: NodeName) -> None:
         """Removes a node."""
         before = self._nodes.pop(node, None)
-        if before is not None:
-            self.sizes_version += 1
-            self._count(None, before[2])
-            self._count_gpus((), before[0].gpus)
+        if before is None:
+            return
+        hardware, _, offered = before
+        self.sizes_version += 1
+        for gpu in hardware.gpus:
+            self._gpus[gpu.id] -= 1
+            if not self._gpus[gpu.id]:
+                del self._gpus[gpu.id]
+        self._count(offered, -1)
 
-    def _count(self, more: Offered | None, less: Offered | None) -> None:
+    def _count(self, offered: Offered, nodes: int) -> None:
         kinds = len(self._counts)
-        is_new = more is not None and more not in self._counts
-        if more is not None:
-            self._counts[more] += 1
-        if less is not None:
-            self._counts[less] -= 1
-            if not self._counts[less]:
-                del self._counts[less]
-        if is_new or len(self._counts) != kinds:
+        self._counts[offered] += nodes
+        if not self._counts[offered]:
+            del self._counts[offered]
+        if len(self._counts) != kinds:
             self.names = frozenset[ResourceName]().union(*(each.names for each in self._counts))
             self.units = frozenset[UnitResources]().union(*(each.units for each in self._counts))
             self.slots = frozenset[SlotResources]().union(*(each.slots for each in self._counts))
             self.not_in_slots = frozenset[ResourceName]().union(*(each.not_in_slots for each in self._counts))
             self.compats = frozenset[str]().union(*(each.compats for each in self._counts))
-
-    def _count_gpus(self, more: Sequence[Gpu], less: Sequence[Gpu]) -> None:
-        self._gpus.update(gpu.id for gpu in more)
-        for gpu in less:
-            self._gpus[gpu.id] -= 1
-            if not self._gpus[gpu.id]:
-                del self._gpus[gpu.id]
 
     def left_out(self, pod: PodRequest) -> list[FilledIn]:
         """The default amounts of a pod with slots (`slot_defaults`)."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import anyio
 import msgspec
 
-from topoalign.core.demand.node_filters import NodeTraits, is_node_eligible
+from topoalign.core.demand.node_filters import is_node_eligible
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, PodRequest
@@ -36,7 +36,7 @@ class ReportedNodes:
         """By name."""
         self.listed = False
         """Whether the first list is complete."""
-        self._traits: dict[NodeName, NodeTraits] = {}
+        self._nodes: dict[NodeName, SeenNode] = {}
         self._cluster = cluster
         self._pass_unknown = pass_unknown
 
@@ -44,15 +44,13 @@ class ReportedNodes:
         """Records a Node. Returns its name if its label `topoalign.io/managed` has changed."""
         before = self._is_labelled(node.name)
         self.uids[node.name] = node.uid
-        self._traits[node.name] = NodeTraits(
-            name=node.name, labels=node.labels, taints=node.taints, unschedulable=node.unschedulable
-        )
+        self._nodes[node.name] = node
         return node.name if self._is_labelled(node.name) != before else None
 
     def lose(self, node: NodeName) -> None:
         """Removes a node that was deleted."""
         self.uids.pop(node, None)
-        self._traits.pop(node, None)
+        self._nodes.pop(node, None)
 
     def is_unmanaged(self, node: NodeName) -> bool:
         """Whether topoalign does not manage this node of Kubernetes."""
@@ -73,12 +71,12 @@ class ReportedNodes:
         return f"topoalign manages nodes that are labelled {MANAGED}=false: {quoted(nodes)}; {remedy}"
 
     def _is_labelled(self, node: NodeName) -> bool:
-        return node in self._traits and self._traits[node].labels.get(MANAGED) == "false"
+        return node in self._nodes and self._nodes[node].labels.get(MANAGED) == "false"
 
     def allows(self, pod: PodToSchedule, node: NodeName) -> bool:
         """Whether Kubernetes has the node, and its own filters accept it for the pod (`node_filters`)."""
-        traits = self._traits.get(node)
-        return traits is not None and is_node_eligible(traits, pod.constraints)
+        seen = self._nodes.get(node)
+        return seen is not None and is_node_eligible(seen, pod.constraints)
 
     def has_gone(self, node: NodeName) -> bool:
         """Whether Kubernetes has no such node. False before all nodes are listed."""

@@ -51,13 +51,11 @@ class Certificates:
         """Reads the certificates. Raises InvalidField if they cannot be used."""
         self._directory = directory
         self._clock = clock
-        self._files = read_files(directory)
-        self._current = context_of(directory, self._files)
-        self._valid_until = not_after(self._files[CERTIFICATE])
         self._trouble: str | None = None
-        self.context = context_of(directory, self._files)
+        self.context = context_of(directory, read_files(directory))
         """The TLS context of the server. Each handshake uses the current certificates."""
         self.context.sni_callback = self._choose
+        self._use(read_files(directory))
 
     def trouble(self) -> str | None:
         """Readiness: why clients may refuse the certificate."""
@@ -78,20 +76,24 @@ class Certificates:
         try:
             files = read_files(self._directory)
             if files != self._files:
-                current = context_of(self._directory, files)
-                until = not_after(files[CERTIFICATE])
-                self._files = files
-                self._current = current
-                self._valid_until = until
-                self.context.verify_mode = current.verify_mode
-                self.context.minimum_version = current.minimum_version
-                log.info("certificate changed", directory=str(self._directory), valid_until=until.isoformat())
+                self._use(files)
+                log.info(
+                    "certificate changed", directory=str(self._directory), valid_until=self._valid_until.isoformat()
+                )
             self._trouble = None
         except InvalidField as error:
             trouble = f"not in use: {error.finding}"
             if trouble != self._trouble:
                 log.warning("the new certificate was refused, and the old one stays in use", finding=error.finding)
             self._trouble = trouble
+
+    def _use(self, files: Files) -> None:
+        current = context_of(self._directory, files)
+        self._valid_until = not_after(files[CERTIFICATE])
+        self._files = files
+        self._current = current
+        self.context.verify_mode = current.verify_mode
+        self.context.minimum_version = current.minimum_version
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         connection.context = self._current

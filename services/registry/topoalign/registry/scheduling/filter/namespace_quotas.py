@@ -237,7 +237,7 @@ class Quotas:
         self, pod: PodToSchedule, nodes: Sequence[NodeName], without: Collection[str] = ()
     ) -> frozenset[NodeName]:
         """The nodes on which a waiting pod exceeds its quota. `without`: UIDs of pods to leave out. Raises QuotasUnknown."""
-        if not self._limits.get(pod.request.namespace):
+        if self.listed and not self._limits.get(pod.request.namespace):
             return frozenset()
         by_sizes: dict[int, list[NodeName]] = {}
         for node in nodes:

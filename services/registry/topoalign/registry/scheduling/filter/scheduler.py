@@ -200,7 +200,8 @@ class Scheduler:
             numbers = bytearray(
                 codes[places[node]] if node in places else new.number(node, labels.get(node, {})) for node in nodes
             )
-        full = set() if self.quotas is None else self.quotas.full_on(pod, nodes, self._leaving_for(pod))
+        leaving = () if pod.nominated is None else self.view.terminating(pod.nominated)
+        full = set() if self.quotas is None else self.quotas.full_on(pod, nodes, leaving)
         if own or planned is not None or full:
             repeated = False
             reserved = {
@@ -273,7 +274,7 @@ class Scheduler:
     async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
         """Returns the nodes that would admit the pod without these victims. Raises as `filter` does."""
         await self.view.catch_up()
-        request = self._request(pod, quota=False)
+        request = self._request(pod)
         turns = self.view.turns()
         helped: dict[NodeName, Victims] = {}
         for node, each in victims.items():
@@ -335,7 +336,7 @@ class Scheduler:
 
     def would_admit_without(self, node: NodeName, pod: PodToSchedule, uids: Collection[str]) -> bool:
         """Whether the node would admit the pod without these pods of it. Raises as `filter` does."""
-        request = self._request(pod, quota=False)
+        request = self._request(pod)
         return not self._refusal_without(pod, request, node, {*uids, *self.view.pods_on(node).assumed})
 
     def _refusal_without(self, pod: PodToSchedule, request: PodClass, node: NodeName, uids: Collection[str]) -> str:
@@ -347,17 +348,12 @@ class Scheduler:
         view = self.view.nodes.get(node)
         return "" if view is None else self._planned.refusal(request, view, gone)
 
-    def _request(self, pod: PodToSchedule, *, quota: bool = True) -> PodClass:
-        """The class of the pod, after applying all received facts. Raises as `PodChecks` and, with `quota`, `Quotas`."""
+    def _request(self, pod: PodToSchedule) -> PodClass:
+        """The class of the pod, after applying all received facts. Raises NotReadYet, and as `PodChecks`."""
         self.check_ready()
         self.view.renew()
         self.checks.check_waiting(pod)
-        if quota and self.quotas is not None:
-            self.quotas.check_waiting(pod, without=self._leaving_for(pod))
         return self._classes.of(pod)
-
-    def _leaving_for(self, pod: PodToSchedule) -> Collection[str]:
-        return () if pod.nominated is None else self.view.terminating(pod.nominated)
 
     def _judge_without(self, request: PodClass, node: NodeName, uids: frozenset[str]) -> str:
         """The code of a node's refusal without these pods; empty: it would admit the pod."""
