@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
-from topoalign.core.ports import Received
 from topoalign.registry.scheduling import service
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations, ReservationChange
 from topoalign.registry.scheduling.binding.gang_binding import BestNodes, Gangs
@@ -24,10 +24,19 @@ class RereadingReservations(ClusterReservations):
 
 
 class ForgetfulReservations(ClusterReservations):
-    """Takes in every message that comes, also one that is older than what it has written itself."""
+    """Takes in the message before the newest once more, as a bus may deliver it again."""
 
-    def _position_of(self, received: Received) -> int:
-        return 0
+    before: dict[NodeName, tuple[ReservationsChanged, int]]
+
+    def __init__(self, *details: Any) -> None:
+        super().__init__(*details)
+        self.before = {}
+
+    def _apply(self, event: ReservationsChanged, position: int) -> None:
+        super()._apply(event, position)
+        if event.node in self.before:
+            super()._apply(*self.before[event.node])
+        self.before[event.node] = event, position
 
 
 class HalvingGangs(Gangs):
@@ -51,7 +60,7 @@ class ClusterPlant(NamedTuple):
 
 CLUSTER_PLANTS = {
     "rereads-the-position": ClusterPlant("K1", 32, "ClusterReservations", RereadingReservations),
-    "believes-older-messages": ClusterPlant("K5", 5, "ClusterReservations", ForgetfulReservations),
+    "believes-older-messages": ClusterPlant("K5", 0, "ClusterReservations", ForgetfulReservations),
     "binds-half-a-gang": ClusterPlant("K3", 5, "Gangs", HalvingGangs),
 }
 
