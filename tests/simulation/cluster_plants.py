@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
-from topoalign.core.ports import Received
 from topoalign.registry.scheduling import service
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations, ReservationChange
 from topoalign.registry.scheduling.binding.gang_binding import BestNodes, Gangs
@@ -15,17 +15,28 @@ from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 
 class RereadingReservations(ClusterReservations):
-    """Writes after the newest message that it knows, whatever it has decided on: what came meanwhile is not looked at."""
+    """Reads the newest message and writes after it, whatever it has decided on: what came meanwhile is not looked at."""
 
     async def write(self, changes: Sequence[ReservationChange]) -> None:
+        for each in changes:
+            await self.refresh(each.node)
         await super().write([msgspec.structs.replace(each, position=self.of(each.node).position) for each in changes])
 
 
 class ForgetfulReservations(ClusterReservations):
-    """Takes in every message that comes, also one that is older than what it has written itself."""
+    """Takes in the message before the newest once more, as a bus may deliver it again."""
 
-    def _position_of(self, received: Received) -> int:
-        return 0
+    before: dict[NodeName, tuple[ReservationsChanged, int]]
+
+    def __init__(self, *details: Any) -> None:
+        super().__init__(*details)
+        self.before = {}
+
+    def _apply(self, event: ReservationsChanged, position: int) -> None:
+        super()._apply(event, position)
+        if event.node in self.before:
+            super()._apply(*self.before[event.node])
+        self.before[event.node] = event, position
 
 
 class HalvingGangs(Gangs):
@@ -48,9 +59,9 @@ class ClusterPlant(NamedTuple):
 
 
 CLUSTER_PLANTS = {
-    "rereads-the-position": ClusterPlant("K1", 203, "ClusterReservations", RereadingReservations),
+    "rereads-the-position": ClusterPlant("K1", 32, "ClusterReservations", RereadingReservations),
     "believes-older-messages": ClusterPlant("K5", 0, "ClusterReservations", ForgetfulReservations),
-    "binds-half-a-gang": ClusterPlant("K3", 0, "Gangs", HalvingGangs),
+    "binds-half-a-gang": ClusterPlant("K3", 5, "Gangs", HalvingGangs),
 }
 
 

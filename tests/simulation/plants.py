@@ -364,7 +364,7 @@ PLANTS: dict[str, Plant] = {
     "sends-backwards": Plant("I5", SkippingBus),
     "entries-count": Plant("I10", ByEntriesDeviceAllocations, first=50),
     "forgets-the-lost": Plant("C29", ForgettingDeviceAllocations, first=140),
-    "displaces-silently": Plant("F21", SilentDeviceAllocations, first=450),
+    "displaces-silently": Plant("F21", SilentDeviceAllocations, first=1_025),
     "prefers-the-lost": Plant("F21", BelievingDeviceAllocations, first=1_130),
     "counts-no-slots": Plant("I14", LavishDeviceAllocations, first=70),
     "starts-everything": Plant("I14", HeedlessDeviceAllocations, first=270),

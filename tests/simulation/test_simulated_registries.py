@@ -9,6 +9,7 @@ from simulation import registries
 from simulation.bus import FaultyBus
 from simulation.loop import SimulatedLoop, simulate
 from simulation.registries import Cluster
+from simulation.registry_shares import division_of
 from simulation.scenario import quietly
 from simulation.world import Violation
 
@@ -19,8 +20,8 @@ from topoalign.core.ports import Message
 from topoalign.registry.ports import SeenPod
 from topoalign.registry.scheduling.binding.binding import PodBinder
 
-MISTAKEN = range(57, 89)
-"""Seeds of a cluster with units of GPUs whose kubelets hear of such pods in another order."""
+MISTAKEN = [seed for seed in range(150, 500) if division_of(seed) == "units"]
+"""Seeds of clusters with units of GPUs. In one of twelve a kubelet hears of such pods in another order."""
 
 
 def run(seed: int) -> Cluster:

@@ -7,8 +7,8 @@ from typing import Any
 import anyio
 from api_server_support import shown_pod
 from decision_support import machine, node
+from kubelet_support import ledger_of
 
-from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests.admissions import Admissions, Predictions
 from topoalign.core.admission.admit import admit
 from topoalign.core.admission.gang_plan import GangPlacement
@@ -29,7 +29,6 @@ from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
-from topoalign.testing.memory_journal import MemoryJournal
 from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 RULES = AdmissionRules()
@@ -46,7 +45,8 @@ class Site:
     ) -> None:
         self.cluster = FakeCluster()
         clock, hardware = clock or SystemClock(), hardware or machine()
-        self.ledgers = {NodeName(name): ledger(NodeName(name), clock, hardware) for name in names}
+        nodes = [node(hardware, name=NodeName(name)) for name in names]
+        self.ledgers = {each.node: ledger_of(each, clock) for each in nodes}
 
     def facts(self, name: NodeName) -> NodeState:
         if name not in self.ledgers:
@@ -90,14 +90,6 @@ class Site:
                 )
                 await stack.enter_async_context(bus.serve("topoalign-allocator", admissions.endpoints()))
             yield
-
-
-def ledger(name: NodeName, clock: Clock, hardware: Topology) -> Ledger:
-    made, state = Ledger(name, MemoryJournal(), clock), node(hardware, name=name)
-    assert state.topology is not None and state.health is not None
-    made.take_reading(state.topology)
-    made.take_reading(state.health)
-    return made
 
 
 async def always(node: NodeName, pod: PodToSchedule) -> str:

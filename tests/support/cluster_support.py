@@ -1,17 +1,15 @@
 """Nodes and allocations for tests of the registry, told to a cluster as facts."""
 
-from fact_support import Writer
+from fact_support import HEALTHY, Writer, discovered, judged
 
 from topoalign.client import Delivery
 from topoalign.core.model.events import (
     Allocation,
     DeviceHealth,
-    DeviceHealthChanged,
     Event,
     HealthState,
     LedgerFact,
     Owner,
-    TopologyDiscovered,
 )
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
@@ -59,16 +57,10 @@ def heard_of(event: Event, had: NodeState, time: float | None, *, anew: bool = F
 
 def announce(cluster: Cluster, name: str, *allocations: Allocation) -> None:
     """A node with four GPUs, one of them unhealthy, that has granted these allocations."""
-    node = NodeName(name)
-    health = {gpu(i): DeviceHealth(state=HealthState.HEALTHY) for i in range(3)}
+    health = {gpu(i): HEALTHY for i in range(3)}
     health[gpu(3)] = DeviceHealth(state=HealthState.UNHEALTHY, reason="GPU is lost")
-    tell(
-        cluster,
-        TopologyDiscovered(
-            node=node, epoch=1, revision=7, boot_id="boot", source="described: test", topology=topology()
-        ),
-    )
-    tell(cluster, DeviceHealthChanged(node=node, epoch=1, revision=1, devices=health))
+    tell(cluster, discovered(topology(), name, revision=7, boot_id="boot"))
+    tell(cluster, judged(health, name))
     writer = Writer(name, epoch=5)
     tell(cluster, writer.snapshot())
     for granted in allocations:

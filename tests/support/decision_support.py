@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from fact_support import HEALTHY, discovered, judged
 from merge_reference import all_but_14, uneven
 
 from topoalign.core.demand.pod_demand import read_pod
@@ -12,9 +13,7 @@ from topoalign.core.model.events import (
     Allocation,
     AllocationGranted,
     DeviceHealth,
-    DeviceHealthChanged,
     HealthState,
-    TopologyDiscovered,
 )
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, NodeName, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
@@ -76,15 +75,10 @@ def machine(
 def node(topology: Topology, unhealthy: Iterable[str] = (), name: NodeName = NODE) -> NodeState:
     """A node with this hardware, and all devices healthy but these."""
     bad = set(unhealthy)
-    health = {
-        topology.parent_of(device): DeviceHealth(
-            state=HealthState.UNHEALTHY if topology.parent_of(device) in bad else HealthState.HEALTHY
-        )
-        for devices in topology.devices.values()
-        for device in devices
-    }
-    found = TopologyDiscovered(node=name, epoch=1, revision=1, boot_id="b", source="described: test", topology=topology)
-    return NodeState(node=name).apply(found).apply(DeviceHealthChanged(node=name, epoch=1, revision=1, devices=health))
+    ill = DeviceHealth(state=HealthState.UNHEALTHY)
+    parents = dict.fromkeys(topology.parent_of(device) for devices in topology.devices.values() for device in devices)
+    health = {parent: ill if parent in bad else HEALTHY for parent in parents}
+    return NodeState(node=name).apply(discovered(topology, name)).apply(judged(health, name))
 
 
 def container(

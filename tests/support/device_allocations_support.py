@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
-from fact_support import owner
+from fact_support import HEALTHY, discovered, judged, owner
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
@@ -15,10 +15,7 @@ from topoalign.core.model.events import (
     Allocation,
     ContainerUsage,
     DeviceHealth,
-    DeviceHealthChanged,
-    HealthState,
     LedgerEvent,
-    TopologyDiscovered,
 )
 from topoalign.core.model.ids import GPU, DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import Placement
@@ -108,23 +105,14 @@ class Node:
     def start(self) -> tuple[Ledger, DeviceAllocations]:
         ledger = Ledger(NODE, self.journal, self.clock)
         self.hear_topology(ledger, 1)
-        self.hear_health(ledger, 1, dict.fromkeys(GPUS, DeviceHealth(state=HealthState.HEALTHY)))
+        self.hear_health(ledger, 1, dict.fromkeys(GPUS, HEALTHY))
         return ledger, start_allocations(ledger, self.kubelet, **self.options)
 
     def hear_topology(self, ledger: Ledger, revision: int) -> None:
-        ledger.take_reading(
-            TopologyDiscovered(
-                node=NODE,
-                epoch=1,
-                revision=revision,
-                boot_id=self.boot,
-                source="described: test",
-                topology=self.topology,
-            )
-        )
+        ledger.take_reading(discovered(self.topology, NODE, revision, self.boot))
 
     def hear_health(self, ledger: Ledger, revision: int, devices: dict[DeviceID, DeviceHealth]) -> None:
-        ledger.take_reading(DeviceHealthChanged(node=NODE, epoch=1, revision=revision, devices=devices))
+        ledger.take_reading(judged(devices, NODE, revision))
 
     def restart(self) -> None:
         self.ledger, self.device_allocations = self.start()

@@ -1,5 +1,6 @@
-"""Facts of a node's allocator for tests, made in the order in which it would say them."""
+"""Facts of a node for tests: of its discovery one by one, and of its allocator in the order in which it would say them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from topoalign.core.model.events import (
@@ -8,11 +9,32 @@ from topoalign.core.model.events import (
     AllocationGranted,
     AllocationReleased,
     AllocationsSnapshot,
+    DeviceHealth,
+    DeviceHealthChanged,
+    HealthState,
     LedgerEvent,
     Owner,
+    TopologyDiscovered,
 )
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
+
+HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
+
+
+def discovered(
+    topology: Topology, node: str = "node-1", revision: int = 1, boot_id: str = "b", source: str = "described: test"
+) -> TopologyDiscovered:
+    """The hardware of a node as its discovery reports it."""
+    return TopologyDiscovered(
+        node=NodeName(node), epoch=1, revision=revision, boot_id=boot_id, source=source, topology=topology
+    )
+
+
+def judged(devices: Mapping[DeviceID, DeviceHealth], node: str = "node-1", revision: int = 1) -> DeviceHealthChanged:
+    """The health of a node's devices as its discovery reports it."""
+    return DeviceHealthChanged(node=NodeName(node), epoch=1, revision=revision, devices=dict(devices))
 
 
 def owner(pod: str, container: str = "main") -> Owner:

@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 from decision_support import container
 from decision_support import pod as pod_of
 from device_allocations_support import start_allocations
+from fact_support import HEALTHY, discovered, judged
 from grpclib.client import Channel
 
 from topoalign.allocator.allocate.service import DeviceAllocations
@@ -22,7 +23,7 @@ from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ports import AskedDevices, KubeletListing
 from topoalign.core.model.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
-from topoalign.core.model.events import Allocation, DeviceHealth, DeviceHealthChanged, HealthState, TopologyDiscovered
+from topoalign.core.model.events import Allocation, DeviceHealth
 from topoalign.core.model.ids import (
     GPU,
     AllocationID,
@@ -86,21 +87,14 @@ class MemoryAllocator:
 
     def discover(self, machine: Topology) -> None:
         revision = self.state.topology.revision + 1 if self.state.topology is not None else 1
-        self._become(
-            self.state.apply(
-                TopologyDiscovered(node=NODE, epoch=1, revision=revision, boot_id="b", source="test", topology=machine)
-            )
-        )
-        healthy = DeviceHealth(state=HealthState.HEALTHY)
-        self.judge(dict.fromkeys((*machine.gpu_by_id, *machine.nic_by_id), healthy))
+        self._become(self.state.apply(discovered(machine, NODE, revision)))
+        self.judge(dict.fromkeys((*machine.gpu_by_id, *machine.nic_by_id), HEALTHY))
 
     def judge(self, health: dict[DeviceID, DeviceHealth]) -> None:
         """Changes the health of these devices."""
         before = self.state.health
         revision, known = (before.revision + 1, before.devices) if before is not None else (1, {})
-        self._become(
-            self.state.apply(DeviceHealthChanged(node=NODE, epoch=1, revision=revision, devices={**known, **health}))
-        )
+        self._become(self.state.apply(judged({**known, **health}, NODE, revision)))
 
     def _become(self, state: NodeState) -> None:
         self.state = state
@@ -170,8 +164,8 @@ class SilentPodResources:
 
 def ledger_of(known: Topology | NodeState, clock: Clock | None = None, journal: MemoryJournal | None = None) -> Ledger:
     """A ledger with the hardware and health of this state, or of a machine whose devices are healthy."""
-    ledger = Ledger(NODE, journal or MemoryJournal(), clock or ManualClock())
     state = known if isinstance(known, NodeState) else MemoryAllocator(known).state
+    ledger = Ledger(state.node, journal or MemoryJournal(), clock or ManualClock())
     assert state.topology is not None and state.health is not None
     ledger.take_reading(state.topology)
     ledger.take_reading(state.health)

@@ -3,10 +3,12 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from fact_support import discovered
+
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.model.errors import DriverFault
-from topoalign.core.model.events import Allocation, AllocationsSnapshot, Owner, TopologyDiscovered
+from topoalign.core.model.events import Allocation, AllocationsSnapshot, Owner
 from topoalign.core.model.ids import (
     GPU,
     AllocationID,
@@ -131,9 +133,7 @@ class Node:
         self.fault: DriverFault | None = None
         self.asked = 0
         self.ledger = Ledger(NODE, MemoryJournal(), ManualClock())
-        self.ledger.take_reading(
-            TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="boot", source="nvml", topology=MACHINE)
-        )
+        self.ledger.take_reading(discovered(MACHINE))
         self.ledger.grant(allocations)
 
     async def answer(self, request: NodeRequest) -> Measurement:

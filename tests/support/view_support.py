@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 from cluster_support import TIME, heard_of, state_of
 from decision_support import container, machine, pod
-from fact_support import Writer
+from fact_support import HEALTHY, Writer, discovered, judged
 from feasibility_support import some_machine, some_pod, some_rules
 
 from topoalign.client.verifying import Unsettled
@@ -20,10 +20,8 @@ from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import (
     Allocation,
     DeviceHealth,
-    DeviceHealthChanged,
     Event,
     HealthState,
-    TopologyDiscovered,
     UsageObserved,
 )
 from topoalign.core.model.ids import CPU, MEMORY, AllocationID, NodeName
@@ -64,25 +62,14 @@ class Says(Writer):
 
     def topology(self) -> Event:
         self.revision += 1
-        return self.read(
-            TopologyDiscovered(
-                node=self.node,
-                epoch=1,
-                revision=self.revision,
-                boot_id="boot",
-                source="described: test",
-                topology=self.hardware,
-            )
-        )
+        return self.read(discovered(self.hardware, self.node, self.revision, "boot"))
 
     def health(self) -> Event:
         self.revision += 1
         cards = (*self.hardware.gpu_by_id, *self.hardware.nic_by_id, *(other.id for other in self.hardware.others))
-        judged = {
-            each: DeviceHealth(state=HealthState.UNHEALTHY if each in self.ill else HealthState.HEALTHY)
-            for each in cards
-        }
-        return self.read(DeviceHealthChanged(node=self.node, epoch=1, revision=self.revision, devices=judged))
+        ill = DeviceHealth(state=HealthState.UNHEALTHY)
+        health = {each: ill if each in self.ill else HEALTHY for each in cards}
+        return self.read(judged(health, self.node, self.revision))
 
     def usage(self, **kubelet: object) -> Event:
         self.revision += 1
