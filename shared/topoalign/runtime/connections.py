@@ -55,10 +55,7 @@ class HttpConnection(HttpToolsProtocol):
     connections: Any  # set of HttpConnection and Handshake
     peer: Peer = ("",)
     since = 0.0
-    """
-    As of `fair_share.ServedConnection`, by the clock of the event loop. While a request is in work it may be its
-    beginning still.
-    """
+    """When the server began to wait for the peer, by the loop's clock. During a request it may be its beginning."""
     has_begun = False
     """Whether bytes of the next request have come."""
     in_work: Any = None
@@ -90,10 +87,7 @@ class HttpConnection(HttpToolsProtocol):
         self._part_has_come = asyncio.Event()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """
-        Accepts the connection; at the limit, one of the peer with the most connections is closed. The peer is charged for
-        the time that this takes.
-        """
+        """Accepts the connection, closes another at the limit, and charges the peer for the time of this."""
         self.since = self.loop.time()
         self.peer = peer_of(transport)
         super().connection_made(transport)
@@ -113,10 +107,7 @@ class HttpConnection(HttpToolsProtocol):
         self._part_has_come.set()
 
     def data_received(self, data: bytes) -> None:
-        """
-        Takes received bytes. A head that has begun must end in time, and data other than a body must not exceed the limit
-        of a head.
-        """
+        """Takes bytes. A head must end in time, and what is no body must not exceed the limit of a head."""
         if self._is_idle:
             self._begin_request()
             self._is_first = True

@@ -109,10 +109,7 @@ class Context:
 
     @cached_property
     def configuration(self) -> ConfigurationFile:
-        """
-        The configuration file, one for all services of the process. Each user of it also calls `keep_up`. The first access
-        reads it, and raises NotFound, InvalidDocument or InvalidField if it is wrong.
-        """
+        """The configuration file, read at the first access. Each user calls `keep_up`. Raises NotFound, BadRequest."""
         file = ConfigurationFile(self.environment)
         self.notes.setdefault("configuration", lambda: file.reason_not_current)
         return file

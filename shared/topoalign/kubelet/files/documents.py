@@ -38,10 +38,7 @@ class InvalidDocument(BadRequest):
 
 
 def read_bounded(path: Path) -> bytes:
-    """
-    Reads a file, at most one byte more than the limit. Raises NotFound where there is none, and InvalidDocument where it
-    cannot be read.
-    """
+    """Reads at most one byte more than the limit. Raises NotFound, and InvalidDocument if the file cannot be read."""
     try:
         with reading.open_regular_file(path) as file:
             return file.read(MOST_BYTES + 1)
@@ -53,10 +50,7 @@ def read_bounded(path: Path) -> bytes:
 
 
 def parse_document(raw: bytes, source: str) -> Document:
-    """
-    The document that these bytes are, without fields that are null; `source` names it in errors. Raises
-    InvalidDocument.
-    """
+    """The document that these bytes are, without null fields. Raises InvalidDocument, which names `source`."""
     (found,) = documents_of(raw, source, 1) or [None]
     if not isinstance(found, dict):
         finding = "not a mapping of fields" if raw.strip() else "it is empty"
@@ -80,9 +74,7 @@ def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS) -> list[ob
 
 
 def without_nulls(content: object, levels: int = DEEPEST) -> object:
-    """
-    The content without fields that are null: for Kubernetes they are missing. Raises ValueError for more nested levels.
-    """
+    """The content without null fields: for Kubernetes they are missing. Raises ValueError for more levels."""
     if isinstance(content, dict | list) and not levels:
         raise ValueError(f"more than {DEEPEST} levels deep")
     if isinstance(content, dict):
