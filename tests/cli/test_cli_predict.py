@@ -209,7 +209,11 @@ def test_notes_name_pods_that_are_gone_and_a_kubelet_that_just_started(
     ("spoil", "status", "finding"),
     [
         (lambda: Path("config.yaml").write_text("a: *b"), 5, "config.yaml: line 1, column 4: aliases"),
-        (lambda: Path("config.yaml").write_text(CONFIG.replace("static", "dynamic")), 5, "cpuManagerPolicy: unknown"),
+        (
+            lambda: Path("config.yaml").write_text(CONFIG.replace("static", "dynamic")),
+            5,
+            "cpuManagerPolicy: Invalid enum value",
+        ),
         (lambda: Path("config.yaml").unlink(), 3, "no file named 'config.yaml'"),
         (lambda: Path("kubelet/cpu_manager_state").write_text("{}"), 69, "cpu_manager_state cannot be trusted"),
         (lambda: Path("config.yaml").write_text(CONFIG.replace('"0"', '"1"')), 69, "kept for the system"),
@@ -404,7 +408,8 @@ def test_an_annotation_without_quotes_names_the_remedy(capsys: pytest.CaptureFix
 
     status, answer = asked(capsys, "--pod-file", pod)
 
-    assert (5, 'write the value in quotes: "50"') == (status, answer["error"]["remedy"])
+    assert 5 == status
+    assert "annotations in quotes" in answer["error"]["remedy"]
 
 
 @pytest.mark.parametrize(

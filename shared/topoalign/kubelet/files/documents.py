@@ -70,7 +70,7 @@ def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS) -> list[ob
         return [without_nulls(content) for content in load_json_or_yaml(text, most)]
     except (ValueError, RecursionError, OverflowError) as error:
         # ValueError: also a number too long to be one, a date that never was, a key that stands twice in JSON
-        raise InvalidDocument(source, f"no YAML and no JSON: {clean(str(error), 200)}", "correct the file") from error
+        raise InvalidDocument(source, clean(str(error), 200), "correct the file: it is read as YAML or JSON") from error
 
 
 def without_nulls(content: object, levels: int = DEEPEST) -> object:
