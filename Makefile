@@ -20,8 +20,8 @@ $(READY): requirements/dev.txt pyproject.toml tools/pyproject.toml
 demo: $(READY)  ## the main job on a described machine, or on this one if it has an NVIDIA driver
 	$(BIN)/topoalign demo
 
-# One more than there are cores: many tests wait for processes, and leave a core idle meanwhile.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# Two more than there are cores: many tests wait for processes, and leave a core idle meanwhile.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 
 test: $(READY)  ## all tests; neighbours run in one process and share what they set up
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

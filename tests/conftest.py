@@ -8,13 +8,19 @@ from types import ModuleType
 
 import nvml_support
 import pytest
+from faults_support import THOROUGH
 from hypothesis import HealthCheck, settings
 
 from topoalign.testing.manual_clock import ManualClock
 
 VECTORS = Path(os.environ.get("TOPOALIGN_VECTORS") or Path(__file__).parents[2] / "shared" / "vectors")
 
-settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "untimed",
+    max_examples=1_000 if THOROUGH else 100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("untimed")
 """No example is timed: how fast things are is for `topoalign bench`, and other work on the machine is no defect."""
 

@@ -5,10 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 from kubelet_support import NODE, pod, two_nodes
-from prediction_support import CONFIG, PATIENT_SECONDS, PredictingNode
+from prediction_support import CONFIG, PredictingNode
 from share_support import running
 
-from topoalign.allocator.allocate import service
 from topoalign.allocator.requests.kubelet_files import REREAD_SECONDS
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.ids import Namespace, PodName
@@ -48,7 +47,6 @@ class Node(PredictingNode):
 @asynccontextmanager
 async def node(monkeypatch: pytest.MonkeyPatch, *, inotify: bool = False) -> AsyncIterator[Node]:
     """A node that has polled. `inotify`: whether its agent watches the kubelet's directories with inotify."""
-    monkeypatch.setattr(service, "PREFER_SECONDS", PATIENT_SECONDS)
     config = CONFIG.format(policy="best-effort", scope="container", options="")
     async with running(lambda directory: Node(directory, MACHINE, config)) as (it, tasks):
         if inotify:

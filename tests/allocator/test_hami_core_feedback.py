@@ -12,7 +12,6 @@ from hami_core_support import LIBRARIES, NAME, HamiCoreNode, built, hami_core_no
 from hypothesis import given
 from hypothesis import strategies as st
 from slot_node_support import EACH, Ask
-from structlog.testing import capture_logs
 
 from topoalign.allocator.containers.hami_core import feedback
 from topoalign.allocator.containers.hami_core.feedback import Feedback
@@ -119,27 +118,6 @@ async def test_what_was_told_is_taken_back() -> None:
             assert [RUNS] == recent(files["low"])
 
 
-async def test_files_are_read_once_after_priorities_are_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then no container can have been told to wait."""
-    rounds: list[Path] = []
-
-    def write_notes(root: Path, gpus: object) -> dict[str, str]:
-        rounds.append(root)
-        return {}
-
-    monkeypatch.setattr(feedback, "write_notes", write_notes)
-    is_on = [False]
-    async with hami_core_node() as (it, _):
-        told = Feedback(lambda: str(it.root), lambda: is_on[0], lambda: it.ledger.state)
-        counts = []
-        for each in (False, False, True, False, False):
-            is_on[0] = each
-            await told.update_notes()
-            counts.append(len(rounds))
-
-    assert [1, 1, 2, 3, 3] == counts
-
-
 async def test_nothing_but_a_region_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     async with hami_core_node() as (it, _):
         files = await with_files(it, high=0, low=1, linked=1, old=1, cut=1, gone=1)
@@ -155,22 +133,6 @@ async def test_nothing_but_a_region_is_written_to(monkeypatch: pytest.MonkeyPatc
         assert [1, WAITS] == recent(files["high"], files["low"])
         assert before == {path: path.read_bytes() for path in before}
         assert not files["gone"].exists()
-
-
-async def test_a_file_without_effect_on_priorities_is_logged_once() -> None:
-    """Without a log line nobody sees why the container of high priority has no effect. Nothing is logged while off."""
-    async with hami_core_node() as (it, _):
-        files = await with_files(it, high=0, low=1)
-        write(files["high"], 8, b"\3")
-        feedback = feedback_of(it)
-        with capture_logs() as logs:
-            await feedback_of(it, on=False).update_notes()
-            for _ in range(3):
-                await feedback.update_notes()
-
-        assert [(files["high"].parents[1].name, True)] == [
-            (each["directory"], "version 1.3" in each["reason"]) for each in logs
-        ]
 
 
 async def test_a_launch_between_reading_and_writing_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -509,7 +509,7 @@ async def test_a_book_that_cannot_be_read_makes_nothing_ours(damage: bytes, tmp_
     assert (tmp_path / f"{books.NAME}.corrupt").exists()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(deeds=st.lists(st.tuples(st.sampled_from([1, 5, 10, 20, 40]), st.sampled_from(["", *STEPS])), max_size=8))
 def test_whatever_is_made_and_killed_no_place_is_taken_twice(
     deeds: list[tuple[int, str]], tmp_path_factory: pytest.TempPathFactory

@@ -339,7 +339,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.ledger.state.digest == state.digest
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestLedgerMachine = LedgerMachine.TestCase
 
 

@@ -126,21 +126,6 @@ async def test_an_agent_that_starts_anew_looks_for_the_owners_that_are_missing()
         assert [owner("train")] == owners(node)
 
 
-async def test_a_container_whose_owner_is_known_starts_without_a_poll() -> None:
-    node = Node()
-    await node.device_allocations.allocate(GPU, [GPUS[:1], GPUS[1:3]])
-    node.kubelet.show("train", *GPUS[:1])
-    await node.device_allocations.start_container(GPU, GPUS[:1])
-    assert 1 == node.kubelet.asked
-
-    await node.device_allocations.start_container(GPU, GPUS[:1])
-    assert 1 == node.kubelet.asked
-    await node.device_allocations.start_container(GPU, GPUS[1:3])
-    await node.device_allocations.start_container(GPU, GPUS[5:6])
-    await node.device_allocations.start_container(GPU, [])
-    assert 4 == node.kubelet.asked
-
-
 async def test_grants_whose_owners_are_shown_at_once_are_polled_for_as_rarely() -> None:
     """Eighty grants in eight seconds, each of whose owners is there at the next poll; after a pause the next is short."""
     node = Node()
@@ -160,21 +145,6 @@ async def test_grants_whose_owners_are_shown_at_once_are_polled_for_as_rarely() 
         node.ledger.release(list(node.ledger.state.allocations), "released")
         await node.device_allocations.allocate(GPU, [GPUS[:1]])
         await node.clock.advance(FIRST_SECONDS)
-        assert asked + 1 == node.kubelet.asked
-
-
-async def test_what_was_given_once_more_is_looked_up_once_more() -> None:
-    """The kubelet repeats Allocate for what its list still shows: a moment later another pod may have it."""
-    node = Node()
-    await bound(node, "former", *GPUS[:1])
-    async with polling(node):
-        await node.device_allocations.allocate(GPU, [GPUS[:1]])
-        node.kubelet.shown.clear()
-        node.kubelet.show("later", *GPUS[:1])
-        asked = node.kubelet.asked
-        await node.clock.advance(100)
-
-        assert [owner("later")] == owners(node)
         assert asked + 1 == node.kubelet.asked
 
 

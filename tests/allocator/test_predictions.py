@@ -10,7 +10,6 @@ from faults_support import sample
 from kubelet_support import NODE, short_directory, two_nodes
 from prediction_support import CONFIG, FPGA, PATIENT_SECONDS, OtherPlugin, PredictingNode
 
-from topoalign.allocator.allocate import service
 from topoalign.allocator.reconciliation import pod_resources as podresources
 from topoalign.allocator.reconciliation.liveness import UNWRITTEN_SECONDS
 from topoalign.allocator.requests.kubelet_files import REREAD_SECONDS
@@ -124,7 +123,6 @@ async def test_what_node_and_listener_predict_is_what_the_kubelet_then_does(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Decision, explanation and notes of node and listener are the same."""
-    monkeypatch.setattr(service, "PREFER_SECONDS", PATIENT_SECONDS)
     monkeypatch.setattr(podresources, "READ_SECONDS", PATIENT_SECONDS)
     monkeypatch.setattr(podresources, "LIST_SECONDS", PATIENT_SECONDS)
     with short_directory() as directory:

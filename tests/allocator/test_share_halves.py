@@ -84,21 +84,6 @@ async def test_only_what_was_granted_a_moment_ago_is_followed() -> None:
         assert {"GPU-1"} == gpus(await it.allocations.prefer(MEMORY, free, (), 4))
 
 
-async def test_a_first_half_is_followed_although_the_checkpoint_has_it() -> None:
-    """The kubelet may write its checkpoint between two halves. GPU-2 is in use, and has more memory left."""
-    async with share_node() as (it, _):
-        it.forced = it.units(2, 20, 1)
-        assert isinstance(await it.admit("p", (20, 1)), Admission)
-        it.forced = {}
-        await it.allocations.allocate(MEMORY, [it.units(1, 0, 4)[MEMORY]])
-        it.allocations._units._is_entered = lambda *_: True  # type: ignore[method-assign]  # by chance
-        free = it.units(1, 100)[CORES] + it.units(2, 100)[CORES][20:]
-
-        assert {"GPU-1"} == gpus(await it.allocations.prefer(CORES, free, (), 20))
-        await it.clock.advance(6)
-        assert {"GPU-2"} == gpus(await it.allocations.prefer(CORES, free, (), 20))
-
-
 async def test_a_whole_gpu_is_followed_by_no_memory() -> None:
     async with share_node() as (it, _):
         await it.allocations.allocate(CORES, [it.units(3, 100)[CORES]])

@@ -202,7 +202,9 @@ def test_a_container_is_above_its_memory_while_it_has_an_allocation() -> None:
     """It may hold the device by several, of which one has ended."""
     first, second = AllocationID("a"), AllocationID("b")
     excess = MemoryExcess(allocations=(first, second), device=DeviceID("GPU-0"), given=1, used=2)
-    seen = ledger.observed(ledger.unobserved(NODE, 1), {"exceeding": (excess,)}, {first, second})
+    seen = ledger.observed(
+        UsageObserved(node=NODE, epoch=1, revision=0, containers=()), {"exceeding": (excess,)}, {first, second}
+    )
 
     assert (excess,) == ledger.observed(seen, {}, {second}).exceeding
     assert () == ledger.observed(seen, {}, {AllocationID("c")}).exceeding

@@ -92,12 +92,11 @@ def test_the_limits_are_on_the_disk_before_they_have_their_name(
 
 def test_a_full_disk_keeps_the_former_processes(full_disk: Path) -> None:
     unit_directories.prepare_units_directory(full_disk, NAME, LIMITS)
-    files = {"vcuda.config": encode_config(LIMITS), "pids.config": pids_of([1])}
-    unit_directories.write_registered(full_disk, NAME, ID, files, "pids.config")
+    unit_directories.write_registered(full_disk, NAME, ID, pids_of([1]))
     fill(full_disk)
 
     with pytest.raises(OSError, match="No space"):
-        unit_directories.write_registered(full_disk, NAME, ID, files | {"pids.config": pids_of([1, 2])}, "pids.config")
+        unit_directories.write_registered(full_disk, NAME, ID, pids_of([1, 2]))
     assert pids_of([1]) == (full_disk / NAME / "pids.config").read_bytes()
     assert {"vcuda.config", "pids.config", ID} == {*os.listdir(full_disk / NAME)}
 
@@ -145,7 +144,7 @@ def test_a_pipe_in_place_of_a_file_is_neither_read_nor_written(tmp_path: Path) -
     own, files = tmp_path / NAME / ID, {"vcuda.config": encode_config(LIMITS), "pids.config": pids_of([1])}
     own.mkdir()
     pipes = pipes_in(own / "vcuda.config", own / ".vcuda.config.new", tmp_path / NAME / ".pids.config.new")
-    unit_directories.write_registered(tmp_path, NAME, ID, files, "pids.config")
+    unit_directories.write_registered(tmp_path, NAME, ID, pids_of([1]))
 
     assert files == {name: (own / name).read_bytes() for name in os.listdir(own) if (own / name).is_file()}
     assert [*files] == sorted(os.listdir(own), reverse=True)

@@ -9,7 +9,7 @@ import pytest
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.topology_checks import validate
 from topoalign.tools.bench import device_plugin
-from topoalign.tools.bench.device_plugin import NoClient, agent, measure, nvml
+from topoalign.tools.bench.device_plugin import NoClient, agent, measure, nvml, shares
 
 CASES = [
     "bare",
@@ -21,7 +21,7 @@ CASES = [
     "allocate-4",
     "pod-start",
     "pod-start-8",
-    "allocate-4-after-1000",
+    "allocate-4-after-20",
     "allocate-64-callers",
     "list-1000",
     "list-17500",
@@ -37,15 +37,16 @@ CASES = [
 
 
 MORE = {
-    "allocate-4-after-1000": {"after_none_p50_ms"},
+    "allocate-4-after-20": {"after_none_p50_ms"},
     "preferred-share": {"beside_16_p50_ms"},
     "preferred-slot": {"beside_16_p50_ms"},
     "allocate-64-callers": {"per_second", "one_caller_per_second", "fsyncs", "grants"},
 }
 
 
-def test_each_case_is_measured_under_its_name_with_the_memory_of_the_agent() -> None:
+def test_each_case_is_measured_under_its_name_with_the_memory_of_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent each, as a process, with its kubelet and its NATS; a few calls are enough to see that all of them answer."""
+    monkeypatch.setattr(shares, "EARLIER", 20)
     rows = list(device_plugin.cases(calls=5, changes=2, starts=2, idle_seconds=0.1))
 
     assert CASES == [row["case"] for row in rows]

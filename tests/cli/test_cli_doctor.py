@@ -169,7 +169,7 @@ STATIC = 'cpuManagerPolicy: static\nreservedSystemCPUs: "0"\n'
             "panics with prefer-closest-numa-nodes on NUMA nodes 0,2, whose ids have gaps",
         ),
         ('topologyManagerPolicyOptions: {prefer-closest-numa-nodes: "true"}', "0-1", "ok", "policy restricted"),
-        ("topologyManagerScope: [", "0", "failure", "config.yaml: line"),
+        ("topologyManagerScope: [", "0", "failure", "line 5, column 1"),
     ],
 )
 def test_the_kubelets_configuration_is_judged_for_this_machine(

@@ -208,11 +208,11 @@ def test_notes_name_pods_that_are_gone_and_a_kubelet_that_just_started(
 @pytest.mark.parametrize(
     ("spoil", "status", "finding"),
     [
-        (lambda: Path("config.yaml").write_text("a: *b"), 5, "config.yaml: line 1, column 4: aliases"),
+        (lambda: Path("config.yaml").write_text("a: *b"), 5, "line 1, column 4: aliases"),
         (
             lambda: Path("config.yaml").write_text(CONFIG.replace("static", "dynamic")),
             5,
-            "cpuManagerPolicy: Invalid enum value",
+            "cpuManagerPolicy: Invalid enum",
         ),
         (lambda: Path("config.yaml").unlink(), 3, "no file named 'config.yaml'"),
         (lambda: Path("kubelet/cpu_manager_state").write_text("{}"), 69, "cpu_manager_state cannot be trusted"),
@@ -321,24 +321,6 @@ def test_what_a_machine_cannot_do_of_its_configuration_is_a_note(capsys: pytest.
     assert note.startswith("sharing.slots: 8 devices of nvidia.com/gpu are not in MIG mode: not offered; ")
 
 
-@pytest.mark.parametrize(("strategy", "is_named"), [("envvar", True), ("volume-mounts", False)])
-def test_a_container_that_would_not_see_its_gpus_is_named(
-    capsys: pytest.CaptureFixture[str], strategy: str, is_named: bool
-) -> None:
-    """Half of the GPUs are shared in time under another name."""
-    shared = {"name": "gpu", "replicas": 4, "rename": "small", "devices": [0, 1, 2, 3]}
-    plugin = {
-        "flags": {"plugin": {"deviceListStrategy": strategy}},
-        "sharing": {"timeSlicing": {"resources": [shared]}},
-    }
-    file = written("topoalign.json", plugin)
-
-    pod_file = asking({"nvidia.com/gpu": 1, "nvidia.com/small": 1})
-    notes = asked(capsys, "--config", file, "--pod-file", pod_file)[1]["decision"]["explanation"]["notes"]
-
-    assert is_named == any("asks for GPUs of nvidia.com/gpu and nvidia.com/small" in each for each in notes)
-
-
 def test_a_wrong_plugin_configuration_is_an_error_with_its_path(capsys: pytest.CaptureFixture[str]) -> None:
     file = written("topoalign.json", {"sharing": {"slots": {"replicas": 0}}})
 
@@ -408,8 +390,7 @@ def test_an_annotation_without_quotes_names_the_remedy(capsys: pytest.CaptureFix
 
     status, answer = asked(capsys, "--pod-file", pod)
 
-    assert 5 == status
-    assert "annotations in quotes" in answer["error"]["remedy"]
+    assert 5 == status and "annotations in quotes" in answer["error"]["remedy"]
 
 
 @pytest.mark.parametrize(

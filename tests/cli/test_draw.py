@@ -145,7 +145,7 @@ def test_an_svg_is_well_formed_and_every_device_has_its_box_with_its_story(name:
     assert not {"script", "style", "image", "a", "foreignObject"} & {one.tag.removeprefix(SVG) for one in root.iter()}
 
 
-@pytest.mark.parametrize("name", [name for name in MACHINES if name != "34 NUMA nodes"])
+@pytest.mark.parametrize("name", ["nothing", "dgx-a100", "72 GPUs on a switch"])
 def test_a_png_has_the_size_of_the_scene(name: str) -> None:
     scene = scene_of(drawn(name))
 
@@ -375,7 +375,7 @@ def topologies(draw: st.DrawFn) -> Topology:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(topologies())
 def test_any_machine_is_drawn_whole(topology: Topology) -> None:
     diagram = diagram_of("any", topology, ALLOCATIONS, HEALTH)

@@ -146,7 +146,6 @@ EXPLANATION = Explanation(
             hints={bad(n): {ResourceName(bad(n + 1)): (TopologyHint(1, True),)}},
             merged=TopologyHint(1, True),
             admitted=True,
-            note=bad(n),
         )
         for n in range(9)
     ),

@@ -6,7 +6,7 @@ of what a ResourceQuota limits.
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.kubelet.files.manifest import read_quota_limits
@@ -62,7 +62,6 @@ namespaces = st.none() | st.builds(
 ANY = QuotaExpected(0, within_quota=True)
 
 
-@settings(max_examples=200, deadline=None)
 @given(pods, st.lists(shares, min_size=1, max_size=3), st.integers(0, 6), namespaces)
 def test_a_pod_uses_of_each_card_the_peak_of_its_phases(
     before: list[Given], last: Given, init: int, namespace: Namespace | None

@@ -137,7 +137,7 @@ def test_where_the_kubelet_would_not_start_a_pod_is_refused_and_told_so(
 ) -> None:
     refusal = refused(admit(node(topology), pod(container(cpus=1)), rules))
 
-    assert "CpuManagerWouldNotStart" == refusal.code
+    assert "KubeletWouldNotStart" == refusal.code
     assert finding in refusal.finding
     assert "the kubelet does not start" in refusal.finding
 

@@ -1,7 +1,7 @@
 """What a container asks for of cards in slots, against a reference written from HAMi's rule."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.demand.shares import UNSET, HamiRequest, read_hami_request
@@ -51,7 +51,6 @@ def reference(limits: Amounts, requests: Amounts, default: Defaults, card: int) 
     return said(GPU) or 0, mib, default.cores if cores is None else cores
 
 
-@settings(max_examples=200, deadline=None)
 @given(amounts, amounts, defaults, st.integers(0, 100_000))
 def test_a_request_is_read_as_the_rule_says(limits: Amounts, requests: Amounts, default: Defaults, card: int) -> None:
     found = read_request(limits, requests, default)

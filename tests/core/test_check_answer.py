@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 from decision_support import GIB, NODE, asking, container, machine, node, pod
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import answer_to, iterate_decision_for_request
@@ -45,7 +45,6 @@ def odd_devices(draw: st.DrawFn) -> tuple[PluginDevice, ...]:
     )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from([2, 10]),
     odd_devices(),

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
@@ -144,7 +144,6 @@ def test_the_state_of_the_fabric_is_named_beside_the_links() -> None:
 
 
 @given(st.lists(st.integers(0, 18), min_size=1, max_size=8), st.booleans())
-@settings(deadline=None)
 def test_on_a_switch_the_gpus_below_the_most_are_degraded(counts: list[int], shows_switch: bool) -> None:
     """Of four or more GPUs with most links also where the switch is not shown, as in a matrix."""
     most = max(counts)

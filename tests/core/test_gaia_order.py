@@ -61,7 +61,7 @@ held_of_gpus = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(held_of_gpus, min_size=1, max_size=5), st.permutations("abcde"))
 def test_nodes_are_ranked_as_gpu_admission_tries_them(held: list[Held], names: list[str]) -> None:
     """By what its pods' annotations promise, of GPUs and blocks that the nodes have: the function that its cases check."""

@@ -33,7 +33,7 @@ def full(used: Used) -> Fraction:
     return 10 * (Fraction(slots, 20) + Fraction(cores, 500) + Fraction(memory, sum(SIZES)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(usage(), min_size=1, max_size=14), st.sampled_from(["binpack", "spread"]))
 def test_nodes_are_ranked_by_hamis_score_before_the_pod(several: list[Used], policy: str) -> None:
     """

@@ -6,7 +6,7 @@ from itertools import combinations
 import msgspec
 import pytest
 from decision_support import GIB, asking, container, machine, node, pod
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.hints.cpu import cpu_hints
@@ -66,7 +66,6 @@ def devices_at_nodes(draw: st.DrawFn) -> dict[DeviceID, tuple[int, ...] | None]:
     return {DeviceID(f"d{i}"): draw(nodes) for i in range(draw(st.integers(1, 7)))}
 
 
-@settings(max_examples=300, deadline=None)
 @given(devices_at_nodes(), st.data(), MODES, MORE)
 def test_device_hints_are_the_subsets_with_enough_devices(
     devices: dict[DeviceID, tuple[int, ...] | None], data: st.DataObject, mode: Mode, more: tuple[int, ...]
@@ -102,7 +101,6 @@ def test_device_hints_are_the_subsets_with_enough_devices(
         assert bool(more and expected) == isinstance(got, HintRule)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.data(), MODES, MORE)
 def test_cpu_hints_are_the_subsets_with_enough_cpus_and_all_reusable_ones(
     data: st.DataObject, mode: Mode, more: tuple[int, ...]
@@ -124,7 +122,6 @@ def test_cpu_hints_are_the_subsets_with_enough_cpus_and_all_reusable_ones(
     assert expected == in_full(cpu_hints(cpus, available, reusable, requested, mode, machine=3 + len(more)))
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.data(), MODES, MORE)
 def test_memory_hints_are_sufficient_subsets_of_no_other_group(
     data: st.DataObject, mode: Mode, more: tuple[int, ...]

@@ -316,7 +316,6 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=150)
 @given(
     st.dictionaries(
         st.sampled_from([JOINT_ANNOTATION, HINT_ANNOTATION, PARTITION_ANNOTATION]) | st.text(max_size=12),
@@ -361,7 +360,6 @@ hints_said = st.sampled_from(
 )
 
 
-@settings(max_examples=150)
 @given(loaded(), requests, st.sampled_from([TOGETHER, SAME_PCIE]), hints_said, st.sampled_from(["", "koordinator"]))
 def test_restricted_aligns_to_the_fewest_nodes_and_then_never_fails(
     state: NodeState, asked: ContainerRequest, said: object, hints: object, which: str
@@ -544,7 +542,6 @@ def test_on_many_nodes_not_all_sets_are_named_and_the_pod_is_admitted() -> None:
     assert isinstance(admit(state, asked, RESTRICTED), Admission)
 
 
-@settings(max_examples=100)
 @given(loaded(), requests, st.integers(1, 7))
 def test_devices_are_looked_for_inside_the_alignment_alone(
     state: NodeState, asked: ContainerRequest, affinity: int

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 from decision_support import machine, node
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.deviceshare.demand import JointDemand, container_demand
@@ -43,7 +43,6 @@ def demand(gpus: int, nics: int, rdma: int = 0, hint: object = None) -> JointDem
 HINTS: st.SearchStrategy[object] = st.sampled_from([None, {"vfSelector": {}}, {"allocateStrategy": "ApplyForAll"}])
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 4), st.integers(0, 3), st.booleans(), HINTS)
 def test_who_was_given_what_is_asked_holds_it(gpus: int, nics: int, by_unit: bool, hint: object) -> None:
     """And does not with a GPU more or less, or without any NIC where some were asked for."""

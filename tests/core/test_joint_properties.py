@@ -6,7 +6,7 @@ from random import Random
 from typing import NamedTuple
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from joint_support import GPU, GPUS, NIC, SAME_PCIE, TOGETHER, UNITS, Spot, box, chosen
 
@@ -80,7 +80,6 @@ def same_pcie_possible(node: Node, gpus: int, count: int, each: int, one_numa_no
     return False
 
 
-@settings(max_examples=400)
 @given(nodes(), counts, units, st.booleans())
 def test_same_pcie_finds_devices_exactly_where_there_are_some(
     node: Node, gpus: int, amount: int, one_numa_node: bool

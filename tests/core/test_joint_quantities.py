@@ -6,7 +6,7 @@ from itertools import groupby
 from math import floor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, Spot, box, chosen, demand
 
@@ -202,7 +202,6 @@ def left_whole(table: Mapping[int, Collection[Partition]], size: int, gone: set[
     return worth
 
 
-@settings(max_examples=300)
 @given(
     tables(),
     st.frozensets(st.integers(0, 7), max_size=2),
@@ -261,7 +260,6 @@ def test_a_four_that_stays_whole_is_worth_more_than_some_pairs() -> None:
 SPOTS: dict[int, Spot] = {node: (node, f"pci-{node}") for node in range(3)}
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=5),
     st.lists(st.integers(0, 2), min_size=1, max_size=4),

@@ -325,7 +325,7 @@ requests = st.one_of(
 fits_all = st.sampled_from([BEST, RESTRICTED, AdmissionRules(), KOORDINATOR])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(1, 12), min_size=1, max_size=4),
     st.integers(0, 2),

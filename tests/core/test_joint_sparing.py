@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import combinations
 from typing import NamedTuple
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, box, chosen, demand
 
@@ -103,7 +103,6 @@ def first_of_all(node: Node, gpus: int, nics: int) -> tuple[ScopeOf, set[str]] |
     return None
 
 
-@settings(max_examples=400)
 @given(nodes(), st.integers(1, 5), st.integers(1, 4))
 def test_same_pcie_takes_the_first_scopes_that_will_do(node: Node, gpus: int, nics: int) -> None:
     """The smallest part of the machine, there the fewest scopes, and of those the ones with the least to spare."""

@@ -7,7 +7,7 @@ from itertools import combinations
 import msgspec
 import pytest
 from decision_support import admitted, container, node, pod, refused
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.admission.admit import admit
@@ -169,7 +169,6 @@ places = st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1))
 """NUMA node, root complex on it, switch below that."""
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(places, min_size=1, max_size=5),
     st.lists(places, min_size=1, max_size=5),

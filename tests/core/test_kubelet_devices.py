@@ -12,7 +12,6 @@ from topoalign.core.admission.kubelet_devices import (
     dropped_of,
     explain_unavailable_resources,
     find_unrecorded_devices,
-    shared_ids,
     with_others,
     without_dropped,
     without_ended,
@@ -202,19 +201,6 @@ def test_what_cannot_be_placed_changes_nothing() -> None:
         (unjudged, listed),
     ):
         assert state == with_others(state, reported_health)
-
-
-def test_a_resource_whose_devices_have_ids_of_another_is_noted() -> None:
-    others = tuple(
-        PluginDevice(id=DeviceID(id), resource=resource, nodes=None)
-        for resource, id in ((FPGA, "GPU-0"), (VPU, "v"), (ResourceName("a.com/a"), "a"))
-    )
-    hardware = machine(others=others)
-
-    notes = [shared_ids(read_pod(pod(container(others={name: 1})), RULES), hardware) for name in (FPGA, VPU)]
-
-    assert (1, ()) == (len(notes[0]), notes[1])
-    assert "'example.com/fpga' have" in notes[0][0]
 
 
 def test_what_a_pod_of_this_name_holds_is_somebody_elses() -> None:

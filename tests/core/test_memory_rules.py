@@ -50,7 +50,7 @@ def test_no_kubelet_runs_that_keeps_what_the_machine_does_not_have(
 
     refusal = refused(admit(state, pod(container(cpus=1, gib=1)), rules))
 
-    assert "MemoryManagerWouldNotStart" == refusal.code
+    assert "KubeletWouldNotStart" == refusal.code
     assert finding in refusal.finding
     assert admitted(admit(state, pod(container(cpus=1, gib=1)), msgspec.structs.replace(rules, memory_manager="None")))
 
@@ -118,7 +118,7 @@ def with_ids(*ids: int) -> Topology:
         ((2, 3), {"policy": Policy.NONE}, container(cpus=2, gib=1), None),
         ((2, 3), {"prefer_closest_numa_nodes": False}, container(cpus=2, gib=1), None),
         ((2, 3), {"mode": Mode.BEST}, container(cpus=2, gib=1), None),
-        ((2, 3), {"cpu_manager": "none", "memory_manager": "None"}, container(cpus=2, gib=1), None),
+        ((2, 3), {"cpu_manager": "none", "memory_manager": "None"}, container(cpus=2, gib=1), "NumaIdsSparse"),
     ],
 )
 def test_a_kubelet_that_looks_up_distances_that_are_not_there_panics(

@@ -25,7 +25,6 @@ def lists_of_hints(draw: st.DrawFn) -> tuple[tuple[int, ...], list[list[Topology
     return nodes, draw(st.lists(st.lists(hints, max_size=5), max_size=4))
 
 
-@settings(max_examples=400, deadline=None)
 @given(lists_of_hints(), st.data())
 def test_merge_finds_what_the_cross_product_finds(
     given_lists: tuple[tuple[int, ...], list[list[TopologyHint]]], data: st.DataObject
@@ -40,7 +39,6 @@ def test_merge_finds_what_the_cross_product_finds(
     assert expected == merge(lists, node_mask(nodes), distances)
 
 
-@settings(max_examples=400, deadline=None)
 @given(lists_of_hints(), st.data())
 def test_the_narrowest_fit_is_found_among_all_sets_of_nodes(
     given_lists: tuple[tuple[int, ...], list[list[TopologyHint]]], data: st.DataObject
@@ -60,7 +58,7 @@ def test_the_narrowest_fit_is_found_among_all_sets_of_nodes(
     assert expected == narrowest_fit(lists, machine, distances)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lists_of_hints(), st.randoms(use_true_random=False))
 def test_the_order_of_lists_and_hints_has_no_say(
     given_lists: tuple[tuple[int, ...], list[list[TopologyHint]]], random: Random

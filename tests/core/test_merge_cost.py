@@ -1,88 +1,15 @@
-"""A prediction warns where the kubelet's own merge takes minutes, and where the kubelet picks by chance."""
+"""A warning names how long the kubelet's own merge takes, and a prediction where the kubelet picks by chance."""
 
-from itertools import product
-from math import prod
 from pathlib import Path
 
 import msgspec
 import pytest
-from decision_support import GIB, admitted, container, machine, node, pod, refused
-from hypothesis import given
-from hypothesis import strategies as st
+from decision_support import admitted, container, machine, node, pod, refused
 
 from topoalign.core.admission.admit import admit
-from topoalign.core.model.decisions import Decision
-from topoalign.core.model.hints import HintRule, Hints, ResourceNeed, TopologyHint
-from topoalign.core.model.ids import CPU, GPU, ContainerName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, Mode, Policy, Scope
-from topoalign.core.numa_sets.subsets import hints_of_rule
-from topoalign.core.policy.merge.merge_time import MANY, duration, length, longest, slow_merge, warn_of_combinations
-
-PAGES = ResourceName("hugepages-2Mi")
-STRICT = [Policy.BEST_EFFORT, Policy.RESTRICTED]
-hints = st.lists(
-    st.tuples(st.none() | st.integers(1, 15), st.booleans()).map(lambda each: TopologyHint(*each)), max_size=5
-)
-
-
-def permutations(lists: list[list[TopologyHint]], policy: Policy) -> int:
-    """How often the kubelet's loop goes round: it walks through the lists, which single-numa-node filters first."""
-    if policy is Policy.SINGLE_NUMA_NODE:
-        lists = [
-            [hint for hint in each if hint.preferred and (hint.affinity is None or bin(hint.affinity).count("1") == 1)]
-            for each in lists
-        ]
-    return sum(1 for _ in product(*lists))
-
-
-@given(st.lists(st.none() | hints, max_size=4), st.sampled_from([*STRICT, Policy.SINGLE_NUMA_NODE]))
-def test_the_combinations_are_those_that_the_kubelet_walks_through(
-    given: list[list[TopologyHint] | None], policy: Policy
-) -> None:
-    as_merged = [[TopologyHint(None, True)] if each is None else each or [TopologyHint(None, False)] for each in given]
-    asked: list[Hints] = [None if each is None else tuple(each) for each in given]
-
-    assert permutations(as_merged, policy) == prod(length(each, policy) for each in asked)
-
-
-@given(st.integers(1, 6), st.integers(1, 12), st.lists(st.integers(1, 63), max_size=2, unique=True))
-def test_a_rule_counts_as_the_most_hints_that_it_can_stand_for(nodes: int, amount: int, besides: list[int]) -> None:
-    """Of more than eight NUMA nodes hints are not listed, and are not listed to be counted."""
-    supply = {1 << i: 2 for i in range(nodes)}
-    rule = HintRule(nodes=2**nodes - 1, needs=(ResourceNeed(amount, supply),), least=1, besides=tuple(sorted(besides)))
-    most = len(hints_of_rule(rule))
-
-    assert most <= length(rule, Policy.RESTRICTED) <= longest(nodes, Policy.RESTRICTED) + len(besides)
-    assert nodes == length(rule, Policy.SINGLE_NUMA_NODE)
-
-
-def asking(state_nodes: int, policy: Policy, closest: bool = False, scope: Scope = Scope.CONTAINER) -> Decision:
-    """One container asks for some of all, on a machine whose NUMA nodes each have a GPU, a NIC and hugepages."""
-    hardware = machine(nodes=state_nodes, gpus=range(state_nodes), nics=range(state_nodes))
-    hardware = msgspec.structs.replace(
-        hardware, nodes=tuple(msgspec.structs.replace(each, hugepages={PAGES: GIB}) for each in hardware.nodes)
-    )
-    rules = AdmissionRules(
-        mode=Mode.KUBELET, policy=policy, scope=scope, prefer_closest_numa_nodes=closest, reserved_cpus="0"
-    )
-    wanted = container("main", gpus=1, nics=1, cpus=2, gib=2, others={PAGES: GIB // 2})
-    return admit(node(hardware), pod(wanted), rules)
-
-
-@pytest.mark.parametrize("policy", STRICT)
-@pytest.mark.parametrize("closest", [False, True])
-@pytest.mark.parametrize("scope", list(Scope))
-def test_a_merge_that_takes_the_kubelet_days_is_a_note(policy: Policy, closest: bool, scope: Scope) -> None:
-    """Five resources with 255 hints each are 1.1e12 combinations."""
-    (note,) = asking(8, policy, closest, scope).explanation.notes
-
-    assert note.startswith("for the pod " if scope is Scope.POD else "for container main ")
-    assert "about 1.1e+12 combinations" in note and "255 of cpu" in note and "about 3 days" in note
-
-
-@pytest.mark.parametrize(("nodes", "policy"), [(4, Policy.RESTRICTED), (8, Policy.SINGLE_NUMA_NODE), (8, Policy.NONE)])
-def test_a_merge_that_is_done_at_once_is_none(nodes: int, policy: Policy) -> None:
-    assert () == asking(nodes, policy).explanation.notes
+from topoalign.core.model.ids import CPU, GPU, ResourceName
+from topoalign.core.model.requests import AdmissionRules, Mode, Policy
+from topoalign.core.policy.merge.merge_time import MANY, duration, longest, warn_of_combinations
 
 
 def test_where_topoalign_decides_itself_nothing_is_said_of_the_kubelet() -> None:
@@ -101,10 +28,10 @@ def test_a_warning_begins_at_a_hundred_million_combinations() -> None:
 
 def test_any_number_of_combinations_can_be_said() -> None:
     """100 resources on 64 NUMA nodes are more than a float holds."""
-    rule = HintRule(nodes=2**64 - 1, needs=(ResourceNeed(1, {1: 1}),), least=1)
-    many = {"device": {ResourceName(f"example.com/{i}"): rule for i in range(100)}}
+    many = {ResourceName(f"example.com/{i}"): longest(64, Policy.RESTRICTED) for i in range(100)}
 
-    assert "about 1.0e+24 combinations" in (slow_merge(many, Policy.RESTRICTED, ContainerName("c")) or "")
+    assert "about 1.0e+24 combinations" in (warn_of_combinations(many) or "")
+    assert 64 == longest(64, Policy.SINGLE_NUMA_NODE)
 
 
 @pytest.mark.parametrize(

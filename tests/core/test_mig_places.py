@@ -4,7 +4,7 @@ import hami_reference as reference
 import msgspec
 import pytest
 from hami_support import A100, profiles
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core import wire
@@ -63,7 +63,6 @@ runs = st.builds(place, st.integers(0, 7), st.integers(1, 4))
 amounts = st.tuples(st.sampled_from([0, 1, 128, 200, 256, 512, 600, 1024, 1025]), st.sampled_from([-1, 0, 1]))
 
 
-@settings(max_examples=300, deadline=None)
 @given(some_profiles, st.sets(runs, max_size=3), amounts)
 def test_the_smallest_instance_with_a_place_is_made(
     some: tuple[reference.Profile, ...], taken: set[MigPlacement], amount: tuple[int, int]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 from decision_support import GIB, admitted, container, granted, machine, node, pod, refused
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from seam_reference import naive_rank
 
@@ -237,7 +237,6 @@ def best_gpus(state: NodeState, amount: int, nics: int, inside: Nodes) -> tuple[
     return min(ranks, default=()) if amount else ()
 
 
-@settings(max_examples=300, deadline=None)
 @given(nodes_in_use(), pods(inits=0), st.sampled_from(Scope))
 def test_a_pod_is_admitted_if_it_is_as_narrow_as_its_widest_request(
     given_node: tuple[NodeState, AdmissionRules], asked: PodRequest, scope: Scope
@@ -275,7 +274,6 @@ def test_a_pod_is_admitted_if_it_is_as_narrow_as_its_widest_request(
             check_inside(state, admitted(decision), best, free)
 
 
-@settings(max_examples=300, deadline=None)
 @given(nodes_in_use(), pods(inits=3), st.sampled_from(Scope))
 def test_what_a_strict_policy_admits_never_fails_when_it_is_given_out(
     given_node: tuple[NodeState, AdmissionRules], asked: PodRequest, scope: Scope

@@ -69,7 +69,6 @@ def scores_of(draw: st.DrawFn, most: int = 7) -> Scores:
     return table
 
 
-@settings(max_examples=200, deadline=None)
 @given(scores_of(), st.data())
 def test_best_effort_is_the_best_set_of_a_best_split(scores: Scores, data: st.DataObject) -> None:
     free = tuple(sorted(data.draw(st.sets(st.sampled_from(range(len(scores))), min_size=2))))
@@ -123,7 +122,7 @@ def test_misuse_gets_no_preference(policy: str, available: list[int], required: 
     assert () == choose_gpu_set(PLACEMENTS[policy], GpuChoice(SetScorer(scores), available, required, size))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.permutations([f"GPU-{i}" for i in range(4)]), st.integers(1, 4), st.sampled_from(["best-effort", "simple"]))
 def test_the_order_in_which_devices_are_handed_in_has_no_say(order: list[str], size: int, placement: str) -> None:
     topology = machine()
@@ -214,7 +213,6 @@ def chosen_of(scores: Scores, available: Sequence[int], required: Sequence[int],
     return choose_gpu_set(BestEffort(), GpuChoice(SetScorer(scores), available, required, size))
 
 
-@settings(max_examples=400, deadline=None)
 @given(SEEDS)
 def test_the_chosen_set_and_the_total_are_those_of_a_walk_up_to_nine_gpus(seed: int) -> None:
     random = Random(seed)
@@ -235,7 +233,7 @@ def test_at_most_one_set_is_smaller_even_if_small_sets_are_worth_more() -> None:
     assert ((0, 1, 2), 370, True) == best_split(pairs, range(8), [], 3)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(SEEDS, st.sampled_from([6, 9, 11, 24]))
 def test_the_order_of_the_input_has_no_say_and_what_is_required_is_in(seed: int, devices: int) -> None:
     random = Random(seed)
@@ -251,7 +249,7 @@ def test_the_order_of_the_input_has_no_say_and_what_is_required_is_in(seed: int,
     assert chosen == chosen_of(scores, free, required[::-1], size)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS, st.sampled_from([8, 11, 24]))
 def test_a_device_that_is_taken_away_is_not_in_the_next_answer(seed: int, devices: int) -> None:
     random = Random(seed)

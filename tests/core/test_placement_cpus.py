@@ -2,7 +2,7 @@
 
 import pytest
 from decision_support import machine
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.cpu_assignment import read_reserved_cpus, take
@@ -33,7 +33,6 @@ def rules(*options: CpuOption, reserved_cpus: str = "", reserved_cpu_count: int 
     )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.sets(st.sampled_from(range(16))), st.integers(0, 16))
 def test_a_take_is_as_large_as_asked_and_breaks_at_most_one_whole_core(available: set[int], count: int) -> None:
     """Whole cores are taken as whole cores, and single CPUs come from cores that are broken already, if there are any."""
@@ -62,7 +61,6 @@ def test_what_is_broken_already_is_used_up_first() -> None:
     assert {5} == take_packed(TWO, set(range(16)) - {13}, 1)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sets(st.sampled_from(range(16)), min_size=4), st.integers(1, 4), st.sampled_from([0b01, 0b10, 0b11, None]))
 def test_cpus_of_the_affinity_come_first(allocatable: set[int], count: int, affinity: int | None) -> None:
     chosen = choose_cpus(TWO, allocatable, count, affinity, PLAIN)

@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID, ResourceName
@@ -59,7 +59,6 @@ def test_what_init_containers_left_comes_first_whatever_its_node() -> None:
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=7), st.data())
 def test_the_most_likely_of_all_random_takeovers_is_assumed(nodes: list[int], data: st.DataObject) -> None:
     """All sets of devices are equally likely, so the distribution over NUMA nodes that most of them have is."""
@@ -72,7 +71,6 @@ def test_the_most_likely_of_all_random_takeovers_is_assumed(nodes: list[int], da
     assert max(ways.values()) == ways[tuple(sorted(nodes[devices.places[device]] for device in likely))]
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sets(st.sampled_from([*DEVICES])), st.sampled_from([None, 0b01, 0b10, 0b11]))
 def test_sides_split_what_is_available(available: set[DeviceID], affinity: int | None) -> None:
     split = split_by_affinity(DEVICES, available, affinity)

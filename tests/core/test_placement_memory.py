@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.hints.memory_hints import MemoryNode, memory_hints
@@ -65,7 +65,6 @@ def test_reusable_memory_on_the_same_group_is_not_taken_anew() -> None:
     assert ((1,), (5,)) == chosen(nodes(10, 10), 5, TopologyHint(0b10, True), left)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=5), st.integers(0, 50))
 def test_parts_add_up_to_what_is_wanted_or_all_there_is(amounts: list[int], wanted: int) -> None:
     parts = from_lowest(amounts, wanted)

@@ -39,7 +39,6 @@ def chosen(topology: Topology, free: tuple[DeviceID, ...], size: int, nics: int 
     return prefer(topology, GPU, free, (), size, Placement.TOPOLOGY, context=context)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_the_set_is_the_one_that_a_naive_reading_of_the_rule_finds(data: st.DataObject) -> None:
     count = data.draw(st.integers(4, 7))
@@ -179,7 +178,7 @@ def pcie_tree(a: int, b: int) -> int:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_order_of_the_input_is_irrelevant_and_required_gpus_included(data: st.DataObject) -> None:
     """The order of the input has no influence, and what is required is included."""
     every = list(VOLTA.devices[GPU])
@@ -284,7 +283,7 @@ def test_a_single_gpu_breaks_no_pair_on_large_machines_either(count: int, odd: i
     assert single in by_topology(SetScorer(table), free, (), 3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_what_is_remembered_answers_only_the_same_question(data: st.DataObject) -> None:
     """One scorer is asked by both policies, as on a node between two pods; a fresh one is asked each question alone."""

@@ -185,15 +185,6 @@ def test_names_that_nobody_serves_are_named_where_all_devices_are_known() -> Non
     assert ((FPGA,), (), ()) == (nobody, unknown, somebody)
 
 
-def test_devices_that_two_resources_list_under_one_id_are_noted() -> None:
-    kubelet = KubeletObserved(rules=RULES, devices={FPGA: listed(("0", (0,))), VPU: listed(("0", (1,)))})
-    notes = predict(told(kubelet), pod(container("main", others={FPGA: 1})), 0).explanation.notes
-    without = predict(told(kubelet), pod(container("main", gpus=1)), 0).explanation.notes
-
-    assert 1 == len(notes) and "example.com/fpga" in notes[0]
-    assert () == without
-
-
 @pytest.mark.parametrize("unknown", ["its socket is not there", ""])
 def test_a_resource_is_passed_over_only_where_its_absence_is_known(unknown: str) -> None:
     kubelet = KubeletObserved(rules=RULES, devices=None if unknown else {}, devices_unknown=unknown, registered=())

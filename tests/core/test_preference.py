@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
@@ -57,7 +57,6 @@ def naive(
     return tuple(sorted({*must, *others}, key=listed.index))
 
 
-@settings(max_examples=200)
 @given(machines(), st.sampled_from([NIC, OTHER]), st.data())
 def test_nics_are_preferred_near_gpus_and_others_in_order(
     of: Topology, resource: ResourceName, data: st.DataObject
@@ -95,7 +94,6 @@ names = st.sampled_from([DeviceID(each) for each in "abcdef"])
 some = st.frozensets(names)
 
 
-@settings(max_examples=400)
 @given(
     st.lists(st.sampled_from([None, (), (0,), (1,), (0, 1), (-1,)]), min_size=6, max_size=6),
     some,

@@ -140,7 +140,6 @@ def state_of(used: Used) -> NodeState:
     return holding(node(mixed()), *((gpu, cores, memory) for gpu, held in used.items() for cores, memory in held))
 
 
-@settings(max_examples=100, deadline=None)
 @drawn(usage(MIXED_SIZES, (0, 10, 40), (1, 4_000, 15_000)), wanted, annotations(), st.sampled_from(BOTH))
 def test_gpus_are_those_that_the_annotations_choose(
     used: Used, asked: tuple[int, int, int, int], says: dict[str, str], rules: AdmissionRules
@@ -161,7 +160,7 @@ def test_gpus_are_those_that_the_annotations_choose(
             assert best(map(reference.fullness, sets)) == reference.fullness(found)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @drawn(usage(MIXED_SIZES, (0, 10, 40), (1, 4_000, 15_000)), wanted, annotations(), st.sampled_from(ALIGNED))
 def test_no_alignment_leads_to_other_gpus(
     used: Used, asked: tuple[int, int, int, int], says: dict[str, str], rules: AdmissionRules

@@ -32,7 +32,6 @@ from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Policy
 from topoalign.core.model.topology.device_offers import Offer, Slots
-from topoalign.core.sharing.choosers import several_of_one_gpu
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import equal_part, held_by_slot, offered_in_slots, sum_amounts
 
@@ -61,29 +60,6 @@ def test_several_gpus_are_different_ones(rules: AdmissionRules) -> None:
     assert 3 == len(given(state, found)) == len(found.devices[GPU])
     assert {(30, EACH // 2)} == {*given(state, found).values()}
     assert 0 not in given(state, found)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "able", "cause"),
-    [
-        (
-            (0, 0, 1),
-            range(8),
-            "the kubelet takes the slots of NUMA node 3, where 2 GPUs have enough left, and 3 are asked for",
-        ),
-        ((0, 0, 2), range(2), "3 GPUs are asked for, and 2 of the node have enough left"),
-        ((0, 0), range(8), "8 GPUs have enough left, and the kubelet has chosen slots without the plugin's preference"),
-    ],
-)
-def test_slots_of_one_gpu_are_refused_with_the_cause(gpus: tuple[int, ...], able: range, cause: str) -> None:
-    ids = [gpu.id for gpu in DGX.gpus]
-
-    found, remedy = several_of_one_gpu(
-        in_slots(DGX, scaling=WITH_NUMA_NODES), GPU, [ids[gpu] for gpu in gpus], [ids[gpu] for gpu in able]
-    )
-
-    assert cause == found
-    assert ("wait" in remedy) == (len(able) < len(gpus))
 
 
 def test_without_an_amount_it_is_all_memory_of_a_gpu() -> None:

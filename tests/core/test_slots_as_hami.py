@@ -125,7 +125,7 @@ def asking(several: list[Asked]) -> list[ContainerRequest]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @drawn(usage(), st.lists(asked, min_size=1, max_size=2), annotations(), st.sampled_from(BOTH))
 def test_containers_get_the_gpus_that_hami_would_choose(
     used: Used, several: list[Asked], says: dict[str, str], rules: AdmissionRules

@@ -103,7 +103,7 @@ divided = st.tuples(st.integers(0, 60), st.integers(1, 40), st.integers(1, 4)).m
 """Computing time, blocks, and over how many GPUs: parts are equal."""
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(some_held, divided, st.sampled_from([BEST, KUBELET]))
 def test_the_best_set_with_enough_gets_equal_parts(
     held: Held, asked: tuple[int, int, int], rules: AdmissionRules
@@ -124,7 +124,7 @@ def test_the_best_set_with_enough_gets_equal_parts(
         assert dict.fromkeys(expected, (cores // cards, blocks // cards)) == parts(state, decision.allocations[0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(some_held, divided, st.sampled_from([Policy.SINGLE_NUMA_NODE, Policy.RESTRICTED, Policy.BEST_EFFORT]))
 def test_no_hint_promises_a_numa_node_with_too_few_gpus(
     held: Held, asked: tuple[int, int, int], policy: Policy

@@ -9,7 +9,7 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.cpu_assignment.distributed import MOST_STEPS, best_split, choices, take_distributed, unevenness
@@ -249,7 +249,6 @@ def situation(seed: int) -> Situation:
 SITUATIONS = st.integers(0, 1 << 32).map(situation)
 
 
-@settings(max_examples=1000, deadline=None)
 @given(SITUATIONS, st.booleans(), st.booleans())
 def test_packed_and_spread_takes_equal_the_reference(of: Situation, spread: bool, uncore: bool) -> None:
     taken = take_packed(of.rig.topology, of.free, of.asked, spread=spread, prefer_uncore=uncore)
@@ -257,7 +256,6 @@ def test_packed_and_spread_takes_equal_the_reference(of: Situation, spread: bool
     assert reference_packed(of.rig, of.free, of.asked, spread, uncore) == {*taken}
 
 
-@settings(max_examples=1000, deadline=None)
 @given(SITUATIONS, st.integers(1, 3))
 def test_distributed_takes_equal_the_reference(of: Situation, group: int) -> None:
     """Fragments of groups that are left over, and combinations of four and more NUMA nodes, included."""
@@ -266,7 +264,6 @@ def test_distributed_takes_equal_the_reference(of: Situation, group: int) -> Non
     assert reference_distributed(of.rig, of.free, of.asked, group) == {*taken}
 
 
-@settings(max_examples=500, deadline=None)
 @given(SITUATIONS, st.booleans(), st.booleans(), st.integers(1, 2))
 def test_in_mode_best_exactly_the_asked_number_of_free_cpus_is_taken(
     of: Situation, spread: bool, uncore: bool, group: int
@@ -280,7 +277,6 @@ def test_in_mode_best_exactly_the_asked_number_of_free_cpus_is_taken(
         assert taken <= of.free
 
 
-@settings(max_examples=1000, deadline=None)
 @given(SITUATIONS, st.integers(0, 2), st.integers(0, 100), st.booleans())
 def test_cpu_hints_equal_the_reference(of: Situation, left: int, percent: int, by_socket: bool) -> None:
     """`left` CPUs were left by init containers of the pod; asked are `percent` of the machine's CPUs."""
@@ -313,7 +309,6 @@ def test_aligned_by_socket_fewer_sockets_with_more_nodes_are_not_preferred() -> 
     ]
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=16))
 def test_unevenness_is_the_rounded_standard_deviation_in_integers(amounts: list[int]) -> None:
     """Unevenness is the rounded standard deviation, computed without floating point."""
@@ -407,7 +402,6 @@ def test_thousands_of_equal_nodes_are_one_choice() -> None:
     assert [tuple(range(2_500))] == [*choices([8] * 3_000, range(3_000), 2_500)]
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, 3), max_size=9), st.integers(1, 10))
 def test_choices_hold_the_first_of_equal_neighbours_in_order(free: list[int], size: int) -> None:
     """The choices are the subsets that hold the first of equal neighbours, in order."""

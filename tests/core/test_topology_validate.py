@@ -80,8 +80,8 @@ MIG = MigDevice(uuid=DeviceID("MIG-1"), profile="1g.10gb", gpu_instance=0, compu
         ({"bridges": (*WHOLE.bridges, PciBridge(address=""))}, "bridges[2].address"),
         ({"bridges": WHOLE.bridges[:1]}, "gpus[0].bridge"),
         ({"gpus": (WHOLE.gpus[0], Gpu(id=B, index=0))}, "gpus[1].index"),
-        ({"gpus": (WHOLE.gpus[0], Gpu(id=A, index=1))}, "gpus"),
-        ({"gpus": (Gpu(id=N, index=0),), "links": ()}, "gpus and nics"),
+        ({"gpus": (WHOLE.gpus[0], Gpu(id=A, index=1))}, "devices and their parts"),
+        ({"gpus": (Gpu(id=N, index=0),), "links": ()}, "devices and their parts"),
         ({"gpus": (Gpu(id=DeviceID("a b"), index=0),)}, "gpus[0].id"),
         ({"gpus": (Gpu(id=A, index=0, numa_affinity=(1,)),)}, "gpus[0].numa_affinity"),
         ({"gpus": (Gpu(id=A, index=0, numa_affinity=(0, 0)),)}, "gpus[0].numa_affinity"),
@@ -91,12 +91,12 @@ MIG = MigDevice(uuid=DeviceID("MIG-1"), profile="1g.10gb", gpu_instance=0, compu
         ({"gpus": (Gpu(id=A, index=0, switch_links=-1),)}, "gpus[0].switch_links"),
         ({"gpus": (Gpu(id=A, index=0, links_down=-1),)}, "gpus[0].links_down"),
         ({"gpus": (Gpu(id=A, index=0, fabric_state="fine"),)}, "gpus[0].fabric_state"),
-        ({"gpus": (Gpu(id=A, index=0, mig=(MIG, MIG)),)}, "gpus[0].mig"),
+        ({"gpus": (Gpu(id=A, index=0, mig=(MIG, MIG)),)}, "devices and their parts"),
         ({"gpus": tuple(Gpu(id=DeviceID(f"{i}"), index=i) for i in range(MOST_GPUS + 1))}, "gpus"),
         ({"nics": (Nic(id=N, index=-1),)}, "nics[0].index"),
         ({"nics": (Nic(id=N, index=0, numa_affinity=(9,)),)}, "nics[0].numa_affinity"),
         ({"nics": (Nic(id=N, index=0, bridge="none"),)}, "nics[0].bridge"),
-        ({"nics": (Nic(id=N, index=0), Nic(id=N, index=1))}, "nics"),
+        ({"nics": (Nic(id=N, index=0), Nic(id=N, index=1))}, "devices and their parts"),
         ({"links": (Link(a=A, b=DeviceID("none")),)}, "links[0].b"),
         ({"links": (Link(a=A, b=A),)}, "links[0].b"),
         ({"links": (Link(a=A, b=B), Link(a=B, b=A))}, "links[1]"),
@@ -126,4 +126,3 @@ def test_one_device_under_two_resources_is_refused_and_both_are_named(device: De
 
     assert "others[1].id" == caught.value.field
     assert all(resource in caught.value.finding for resource in resources.split(" and "))
-    assert "id of its own" in caught.value.remedy

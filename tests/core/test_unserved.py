@@ -114,14 +114,7 @@ def test_the_finding_names_the_field_and_all_names() -> None:
     ],
 )
 def test_the_remedy_names_what_makes_it_work(name: str, begin: str) -> None:
-    assert remedy_for(ResourceName(name), [ResourceName(name)], served_by((DGX,))).startswith(begin)
-
-
-def test_a_setting_is_named_once_for_several_names() -> None:
-    names = [ResourceName(name) for name in ("tencent.com/vcuda-cores", "tencent.com/vcuda-memory")]
-    remedy = UnservedResource(pod(container(others=dict.fromkeys(names, 1))), names, served_by((DGX,))).remedy
-
-    assert "did you mean tencent.com/vcuda-core?; offer GPUs in units" == remedy.split(" (")[0]
+    assert remedy_for(ResourceName(name), served_by((DGX,))).startswith(begin)
 
 
 def test_the_nearest_of_several_names_is_named() -> None:

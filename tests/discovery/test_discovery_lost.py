@@ -1,7 +1,7 @@
 """What is not found any more stays listed, and the machine still hangs together."""
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
@@ -84,7 +84,6 @@ def test_a_lost_gpu_forgets_a_numa_node_that_is_gone_too() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 7), unique=True), min_size=2, max_size=6))
-@settings(deadline=None)
 def test_every_gpu_ever_seen_is_listed_once(
     readings: list[list[int]],
 ) -> None:

@@ -1,6 +1,6 @@
 """Whom to trust: a judge that knows only what it is told, and no clock."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.events import HEALTHY, DeviceHealth, HealthState
@@ -283,7 +283,6 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-@settings(deadline=None)
 def test_signs_of_one_gpu_change_no_other_and_count_at_once(
     steps: list[tuple[str, float]],
 ) -> None:

@@ -76,14 +76,6 @@ LATER = {
     "topoalign.tools": "measures and compares",
     "topoalign.tools.demo": "shows an example",
     "topoalign.mps": "runs where GPUs are shared by MPS",
-    "topoalign.allocator.containers.mps": "adds edits for shares by MPS",
-    "topoalign.allocator.containers.vcuda.unit_directories": "keeps the directories of the limiter vcuda",
-    "topoalign.allocator.containers.vcuda.limiter": "keeps the files of the limiter vcuda",
-    "topoalign.allocator.containers.hami_core.slot_directories": "keeps the directories of the limiter hami-core",
-    "topoalign.allocator.containers.hami_core.shared_files": "reads the files of the limiter hami-core",
-    "topoalign.allocator.containers.hami_core.feedback": "writes to them",
-    "topoalign.plugin_config.hook_files": "tells whether HAMi-core is in place",
-    "topoalign.plugin_config.mps_files": "tells whether a daemon of MPS serves",
 }
 """Modules that a node agent has no use for when its first list is out, with what they are for."""
 

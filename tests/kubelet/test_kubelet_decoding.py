@@ -63,14 +63,14 @@ def refused(data: bytes, kind: type) -> bool:
     return False
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(ALLOCATE | PREFER | START)
 def test_every_request_is_read_as_the_generated_code_does(request: Request) -> None:
     assert request == pieces(bytes(request), type(request))[0]
     assert CODEC.decode(bytes(request), type(request)) == pieces(bytes(request), type(request))[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), ALLOCATE | PREFER | START)
 def test_fields_in_any_order_repeated_or_unknown_are_read_alike(data: st.DataObject, request: Request) -> None:
     """Fields in another order, twice or unknown, in a request and in its containers, are read as the generated code does."""

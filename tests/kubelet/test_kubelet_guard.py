@@ -32,7 +32,7 @@ async def test_a_kubelet_that_lost_our_devices_is_called_less_and_less_often() -
             assert it.front.reason() is None  # once may be the moment before it has read a list
             await guard.poll()
             await clock.advance(POLL_SECONDS)
-            assert "shows none of its 8 healthy devices" in (it.front.reason() or "")
+            assert "shows none of its healthy devices" in (it.front.reason() or "")
             await it.kubelet.until(lambda kubelet: kubelet.plugins.registrations == 2)
             await listening(it.front.plugins[GPU].service.watch)
             for _ in range(4):

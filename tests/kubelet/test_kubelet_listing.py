@@ -94,7 +94,7 @@ async def test_all_that_a_node_may_offer_goes_into_one_message_of_a_kubelet() ->
     assert len((await DeviceListing(SHARED).of(state.holding(held))).SerializeToString()) < 4 << 20
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(nodes())
 async def test_the_bytes_are_those_of_the_generated_code(state: NodeState) -> None:
     """For every topology, any number of shares and every health."""
@@ -104,7 +104,7 @@ async def test_the_bytes_are_those_of_the_generated_code(state: NodeState) -> No
         assert by_the_generated_code(state, resource) == said.SerializeToString()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from((1, 2, 12)), HEALTHS), min_size=1, max_size=6))
 async def test_after_changes_the_same_is_said_as_from_the_beginning(
     changes: Sequence[tuple[int, DeviceHealth]],

@@ -51,7 +51,7 @@ def without_reasons(decision: Decision) -> Decision:
 sizes = st.tuples(st.integers(0, 2), st.sampled_from([0, 0.5, 1, 2, 4]), st.sampled_from([0, 1, 20, 90]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(sizes, min_size=1, max_size=2), max_size=5),
     sizes,

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.errors import StateFault
@@ -76,7 +76,6 @@ def naive(root: Path, uid: str) -> bool:
     return len(plugins) > 0 and sum(len(list(plugin.glob("*"))) for plugin in plugins) == 0
 
 
-@settings(max_examples=100)
 @given(
     st.dictionaries(
         st.sampled_from("abcd"),

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.errors import BadRequest, InvalidField, InvalidMachine
@@ -94,7 +94,6 @@ places = [
 
 
 @given(st.sampled_from(places), values)
-@settings(max_examples=150, deadline=None)
 def test_no_value_breaks_the_reader(path: str, value: object) -> None:
     try:
         document.decode_machine(changed(path, value), "x")

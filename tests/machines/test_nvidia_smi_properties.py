@@ -53,7 +53,6 @@ def matrices(draw: st.DrawFn) -> Matrix:
 
 
 @given(matrices())
-@settings(max_examples=150, deadline=None)
 def test_a_printed_matrix_read_again_is_the_same_machine(matrix: Matrix) -> None:
     machine = topology_of(matrix)
 
@@ -63,7 +62,7 @@ def test_a_printed_matrix_read_again_is_the_same_machine(matrix: Matrix) -> None
 
 
 @given(matrices())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_printed_matrix_holds_the_cells_it_was_made_of(matrix: Matrix) -> None:
     again = read_matrix(print_matrix(topology_of(matrix)))
     rows = list(matrix.cells.values())
@@ -89,7 +88,6 @@ def typed(matrix: Matrix) -> list[list[str]]:
 
 
 @given(matrices(), st.sampled_from(["", "  ", "# "]))
-@settings(max_examples=150)
 def test_a_matrix_with_spaces_for_tabs_reads_the_same(matrix: Matrix, before: str) -> None:
     """A matrix whose tabs have become spaces gives the same machine, also with empty cells."""
     lines = ["\t".join(row).expandtabs(8).rstrip() for row in typed(matrix)]
@@ -98,7 +96,6 @@ def test_a_matrix_with_spaces_for_tabs_reads_the_same(matrix: Matrix, before: st
 
 
 @given(matrices(), st.sampled_from(["", "> "]), st.booleans(), st.booleans())
-@settings(max_examples=100)
 def test_a_matrix_as_a_markdown_table_is_the_same(matrix: Matrix, before: str, bold: bool, extra: bool) -> None:
     rows = typed(matrix)
     if matrix.gpu_numa_id is not None and not extra:  # without the cell that stands below no title
@@ -180,7 +177,6 @@ def vector_texts() -> list[str]:
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
 def test_a_mutilated_paste_is_a_machine_or_is_refused_and_nothing_else(data: st.DataObject) -> None:
     text = data.draw(st.sampled_from(vector_texts()).flatmap(mutations))
     try:
@@ -194,7 +190,6 @@ def test_a_mutilated_paste_is_a_machine_or_is_refused_and_nothing_else(data: st.
 
 
 @given(st.text(alphabet="GPUNICXSY0123 \t\n-,/A#>:Legendmlx5_\x1b[m", max_size=300))
-@settings(max_examples=300, deadline=None)
 @example("\tGPU0\nGPU0\tX")
 @example("GPU0")
 @example("\tGPU0\tmlx5_0\tmlx5_0")
@@ -204,7 +199,6 @@ def test_noise_is_refused_and_nothing_else(text: str) -> None:
 
 
 @given(st.integers(0, 10_000), st.sampled_from(vector_texts()))
-@settings(max_examples=100, deadline=None)
 def test_a_changed_link_is_noticed(at: int, text: str) -> None:
     """A cell is in two rows: whichever is changed, the other tells."""
     matrix = read_matrix(text)

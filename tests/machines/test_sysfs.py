@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from machine_support import packed, unpacked
 
@@ -202,7 +202,6 @@ ODD = st.sampled_from(
     st.dictionaries(st.sampled_from(sorted(TWO_SOCKETS)), ODD | st.none(), max_size=12),
     st.sets(st.sampled_from(sorted(LINKS))),
 )
-@settings(max_examples=150, deadline=None)
 def test_no_content_of_files_breaks_the_reader(changes: dict[str, str | None], lost: set[str]) -> None:
     files = {name: text for name, text in {**TWO_SOCKETS, **changes}.items() if text is not None}
     archive = packed(files, {name: target for name, target in LINKS.items() if name not in lost}, "w:", "")

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.ids import DeviceID
@@ -34,7 +34,6 @@ def end(target: str) -> End:
 
 
 @given(machines)
-@settings(deadline=None)
 def test_pair_links_are_direct_ones_else_the_common_ones_to_the_switch(
     machine: list[list[str]],
 ) -> None:

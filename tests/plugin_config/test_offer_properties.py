@@ -4,7 +4,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from serving_support import A100, L4, gpu, machine, nic
 
@@ -171,7 +171,6 @@ def shared_out(usual: list[tuple[str, str, str]], sharing: dict[str, Any], divid
 
 
 @given(machines(), documents())
-@settings(max_examples=400)
 def test_offers_are_what_each_device_by_itself_becomes(topology: Topology, document: dict[str, Any]) -> None:
     """So every device is accounted for: offered once, under one resource, whole or in parts, or left out for a reason."""
     found = offer_resources(topology, interpret_document(document, {}).configuration).offers

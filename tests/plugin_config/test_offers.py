@@ -193,7 +193,7 @@ def test_single_offers_whole_gpus_where_none_is_in_mig_mode() -> None:
 @pytest.mark.parametrize(
     ("gpus", "why"),
     [
-        ([gpu(0, ["1g.10gb"]), gpu(1)], "GPU 0 is in MIG mode and GPU 1 is not"),
+        ([gpu(0, ["1g.10gb"]), gpu(1)], "GPU 1 has no MIG instance"),
         ([gpu(0, ["1g.10gb"]), gpu(1, [])], "GPU 1 has no MIG instance"),
         ([gpu(0, ["1g.10gb"]), gpu(1, ["3g.40gb"])], "there are instances of '1g.10gb', '3g.40gb'"),
     ],
@@ -254,8 +254,7 @@ nics: [{names: [mlx5_9], name: fast}]
     assert {"nvidia.com/zero": ["GPU-0"], "nvidia.com/gpu": ["GPU-1"], "topoalign.io/nic": ["mlx5_0"]} == listed(found)
     assert [
         "resources.gpus[0]: decides for no GPU of this node",
-        "resources.gpus[1]: this node has no GPU 'GPU-7'",
-        "resources.gpus[2]: this node has no GPU '9'",
+        "resources.gpus[2]: decides for no GPU of this node",
         "resources.gpus[3]: decides for no GPU of this node",
         "nics[0]: decides for no NIC of this node",
     ] == said(found)

@@ -61,14 +61,6 @@ def test_a_wrapper_without_one_valid_configuration_is_refused(text: str, field: 
     assert words in f"{caught.value.finding} {caught.value.remedy}"
 
 
-def test_a_mapping_as_a_value_of_a_config_map_is_refused() -> None:
-    """Without the `|` an API server refuses the ConfigMap: `cannot unmarshal object into Go struct field`."""
-    (found,) = configurations(b"kind: ConfigMap\ndata:\n  any:\n    version: v1\n", Path("file"))
-
-    assert isinstance(found.content, BadRequest)
-    assert "data.any: is a mapping" in found.content.finding and "`NAME: |`" in found.content.remedy
-
-
 def test_the_only_configuration_of_a_wrapper_is_that_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text(json.dumps(CONFIG_MAP))

@@ -93,7 +93,7 @@ async def test_a_pod_holds_its_devices_while_it_is_bound(
     uid = add(world, "a", 3)
     await all_tasks_blocked()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(scheduling.binder.bind, "ml", "a", uid, NODE)
+        tasks.start_soon(scheduling.bind, "ml", "a", uid, NODE)
         while not scheduling.view.pods_on(NODE).assumed:
             await anyio.lowlevel.checkpoint()
         reserved, codes = scheduling.reservations.held(NODE), [code(scheduling, gpus) for gpus in (2, 3)]
@@ -117,7 +117,7 @@ async def test_binds_of_one_node_do_not_wait_for_one_another(
 
     async def bind(name: str) -> None:
         try:
-            await scheduling.binder.bind("ml", name, uids[name], NODE)
+            await scheduling.bind("ml", name, uids[name], NODE)
         except TopoalignError as error:
             failed[name] = error.code
 
@@ -140,7 +140,7 @@ async def test_nothing_is_held_after_a_bind_that_has_failed(
 
         async def bind() -> None:
             with pytest.raises(BoundElsewhere):
-                await scheduling.binder.bind("ml", "a", uid, NODE)
+                await scheduling.bind("ml", "a", uid, NODE)
 
         tasks.start_soon(bind)
         await all_tasks_blocked()
@@ -169,7 +169,7 @@ async def test_a_bind_that_fails_wakes_no_pod(
     before = scheduling.watch.requeue.done
     for _ in range(2):
         with pytest.raises(TopoalignError):
-            await scheduling.binder.bind("ml", "a", uid, NODE)
+            await scheduling.bind("ml", "a", uid, NODE)
         scheduling.view.renew()
         await world.clock.advance(6)
 

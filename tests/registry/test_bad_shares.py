@@ -278,7 +278,7 @@ async def test_init_containers_and_sidecars_are_refused_as_app_containers(
     assert len(apps) > 15
 
 
-@pytest.mark.parametrize("key", ["hami.io/node-scheduler-policy", "tencent.com/vcuda-core-limit"])
+@pytest.mark.parametrize("key", ["tencent.com/vcuda-core-limit"])
 @pytest.mark.parametrize(
     ("hardware", "limits"), [(in_slots(DGX), {GPU: "1", MIB: "9"}), (in_units(DGX), GOOD)], ids=["slots", "units"]
 )

@@ -6,8 +6,8 @@ from view_support import NODE, OneNode
 
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import PodRequest
+from topoalign.registry.ports import NotReadYet
 from topoalign.registry.scheduling.binding.binding import BindChecks
-from topoalign.registry.scheduling.filter.scheduler import NotReadYet
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 pytestmark = pytest.mark.anyio
@@ -71,6 +71,6 @@ def test_a_pod_that_gets_nothing_of_its_own_holds_nothing_in_its_bind() -> None:
     for uid, request in (("new", asking(1)), ("plain", pod(container("main"), name="plain"))):
         site.checks.assume(NODE, PodToSchedule(uid=uid, request=request))
     assumed = site.it.view.pods_on(NODE).assumed
-    site.checks.unassume(NODE, "new")
+    site.checks.view.unassume(NODE, "new")
 
     assert ({"new"}, set()) == ({*assumed}, {*site.it.view.pods_on(NODE).assumed})

@@ -8,8 +8,6 @@ import pytest
 from api_server_support import shown_pod
 from registry_support import World
 from reservation_support import changed, container, reservation
-from structlog.testing import capture_logs
-from structlog.typing import EventDict
 from view_support import NODE
 
 from topoalign.core.model.ids import GPU
@@ -18,7 +16,6 @@ from topoalign.registry.scheduling.binding.cluster_reservations import ClusterRe
 from topoalign.registry.scheduling.kubernetes import bypassed_pods
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import (
     CHECK_SECONDS,
-    NOTED_SECONDS,
     BypassedPods,
 )
 from topoalign.runtime.tasks import background
@@ -80,29 +77,18 @@ def events(world: World) -> list[tuple[str, str]]:
     ]
 
 
-def warnings(logs: list[EventDict]) -> list[str]:
-    return [each["resource"] for each in logs if "managedResources" in each["event"]]
-
-
 async def test_a_resource_that_managed_resources_lacks_is_named(world: World) -> None:
-    """In an Event of each pod, once in the log, and in a note for an hour."""
+    """In an Event of each pod."""
     await world.say(*world.says.all())
     async with world.allocator(world.says), world.registry():
         await world.rounds()
-        with capture_logs() as logs:
-            for name in ("a", "b"):
-                await add(world, name)
-                await bind_past(world, name)
-            await check(world)
-        note = world.context.notes["managedResources"]()
-        await world.clock.advance(NOTED_SECONDS)
+        for name in ("a", "b"):
+            await add(world, name)
+            await bind_past(world, name)
+        await check(world)
 
         assert ["a", "b"] == [name for name, _ in events(world)]
         assert all("{name: nvidia.com/gpu}" in text for _, text in events(world))
-        assert [GPU] == warnings(logs)
-        assert note is not None
-        assert "nvidia.com/gpu" in note
-        assert world.context.notes["managedResources"]() is None
 
 
 async def test_pods_that_are_no_concern_of_the_extender_are_not_reported(world: World) -> None:
@@ -120,7 +106,7 @@ async def test_pods_that_are_no_concern_of_the_extender_are_not_reported(world: 
         await add(world, "direct", {"nodeName": NODE})
         await check(world)
 
-        assert ([], None) == (events(world), world.context.notes["managedResources"]())
+        assert [] == events(world)
 
 
 async def test_a_pod_that_the_extender_bound_is_not_reported(world: World) -> None:
@@ -168,22 +154,6 @@ async def test_nothing_is_reported_while_the_node_does_not_answer(world: World) 
         await check(world)
 
         assert [] == events(world)
-
-
-async def test_a_resource_is_noted_for_an_hour_after_the_last_pod(world: World) -> None:
-    reports = list[PodEvent]()
-    bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: None, "")
-    async with background() as tasks:
-        tasks.start_soon(bypassed.run)
-        for name in ("a", "b"):
-            bypassed.note_bound(await seen(world, name), NODE)
-            await check(world)
-            await world.clock.advance(NOTED_SECONDS / 2)
-        between = bypassed.finding()
-        await world.clock.advance(NOTED_SECONDS / 2)
-
-    assert between is not None
-    assert (2, None) == (len(reports), bypassed.finding())
 
 
 async def test_the_pods_that_were_reserved_for_last_are_remembered(

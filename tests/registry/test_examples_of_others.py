@@ -295,7 +295,6 @@ EXAMPLES = [
         [{"volcano.sh/vgpu-number": 2, "volcano.sh/vgpu-memory": 3000, "volcano.sh/vgpu-cores": 50}],
         {"volcano.sh/vgpu-number": 2},
         {"volcano.sh/vgpu-mode": "hami-core"},
-        "volcano.sh/vgpu-mode",
     ),
     Example(
         "Running VGPU Jobs",

@@ -123,7 +123,7 @@ async def test_a_damaged_call_is_answered_or_refused() -> None:
     """An answer is JSON; a refusal is one of the two errors that have a status of their own."""
     chance = Random(48)
     scheduling = RecordedScheduling()
-    extender = Extender(scheduling, scheduling, lambda: (1, 38))
+    extender = Extender(scheduling, scheduling.bind, lambda: (1, 38))
     webhook = Webhook("ours", lambda resource: False)
     answered = refused = 0
     for number in range(TRIES):
@@ -200,7 +200,7 @@ async def test_an_odd_pod_is_judged_by_a_real_cluster_and_changes_nothing() -> N
     chance, world = Random(49), OneNode()
     world.tell(world.says.all())
     world.code()
-    extender, version = Extender(world.scheduler, RecordedScheduling(), lambda: (1, 38)), world.view.version
+    extender, version = Extender(world.scheduler, RecordedScheduling().bind, lambda: (1, 38)), world.view.version
     names, verdicts = [NODE, "ghost"], Counter[str]()
     for number in range(TRIES // 4):
         pod = odd_pod(chance)

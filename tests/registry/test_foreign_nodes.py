@@ -235,7 +235,7 @@ async def test_a_pod_is_not_bound_to_a_node_that_hami_runs(world: World) -> None
         await world.rounds()
         await annotate(world, register=TEXT)
         with pytest.raises(NodeRefuses) as raised:
-            await scheduling.binder.bind("ml", "p", uid, NODE)
+            await scheduling.bind("ml", "p", uid, NODE)
 
         assert ("ContestedNode", ()) == (raised.value.reason, scheduling.reservations.held(NODE))
         assert "nodeName" not in world.kubernetes.pods.get(("ml", "p"))["spec"]

@@ -85,11 +85,11 @@ async def test_the_member_that_is_bound_first_gets_its_own_slots(first: str) -> 
     await world.say(*world.says.all())
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
-        await scheduling.binder.bind("ml", first, uids[first], NODE)
+        await scheduling.bind("ml", first, uids[first], NODE)
         given = cores_given(world, heard_by_node(world, scheduling))
         (second,) = {*CORES} - {first}
         with pytest.raises(PodsPending):
-            await scheduling.binder.bind("ml", second, uids[second], NODE)
+            await scheduling.bind("ml", second, uids[second], NODE)
 
         assert CORES[first] == given
         assert [first, second] == [each.pod for each in scheduling.reservations.held(NODE)]
@@ -102,13 +102,13 @@ async def test_a_pod_gets_its_own_slots_beside_a_member_that_is_not_bound() -> N
     await world.say(*world.says.all())
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
-        await scheduling.binder.bind("ml", "a", uids["a"], NODE)
+        await scheduling.bind("ml", "a", uids["a"], NODE)
         world.kubernetes.delete_pod("ml", "a", grace=0)
         await all_tasks_blocked()
-        await scheduling.binder.bind("ml", "q", add(world, "q", cores=60), NODE)
+        await scheduling.bind("ml", "q", add(world, "q", cores=60), NODE)
         given = cores_given(world, heard_by_node(world, scheduling))
         with pytest.raises(PodsPending):
-            await scheduling.binder.bind("ml", "b", uids["b"], NODE)
+            await scheduling.bind("ml", "b", uids["b"], NODE)
 
         assert 60 == given
 
@@ -125,7 +125,7 @@ async def test_the_member_with_the_nic_gets_it_and_the_other_one_none(first: str
     await world.say(*world.says.all())
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
-        await scheduling.binder.bind("ml", first, uids[first], NODE)
+        await scheduling.bind("ml", first, uids[first], NODE)
         reserved, state = heard_by_node(world, scheduling), world.says.state
         own, others = (each.containers[0].devices[GPU] for each in reserved.reservations)
         offered: tuple[DeviceID, ...] = others if is_aligned_elsewhere else tuple(state.hardware.devices[GPU])
@@ -134,7 +134,7 @@ async def test_the_member_with_the_nic_gets_it_and_the_other_one_none(first: str
         waiting = co_allocated.waiting(own)
         (second,) = {*uids} - {first}
         with pytest.raises(PodsPending):
-            await scheduling.binder.bind("ml", second, uids[second], NODE)
+            await scheduling.bind("ml", second, uids[second], NODE)
 
         assert gpus == (() if is_aligned_elsewhere else own)
         assert (first == "a", None) == (waiting is not None, co_allocated.waiting(others))

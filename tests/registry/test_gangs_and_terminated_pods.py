@@ -53,19 +53,19 @@ async def test_a_gang_gets_nothing_that_is_still_reserved_for_a_terminated_pod()
 
     async with world.allocator(world.says), world.allocator(other), world.registry() as (scheduling, _):
         await world.rounds()
-        await scheduling.binder.bind("ml", "a", create("a"), NODE)
+        await scheduling.bind("ml", "a", create("a"), NODE)
         await all_tasks_blocked()
         bus.away = True
         world.kubernetes.delete_pod("ml", "a", grace=0)
         one, _two = (create(name, **{GANG: "g", GANG_SIZE: "2"}) for name in ("b", "c"))
         await all_tasks_blocked()
         with pytest.raises(GangWaits):
-            await scheduling.binder.bind("ml", "b", one, NODE)
+            await scheduling.bind("ml", "b", one, NODE)
         waiting = reserved([NODE, other.node])
         bus.away = False
         await world.clock.advance(1)
         await all_tasks_blocked()
-        await scheduling.binder.bind("ml", "b", one, NODE)
+        await scheduling.bind("ml", "b", one, NODE)
 
         assert [["a"], []] == waiting
         assert [["b"], ["c"]] == reserved([NODE, other.node])

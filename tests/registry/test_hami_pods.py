@@ -16,10 +16,9 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Policy
 from topoalign.core.scoring.quality import NodePacking
 from topoalign.core.scoring.scorers import Scoring, scorer_by_name
-from topoalign.core.sharing.pod_warnings import paths_of_limits
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
-from topoalign.registry.scheduling.filter.scheduler import PodChecks, Scheduler
+from topoalign.registry.scheduling.filter.scheduler import Scheduler
 from topoalign.testing.manual_clock import ManualClock
 
 HAMI = as_hami(RULES)
@@ -103,17 +102,3 @@ def test_prioritize_ranks_nodes_as_hami_does() -> None:
 
     assert [[9, 10, 8, 8], [9, 8, 10, 10]] == found
     assert names == scheduler.filter(asked(spread), names).passed
-
-
-def test_a_policy_for_nodes_is_a_warning_where_nodes_are_not_ranked_by_it() -> None:
-    it = world(HAMI)
-    it.view.renew()
-    spread = msgspec.structs.replace(pod(asks(memory=1)), annotations={NODE_POLICY: "spread"})
-    checks = (it.scheduler.checks, PodChecks(it.view.offers, ranks_as_hami=True))
-
-    for each in checks:
-        each.check(spread)
-    warned, ranked = (each.warnings(spread.annotations, paths_of_limits(spread)) for each in checks)
-
-    assert 1 == len(warned) and "has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami" in warned[0]
-    assert () == ranked

@@ -122,7 +122,7 @@ async def test_of_nodes_that_a_caller_invents_nothing_is_kept(world: World) -> N
             scheduling.scheduler.filter(question, [NodeName(name)], labels)
             scheduling.scheduler.prioritize(question, [NodeName(name)])
             with pytest.raises(TopoalignError):
-                await scheduling.binder.bind("ml", "p", "u", NodeName(name))
+                await scheduling.bind("ml", "p", "u", NodeName(name))
         body = {"Pod": {"metadata": {"name": "p", "uid": "u"}, "spec": {"containers": []}}, "NodeNames": INVENTED}
         answer = (await http.post(f"{url}/scheduler/filter", json=body)).json()
         await all_tasks_blocked()

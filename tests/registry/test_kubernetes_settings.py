@@ -47,11 +47,23 @@ async def test_a_registry_follows_the_api_server_of_a_kubeconfig(tmp_path: Path)
             {"TOPOALIGN_KUBERNETES": "in-cluster", "TOPOALIGN_SCHEDULER_PORT": "0"},
             "KUBERNETES: in-cluster cannot be used",
         ),
-        ({"TOPOALIGN_KUBERNETES": "in-cluster"}, "KUBERNETES: the registry answers no scheduler"),
-        ({"TOPOALIGN_SCHEDULER_TLS_DIR": "/tls"}, "SCHEDULER_TLS_DIR: the registry answers no scheduler"),
-        ({**ANSWERING, "TOPOALIGN_DELETE_REFUSED_PODS": "true"}, "DELETE_REFUSED_PODS: the registry has no API server"),
-        ({**ANSWERING, "TOPOALIGN_UNKNOWN_NODES": "pass"}, "UNKNOWN_NODES: the registry has no API server"),
-        ({**ANSWERING, "TOPOALIGN_PUBLISH_TOPOLOGIES": "true"}, "PUBLISH_TOPOLOGIES: the registry has no API server"),
+        ({"TOPOALIGN_KUBERNETES": "in-cluster"}, "KUBERNETES: it has no effect without .*_SCHEDULER_PORT"),
+        (
+            {"TOPOALIGN_SCHEDULER_TLS_DIR": "/tls"},
+            "SCHEDULER_TLS_DIR: it has no effect without .*_SCHEDULER_PORT",
+        ),
+        (
+            {**ANSWERING, "TOPOALIGN_DELETE_REFUSED_PODS": "true"},
+            "DELETE_REFUSED_PODS: it has no effect without .*_KUBERNETES",
+        ),
+        (
+            {**ANSWERING, "TOPOALIGN_UNKNOWN_NODES": "pass"},
+            "UNKNOWN_NODES: it has no effect without .*_KUBERNETES",
+        ),
+        (
+            {**ANSWERING, "TOPOALIGN_PUBLISH_TOPOLOGIES": "true"},
+            "PUBLISH_TOPOLOGIES: it has no effect without .*_KUBERNETES",
+        ),
     ],
 )
 async def test_a_registry_that_cannot_use_the_setting_does_not_start(settings: dict[str, str], finding: str) -> None:

@@ -12,9 +12,8 @@ from registry_support import World
 from view_support import NODE, RULES, Says, asked
 
 from topoalign.core.model.ids import NodeName
-from topoalign.registry.ports import GoneObject, SeenPod, Synced
+from topoalign.registry.ports import GoneObject, NotReadYet, SeenPod, Synced
 from topoalign.registry.scheduling.binding.binding import RESERVED_SECONDS
-from topoalign.registry.scheduling.filter.scheduler import NotReadYet
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.registry.settings import RegistrySettings

@@ -85,7 +85,8 @@ class World:
         await all_tasks_blocked()
 
     def held(self, node: NodeName = NODE) -> list[str]:
-        return [each.request.name for each, _ in self.view.pods_on(node).waiting(NodeState(node=node))]
+        waiting = self.view.pods_on(node).waiting(NodeState(node=node), lambda reserved: None)
+        return [each.request.name for each, _ in waiting]
 
     def refuse(self, name: str, reason: str = "TopologyAffinityError") -> None:
         self.cluster.set_status("ml", name, phase="Failed", reason=reason)

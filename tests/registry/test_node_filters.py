@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from cluster_support import TIME
 from faults_support import THOROUGH
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from view_support import Says, asked, scheduler_of, some_request, some_says, tell_all
 
@@ -150,7 +150,6 @@ some_tolerations = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=1000)
 @given(
     some_labels,
     st.lists(some_taints, max_size=2),

@@ -45,7 +45,7 @@ async def test_a_pod_that_kubernetes_keeps_off_is_not_bound(
         await world.rounds()
         await all_tasks_blocked()
         try:
-            await scheduling.binder.bind("ml", "a", uid, NODE)
+            await scheduling.bind("ml", "a", uid, NODE)
         except TopoalignError as error:
             found = error.code
         reserved = scheduling.reservations.of_pod(uid)

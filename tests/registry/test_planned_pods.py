@@ -81,16 +81,16 @@ async def test_a_pod_does_not_take_the_numa_node_of_a_pod_that_is_planned() -> N
     await world.say(*world.says.all(), *other.all())
     async with world.allocator(world.says), world.allocator(other), world.registry() as (scheduling, _):
         await world.rounds()
-        await scheduling.binder.bind("ml", "a", first.uid, other.node)
+        await scheduling.bind("ml", "a", first.uid, other.node)
         single, both = add(world, "q", 1), add(world, "r", 2)
         await all_tasks_blocked()
         codes = refused(scheduling, single), refused(scheduling, both)
         victims = await scheduling.scheduler.preempt(single, {NODE: Victims(uids=())})
         with pytest.raises(NodeRefuses, match="GangFirst"):
-            await scheduling.binder.bind("ml", "q", single.uid, NODE)
-        await scheduling.binder.bind("ml", "b", second.uid, NODE)
+            await scheduling.bind("ml", "q", single.uid, NODE)
+        await scheduling.bind("ml", "b", second.uid, NODE)
         await admit(world, second)
-        await scheduling.binder.bind("ml", "q", single.uid, NODE)
+        await scheduling.bind("ml", "q", single.uid, NODE)
         await admit(world, single)
 
         assert ({NODE: "GangFirst"}, {NODE: "GangFirst"}, {}) == (*codes, victims)
@@ -107,13 +107,13 @@ async def test_pods_of_a_gang_are_bound_in_an_order_in_which_all_of_them_fit() -
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
         with pytest.raises(PodsPending):
-            await scheduling.binder.bind("ml", "small", small.uid, NODE)
+            await scheduling.bind("ml", "small", small.uid, NODE)
         passed = refused(scheduling, small)
-        await scheduling.binder.bind("ml", "large", large.uid, NODE)
+        await scheduling.bind("ml", "large", large.uid, NODE)
         with pytest.raises(PodsPending):
-            await scheduling.binder.bind("ml", "small", small.uid, NODE)
+            await scheduling.bind("ml", "small", small.uid, NODE)
         await admit(world, large)
-        await scheduling.binder.bind("ml", "small", small.uid, NODE)
+        await scheduling.bind("ml", "small", small.uid, NODE)
         await admit(world, small)
 
         assert {} == passed

@@ -1,64 +1,55 @@
 """What a pod's Events tell of its bind, and of why no node takes it."""
 
 from collections import Counter
+from contextlib import suppress
 
 import pytest
-from reservation_support import container, reservation
+from binding_support import Registry, Site, running
 
-from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import ContainerName, Namespace, NodeName, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.registry.ports import PodEvent
-from topoalign.registry.scheduling.kubernetes.pod_events import BindEvents, refusal_event
+from topoalign.registry.scheduling.binding.binding import NodeRefuses
+from topoalign.registry.scheduling.kubernetes.pod_events import refusal_event
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
+from topoalign.runtime.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.anyio
 
-NODE = NodeName("node-1")
+
+async def bind(gpus: int, fits: str = "") -> tuple[str, list[PodEvent]]:
+    """Binds a pod with so many GPUs; `fits`: the code of the node's refusal. Returns its UID and the Events."""
+
+    async def judge(node: NodeName, pod: PodToSchedule) -> str:
+        return fits
+
+    site = Site()
+    bus = MemoryBus()
+    registry = Registry(site, bus, fits=judge)
+    uid = site.add("a", gpus)
+    async with running(site, bus, registry):
+        with suppress(NodeRefuses):
+            await registry.bind("a", uid)
+    return uid, registry.events
 
 
-class ScriptedBinder:
-    def __init__(self) -> None:
-        self.failing = False
+async def test_the_event_of_a_bound_pod_names_its_reserved_devices() -> None:
+    uid, (event,) = await bind(2)
 
-    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
-        if self.failing:
-            raise NoFit("the node would refuse it", "try again")
+    assert (uid, "Normal", "DevicesReserved") == (event.uid, event.kind, event.reason)
+    assert "reserved on node-1: 'GPU-0', 'GPU-1'" == event.note
 
 
-class World:
-    """A binder, one reservation, and what is told."""
-
-    def __init__(self) -> None:
-        self.told: list[PodEvent] = []
-        self.binder = ScriptedBinder()
-        reserved = {"uid-a": {NODE: reservation("a", container("GPU-1", "GPU-3", co_allocated=("mlx5_0",)))}}
-        self.events = BindEvents(self.binder, lambda uid: reserved.get(uid, {}), self.told.append)
-
-    async def bind(self, pod: str) -> list[tuple[str, str, str]]:
-        await self.events.bind("default", pod, f"uid-{pod}", NODE)
-        return [(each.kind, each.reason, each.note) for each in self.told]
+async def test_a_bound_pod_without_devices_has_no_event() -> None:
+    assert [] == (await bind(0))[1]
 
 
-async def test_a_bound_pod_is_told_its_reserved_devices() -> None:
-    told = await World().bind("a")
+async def test_the_event_of_a_failed_bind_names_its_remedy() -> None:
+    uid, (event,) = await bind(1, "NotAligned")
 
-    assert [("Normal", "DevicesReserved", "reserved on node-1: 'GPU-1', 'GPU-3', 'mlx5_0'")] == told
-
-
-async def test_a_pod_without_devices_is_told_nothing() -> None:
-    assert [] == await World().bind("b")
-
-
-async def test_a_bind_that_fails_is_told_with_its_remedy_and_fails() -> None:
-    world = World()
-    world.binder.failing = True
-    with pytest.raises(NoFit):
-        await world.bind("a")
-
-    (report,) = world.told
-    assert ("Warning", "BindFailed", "uid-a") == (report.kind, report.reason, report.uid)
-    assert report.note.endswith("the node would refuse it; try again")
+    assert (uid, "Warning", "BindFailed") == (event.uid, event.kind, event.reason)
+    assert event.note.startswith("not bound to node-1: NodeRefuses: node node-1 would refuse the pod: NotAligned")
+    assert event.note.endswith("; the scheduler tries again")
 
 
 async def test_a_pod_that_fits_nowhere_is_told_the_counts_of_all_reasons() -> None:

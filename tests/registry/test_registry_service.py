@@ -13,7 +13,6 @@ from pytest import MonkeyPatch
 from topoalign.client import Client
 from topoalign.client.stored_records import forget_node
 from topoalign.core import wire
-from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.events import (
     Allocation,
     AllocationGranted,
@@ -69,10 +68,6 @@ class World:
     def __init__(self) -> None:
         self.bus, self.clock = MemoryBus(), ManualClock()
         self.asked: list[str] = []
-        self.freezes = 0
-
-    def freeze(self) -> None:
-        self.freezes += 1
 
     async def say(self, *events: Event) -> None:
         for event in events:
@@ -83,7 +78,7 @@ class World:
         cluster, metrics = Cluster(), CollectorRegistry()
         client = Client(self.bus, self.clock, "registry")
         counts = RegistryMetrics(metrics, client)
-        registry = Registry(self.bus, self.clock, client, cluster, counts, RegistrySettings(), self.freeze)
+        registry = Registry(self.bus, self.clock, client, cluster, counts, RegistrySettings())
         async with background() as tasks:
             await tasks.start(lambda *, task_status: registry.run(task_status=task_status))
             await all_tasks_blocked()
@@ -326,29 +321,6 @@ async def test_it_is_not_ready_before_it_has_read_what_was_there_when_it_began(w
     registry = Registry(world.bus, world.clock, client, cluster, metrics, RegistrySettings())
 
     assert "TOPOALIGN_NODES is not reached yet" == registry.behind()
-
-
-async def test_nothing_is_frozen_while_the_bus_is_away(world: World, monkeypatch: MonkeyPatch) -> None:
-    """What is frozen is never collected, and a bus may be away for hours. What was read is frozen."""
-    away = True
-    reachable = world.bus.last_position
-
-    async def last_position(stream: Stream, subject: str = ">") -> int:
-        if away:
-            raise BusUnavailable("not connected")
-        return await reachable(stream, subject)
-
-    monkeypatch.setattr(world.bus, "last_position", last_position)
-    await world.say(topology(1, 8), snapshot(1))
-    async with world.registry() as (_, _, registry):
-        for _ in range(50):
-            await world.clock.advance(PAUSE)
-        while_away, away = world.freezes, False
-        for _ in range(50):
-            await world.clock.advance(PAUSE)
-
-        assert registry.behind() is None
-        assert (0, True) == (while_away, 0 < world.freezes < 5)
 
 
 def test_what_is_left_after_a_full_collection_is_frozen(monkeypatch: MonkeyPatch) -> None:

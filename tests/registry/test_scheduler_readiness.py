@@ -20,8 +20,7 @@ from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.ports import Stream
 from topoalign.registry.kubernetes.objects import WOKEN
-from topoalign.registry.ports import GoneObject, SeenPod, Synced
-from topoalign.registry.scheduling.filter.scheduler import NotReadYet
+from topoalign.registry.ports import GoneObject, NotReadYet, SeenPod, Synced
 from topoalign.registry.scheduling.service import NATS_AWAY_SECONDS, SchedulingService
 from topoalign.registry.service import PAUSE
 from topoalign.registry.settings import RegistrySettings

@@ -287,7 +287,7 @@ async def test_readiness_has_the_check_of_the_certificate(authority: Authority, 
     recorded = RecordedScheduling()
 
     async with anyio.create_task_group() as tasks:
-        url = await tasks.start(extender_server.serve_scheduler, context, settings, recorded, recorded, NO_WEBHOOK)
+        url = await tasks.start(extender_server.serve_scheduler, context, settings, recorded, recorded.bind, NO_WEBHOOK)
         reason = context.checks["scheduler certificate"]()
         of_service = context.readiness[extender_server.READINESS]["certificate"]()
         tasks.cancel_scope.cancel()
@@ -297,30 +297,16 @@ async def test_readiness_has_the_check_of_the_certificate(authority: Authority, 
     assert reason == of_service
 
 
-@pytest.mark.parametrize(
-    ("text", "version"), [("", None), ("1.38", (1, 38)), ("v1.40.2", (1, 40)), ("v1.36.2-gke.1+x", (1, 36))]
-)
-def test_a_version_is_read_as_kubernetes_writes_it(text: str, version: tuple[int, int] | None) -> None:
-    assert version == extender_server.parse_kubernetes_version(text)
-
-
-def test_a_version_that_is_none_is_no_start() -> None:
-    with pytest.raises(InvalidField, match="TOPOALIGN_SCHEDULER_KUBERNETES"):
-        extender_server.parse_kubernetes_version("latest")
-
-
-@pytest.mark.parametrize(("set_to", "found", "failed"), [("", None, []), ("", (1, 38), ["a"]), ("1.36", (1, 38), [])])
-async def test_the_version_of_the_api_server_counts_where_none_is_set(
-    set_to: str, found: tuple[int, int] | None, failed: list[str]
-) -> None:
+@pytest.mark.parametrize(("found", "failed"), [(None, []), ((1, 38), ["a"])])
+async def test_the_version_of_the_api_server_counts(found: tuple[int, int] | None, failed: list[str]) -> None:
     context = Context(bus=MemoryBus(), clock=ManualClock(), environment={})
-    settings = RegistrySettings(scheduler_port=0, scheduler_kubernetes=set_to)
+    settings = RegistrySettings(scheduler_port=0)
     full = RecordedScheduling(lambda node: FULL)
     pod = {"metadata": {"uid": "u"}, "spec": {"containers": [{"name": "c"}]}}
 
     async with anyio.create_task_group() as tasks, httpx.AsyncClient() as http:
         url = await tasks.start(
-            extender_server.serve_scheduler, context, settings, full, full, NO_WEBHOOK, lambda: found
+            extender_server.serve_scheduler, context, settings, full, full.bind, NO_WEBHOOK, lambda: found
         )
         answer = await http.post(f"{url}/scheduler/filter", json={"Pod": pod, "NodeNames": ["a"]})
         tasks.cancel_scope.cancel()
@@ -337,7 +323,9 @@ async def test_an_idle_connection_is_kept_longer_than_the_scheduler_does(monkeyp
     settings, scheduling = RegistrySettings(scheduler_port=0), RecordedScheduling()
 
     async with anyio.create_task_group() as tasks:
-        url = await tasks.start(extender_server.serve_scheduler, context, settings, scheduling, scheduling, NO_WEBHOOK)
+        url = await tasks.start(
+            extender_server.serve_scheduler, context, settings, scheduling, scheduling.bind, NO_WEBHOOK
+        )
         with RawClient(url) as client:
             answer = await client.rest(request_bytes("/scheduler/filter", go_json(BODY)))
         tasks.cancel_scope.cancel()

@@ -9,8 +9,8 @@ from view_support import NODE, RULES, Says
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import GPU, ContainerName, Namespace, PodName
 from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.registry.ports import NotReadYet
 from topoalign.registry.scheduling.binding.binding import PodsPending
-from topoalign.registry.scheduling.filter.scheduler import NotReadYet
 
 pytestmark = pytest.mark.anyio
 
@@ -31,12 +31,12 @@ async def test_a_registry_that_has_just_reserved_tries_every_order(world: World)
     )
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
-        await scheduling.binder.bind("ml", "a", first, NODE)
+        await scheduling.bind("ml", "a", first, NODE)
         assert scheduling.watch is not None
         (waiting,) = scheduling.view.pods_on(NODE).waiting(
             scheduling.view.facts(NODE), scheduling.watch.pods.request_of
         )
-        await scheduling.binder.bind("ml", "b", second, NODE)
+        await scheduling.bind("ml", "b", second, NODE)
 
         assert (first, True) == (waiting[0].uid, waiting[1])
         assert [first, second] == [each.pod_uid for each in scheduling.reservations.held(NODE)]
@@ -71,7 +71,7 @@ async def test_a_pod_fits_in_every_order_with_one_that_another_reserved(world: W
         said = ReservationsChanged(node=NODE, epoch=1, seq=1, writer="r0", reservations=(reserved,), made=(theirs,))
         await world.say(said)
         with pytest.raises(PodsPending):
-            await scheduling.binder.bind("ml", "ours", ours, NODE)
+            await scheduling.bind("ml", "ours", ours, NODE)
 
         assert [theirs] == [each.pod_uid for each in scheduling.reservations.held(NODE)]
 
@@ -82,12 +82,12 @@ async def test_a_registry_that_has_not_read_all_yet_binds_no_pod(world: World) -
     await world.say(*world.says.all())
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         with pytest.raises(NotReadYet):
-            await scheduling.binder.bind("ml", "a", one, NODE)
+            await scheduling.bind("ml", "a", one, NODE)
         reserved = scheduling.reservations.held(NODE)
         bound = str(world.kubernetes.add_pod(shown_pod("b", gpus=1))["metadata"]["uid"])
         world.kubernetes.bind("ml", "b", {"target": {"name": NODE}, "metadata": {"uid": bound}})
-        await scheduling.binder.bind("ml", "b", bound, NODE)
+        await scheduling.bind("ml", "b", bound, NODE)
         await world.rounds()
-        await scheduling.binder.bind("ml", "a", one, NODE)
+        await scheduling.bind("ml", "a", one, NODE)
 
         assert ((), [one]) == (reserved, [each.pod_uid for each in scheduling.reservations.held(NODE)])

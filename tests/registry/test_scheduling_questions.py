@@ -19,7 +19,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.scheduling.cluster_state.view import ClusterView
 from topoalign.registry.scheduling.filter.decision_cache import DecisionCache, PodClass, empty
-from topoalign.registry.scheduling.filter.node_templates import INSTANCE_TYPE, MACHINE, labelled
+from topoalign.registry.scheduling.filter.node_templates import INSTANCE_TYPE, MACHINE, kinds_by_label
 from topoalign.registry.scheduling.scheduling_api import Filtered, PodToSchedule, Victims
 
 SEEDS = 600 if THOROUGH else 60
@@ -59,18 +59,14 @@ def test_a_new_node_is_judged_as_an_empty_sibling(world: OneNode) -> None:
 
 
 def test_a_new_node_is_judged_by_the_machine_that_it_is_said_to_be(world: OneNode) -> None:
-    """One of the catalogue, under the rules of a sibling or of a kubelet without configuration; or that of a sibling."""
-    labels = {NEW: {MACHINE: "dgx-a100"}}
-    alone = [code(world.scheduler.filter(each, (NEW,), labels)) for each in (FIVE, NINE)]
-    world.view.label(NODE, {INSTANCE_TYPE: "gpu"})
+    """One of the catalogue, under the rules of a kubelet without configuration; before that, one of another node."""
     labels = {NEW: {MACHINE: "dgx-a100", INSTANCE_TYPE: "gpu"}}
-    ruled = [code(world.scheduler.filter(each, (NEW,), labels)) for each in (FIVE, NINE)]
-    played = [code(world.scheduler.filter(each, (NEW,), {NEW: {MACHINE: "test"}})) for each in (TWO, FIVE)]
-    world.view.label(NODE, {MACHINE: "ours"})
-    labelled = [code(world.scheduler.filter(each, (NEW,), {NEW: {MACHINE: "ours"}})) for each in (TWO, FIVE)]
+    world.view.label(NODE, {INSTANCE_TYPE: "gpu"})
+    of_catalogue = [code(world.scheduler.filter(each, (NEW,), labels)) for each in (FIVE, NINE)]
+    world.view.label(NODE, {MACHINE: "dgx-a100"})
+    of_node = [code(world.scheduler.filter(each, (NEW,), labels)) for each in (TWO, FIVE)]
 
-    assert (["", "NotEnoughDevices"], ["", "NotEnoughDevices"]) == (alone, ruled)
-    assert [["", "NotEnoughDevices"]] * 2 == [played, labelled]
+    assert [["", "NotEnoughDevices"]] * 2 == [of_catalogue, of_node]
 
 
 def test_alike_new_nodes_are_judged_once(world: OneNode, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,10 +79,10 @@ def test_alike_new_nodes_are_judged_once(world: OneNode, monkeypatch: pytest.Mon
 
     def look(view: ClusterView) -> dict[tuple[str, str], NodeKind]:
         looked.append(view)
-        return labelled(view)
+        return kinds_by_label(view)
 
     monkeypatch.setattr(DecisionCache, "judge_empty", judge)
-    monkeypatch.setattr("topoalign.registry.scheduling.filter.node_templates.labelled", look)
+    monkeypatch.setattr("topoalign.registry.scheduling.filter.node_templates.kinds_by_label", look)
     world.view.label(NODE, {INSTANCE_TYPE: "gpu4"})
     labels = {NodeName(f"new-{number}"): {INSTANCE_TYPE: "gpu4", MACHINE: f"{number}"} for number in range(100)}
     filtered = world.scheduler.filter(TWO, tuple(labels), labels)

@@ -15,7 +15,7 @@ from topoalign.core.model.ids import GPU, ContainerName, Namespace, NodeName, Po
 from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.ports import Stream
-from topoalign.registry.scheduling.filter.scheduler import NotReadYet
+from topoalign.registry.ports import NotReadYet
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.registry.service import PAUSE
@@ -58,19 +58,6 @@ async def test_a_scheduler_is_answered_once_every_node_was_read_and_asked(world:
 
     assert early is not None
     assert ([NODE], ["ghost"]) == (answer["NodeNames"], list(answer["FailedAndUnresolvableNodes"]))
-
-
-async def test_what_is_known_at_the_start_is_frozen_once(world: World) -> None:
-    """Else the collector looks through what was made of thousands of nodes when a pod comes: a twentieth of a second."""
-    await world.say(*world.says.all())
-    async with world.allocator(world.says), world.registry() as (scheduling, _):
-        early = scheduling.behind(), world.freezes
-        for _ in range(5):
-            await world.clock.advance(PAUSE)
-            await all_tasks_blocked()
-
-        assert (True, 0) == (early[0] is not None, early[1])
-        assert (None, 1) == (scheduling.behind(), world.freezes)
 
 
 async def test_a_twin_is_told_and_not_offered_until_one_is_alone(world: World) -> None:
@@ -137,7 +124,7 @@ async def test_a_bound_pod_is_held_until_its_node_shows_it(world: World) -> None
     async with world.allocator(world.says), world.registry() as (scheduling, _):
         await world.rounds()
         free = code(scheduling)
-        await scheduling.binder.bind("ml", "p", uid, NODE)
+        await scheduling.bind("ml", "p", uid, NODE)
         await all_tasks_blocked()
         bound = code(scheduling)
         await world.say(*world.says.admit(pod(container("main", gpus=4), name="p"), uid))
@@ -193,12 +180,12 @@ async def test_pods_of_a_planned_gang_pass_on_their_own_nodes(world: World) -> N
         await world.rounds()
         scheduler, nodes = scheduling.scheduler, (NODE, other.node)
         before = scheduler.filter(requests["b"], nodes).passed
-        await scheduling.binder.bind("ml", "b", requests["b"].uid, other.node)
+        await scheduling.bind("ml", "b", requests["b"].uid, other.node)
         await all_tasks_blocked()
         planned = {name: scheduler.filter(requests[name], nodes) for name in ("a", "c")}
         for name, filtered in planned.items():
             (node,) = filtered.passed
-            await scheduling.binder.bind("ml", name, requests[name].uid, node)
+            await scheduling.bind("ml", name, requests[name].uid, node)
         await all_tasks_blocked()
 
         assert nodes == (*before,)
@@ -230,7 +217,7 @@ async def test_a_gang_is_planned_on_nodes_that_its_pods_may_go_to(world: World) 
         await world.rounds()
         scheduler, nodes = run[0].scheduler, (NODE, others[1].node)
         scheduler.filter(requests["b"], nodes)
-        await run[0].binder.bind("ml", "b", requests["b"].uid, NODE)
+        await run[0].bind("ml", "b", requests["b"].uid, NODE)
 
         assert {others[1].node} == run[0].reservations.of_pod(requests["a"].uid).keys()
 
@@ -265,7 +252,7 @@ async def test_a_gang_is_planned_by_a_registry_that_was_asked_no_filter(
         world.registry() as run,
     ):
         await world.rounds()
-        await run[0].binder.bind("ml", "b", uids["b"], NODE)
+        await run[0].bind("ml", "b", uids["b"], NODE)
 
         assert {others[1].node} == run[0].reservations.of_pod(uids["a"]).keys()
 

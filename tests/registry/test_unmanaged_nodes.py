@@ -6,14 +6,12 @@ import pytest
 from api_server_support import shown_pod
 from decision_support import container, pod
 from registry_support import World
-from structlog.testing import capture_logs
-from view_support import NODE, OneNode, asked
+from view_support import NODE, asked
 
 from topoalign.core.demand.share_annotations import REGISTER
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE
-from topoalign.registry.ports import SeenNode
-from topoalign.registry.scheduling.cluster_state.reported_pods import MANAGED, ReportedNodes
+from topoalign.registry.scheduling.cluster_state.reported_pods import MANAGED
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, Victims
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.testing.manual_clock import all_tasks_blocked
@@ -129,19 +127,18 @@ async def test_by_the_setting_nodes_pass_of_which_nothing_was_published(world: W
 
 
 async def test_a_labelled_node_is_managed_while_anything_is_known_of_it(world: World) -> None:
-    """Also while its allocator is away, as in a roll-out. That is logged once and noted until the label is gone."""
+    """Also while its allocator is away, as in a roll-out. That is noted until the label is gone."""
     await world.say(*world.says.all())
     world.kubernetes.add_node(OTHER, {MANAGED: "false"})
     full = asked(pod(container("main", gpus=8)))
     async with world.registry() as (scheduling, _):
-        with capture_logs() as logs:
-            async with world.allocator(world.says):
-                await world.rounds()
-                await label(world, NODE, "false")
-                await world.say(world.says.usage())
-                await world.rounds(2)
-                answering, note = code(scheduling, NODE, full), world.context.notes["managed"]()
-            await world.rounds(3)
+        async with world.allocator(world.says):
+            await world.rounds()
+            await label(world, NODE, "false")
+            await world.say(world.says.usage())
+            await world.rounds(2)
+            answering, note = code(scheduling, NODE, full), world.context.notes["managed"]()
+        await world.rounds(3)
         away = code(scheduling, NODE, full)
         await label(world, NODE, None)
 
@@ -149,21 +146,6 @@ async def test_a_labelled_node_is_managed_while_anything_is_known_of_it(world: W
         assert note is not None
         assert NODE in note
         assert world.context.notes["managed"]() is None
-        assert 1 == sum(MANAGED in each["event"] for each in logs)
-
-
-def test_a_label_without_effect_is_logged_again_for_a_node_that_comes_back() -> None:
-    it = OneNode()
-    it.tell(it.says.all())
-    unmanaged = ReportedNodes(it.cluster)
-    node = SeenNode(name=NODE, uid="u", labels={MANAGED: "false"})
-    with capture_logs() as logs:
-        for _ in range(2):
-            unmanaged.see(node)
-            unmanaged.see(node)
-            unmanaged.lose(NODE)
-
-    assert 2 == sum(MANAGED in each["event"] for each in logs)
 
 
 async def test_a_pod_of_a_gang_goes_only_to_managed_nodes(world: World) -> None:

@@ -48,7 +48,7 @@ class ClusterPlant(NamedTuple):
 
 
 CLUSTER_PLANTS = {
-    "rereads-the-position": ClusterPlant("K1", 176, "ClusterReservations", RereadingReservations),
+    "rereads-the-position": ClusterPlant("K1", 203, "ClusterReservations", RereadingReservations),
     "believes-older-messages": ClusterPlant("K5", 0, "ClusterReservations", ForgetfulReservations),
     "binds-half-a-gang": ClusterPlant("K3", 0, "Gangs", HalvingGangs),
 }

@@ -345,10 +345,10 @@ class Plant(NamedTuple):
 
 
 PLANTS: dict[str, Plant] = {
-    "pause-in-admissions": Plant("I1", PausingAdmissions, first=240),
+    "pause-in-admissions": Plant("I1", PausingAdmissions, first=285),
     "pause-in-allocate": Plant("I1", PausingDeviceAllocations),
     "judges-a-group-at-once": Plant("I1", HastyDeviceAllocations, first=50),
-    "grants-late": Plant("I13", PatientAdmissions),
+    "grants-late": Plant("I13", PatientAdmissions, first=135),
     "half-a-release": Plant("I10", HalvingLedger),
     "anything-is-given": Plant("I2", TrustingDeviceAllocations),
     "held-and-free": Plant("I3", GenerousLedger),
@@ -357,7 +357,7 @@ PLANTS: dict[str, Plant] = {
     "ends-twice": Plant("I6", RepeatingLedger),
     "whims": Plant("I7", WhimsicalLedger, first=60),
     "no-remedy": Plant("I8", TerseDeviceAllocations),
-    "answers-before-the-disk": Plant("I9", CarelessLedger),
+    "answers-before-the-disk": Plant("I9", CarelessLedger, first=70),
     "never-compacts": Plant("I12", HoardingLedger, first=160),
     "believes-duplicates": Plant("I5", BelievingBus),
     "confirms-by-the-first": Plant("I5", OptimisticBus, first=120),

@@ -83,7 +83,7 @@ class Replica:
         self.members = Cluster(usage=True)
         self.registry = Registry(bus, clock, client, self.members, RegistryMetrics(context.metrics, client), settings)
         self.scheduling = scheduling(context, settings, client, self.members, self.registry, api, name)
-        self.extender = Extender(self.scheduling.scheduler, self.scheduling.binder, lambda: (1, 36))
+        self.extender = Extender(self.scheduling.scheduler, self.scheduling.bind, lambda: (1, 36))
 
 
 class ServiceOfReplicas:

@@ -279,6 +279,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(
-    max_examples=3_000 if THOROUGH else 60, stateful_step_count=60 if THOROUGH else 30, deadline=None
-)
+TestLedger.settings = settings(max_examples=3_000 if THOROUGH else 60, stateful_step_count=60 if THOROUGH else 30)

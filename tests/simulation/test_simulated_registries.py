@@ -19,7 +19,7 @@ from topoalign.core.ports import Message
 from topoalign.registry.ports import SeenPod
 from topoalign.registry.scheduling.binding.binding import PodBinder
 
-MISTAKEN = range(28, 60)
+MISTAKEN = range(57, 89)
 """Seeds of a cluster with units of GPUs whose kubelets hear of such pods in another order."""
 
 
@@ -120,7 +120,7 @@ def test_an_ok_without_reading_the_pod_again_is_found(monkeypatch: pytest.Monkey
 
     async def hopeful(self: PodBinder, namespace: str, name: str, uid: str, node: NodeName) -> SeenPod:
         seen = await first(self, namespace, name, uid, node)
-        return msgspec.structs.replace(seen, node=node) if uid in self._reported._reserved else seen
+        return msgspec.structs.replace(seen, node=node) if self._reservations.of_pod(uid) else seen
 
     monkeypatch.setattr(PodBinder, "_read", hopeful)
     with pytest.raises(Violation, match="bind"):

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from typing import Any
 
 import anyio
 from api_server_support import shown_pod
@@ -19,7 +20,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Bus, Clock
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import with_reserved
-from topoalign.registry.ports import KubernetesApi, SeenPod
+from topoalign.registry.ports import KubernetesApi, PodEvent, SeenPod
 from topoalign.registry.scheduling.binding.binding import BindChecks, PodBinder
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
@@ -104,9 +105,12 @@ async def always(node: NodeName, pod: PodToSchedule) -> str:
 
 
 class ScriptedChecks(BindChecks):
-    """What a registry knows of its nodes at a bind, as a test sets it."""
+    """What a registry knows of its nodes at a bind, as a test sets it. It is its own view."""
+
+    view: Any
 
     def __init__(self, fits: Callable[[NodeName, PodToSchedule], Awaitable[str]] = always) -> None:
+        self.view = self
         self._fits = fits
         self.ended: tuple[str, ...] = ()
         """UIDs of terminated pods."""
@@ -171,8 +175,16 @@ class Registry:
         self.gangs = Gangs(self.reservations, SystemClock(), self.hardware, self.candidate)
         self.shown = ReportedPods()
         self.checks = ScriptedChecks(fits)
+        self.events: list[PodEvent] = []
         self.binder = PodBinder(
-            bus, clock or SystemClock(), self.api, self.reservations, self.checks, self.plan, self.shown
+            bus,
+            clock or SystemClock(),
+            self.api,
+            self.reservations,
+            self.checks,
+            self.plan,
+            self.shown,
+            self.events.append,
         )
 
     async def plan(self, pod: PodToSchedule, node: NodeName) -> str:

@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 
-from topoalign.allocator.ledger.ledger import unobserved
 from topoalign.allocator.requests.kubelet_files import KubeletFiles
 from topoalign.core.admission.prediction import PredictionBasis, prediction_basis
 from topoalign.core.hints.cpu import shared_cpus
-from topoalign.core.model.events import Allocation
+from topoalign.core.model.events import Allocation, UsageObserved
 from topoalign.core.model.requests import AdmissionRules
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.state.fold import NodeState
@@ -61,5 +60,8 @@ def write_files(root: Path, state: NodeState, rules: AdmissionRules) -> None:
 async def basis_from(files: KubeletFiles, state: NodeState, ended: Sequence[Allocation] = ()) -> PredictionBasis:
     """What a prediction stands on when a node in this state has just read these files."""
     kubelet = await files.read(state, [each.id for each in ended])
-    usage = msgspec.structs.replace(state.usage or unobserved(state.node, 1), kubelet=kubelet)
+    usage = msgspec.structs.replace(
+        state.usage or UsageObserved(node=state.node, epoch=1, revision=0, containers=(), containers_known=False),
+        kubelet=kubelet,
+    )
     return prediction_basis(msgspec.structs.replace(state, usage=usage), 0.0)

@@ -39,11 +39,7 @@ class World:
         self.kubernetes = FakeCluster()
         self.api = api or MemoryKubernetes(self.kubernetes)
         self.settings = RegistrySettings(scheduler_port=0)
-        self.freezes = 0
         self.context = Context(bus=self.bus, clock=self.clock, environment={})
-
-    def freeze(self) -> None:
-        self.freezes += 1
 
     async def say(self, *events: Event) -> None:
         for event in events:
@@ -80,7 +76,7 @@ class World:
         client, cluster = Client(self.bus, self.clock, "registry", usage=True), Cluster(usage=True)
         metrics = RegistryMetrics(self.context.metrics, client)
         registry = Registry(self.bus, self.clock, client, cluster, metrics, settings)
-        scheduling = SchedulingService(self.context, settings, client, cluster, registry, self.api, "r1", self.freeze)
+        scheduling = SchedulingService(self.context, settings, client, cluster, registry, self.api, "r1")
         async with background() as tasks:
             url: str = await tasks.start(lambda *, task_status: scheduling.run(task_status=task_status))
             await tasks.start(lambda *, task_status: registry.run(task_status=task_status))

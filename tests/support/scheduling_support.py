@@ -88,7 +88,7 @@ async def serving(
     """The URL of an extender that answers from this."""
     listener = listen_on_port("127.0.0.1", 0)
     binder = scheduling if isinstance(scheduling, RecordedScheduling) else RecordedScheduling()
-    routes = [*Extender(scheduling, binder, lambda: kubernetes, seconds=seconds).routes(), *more]
+    routes = [*Extender(scheduling, binder.bind, lambda: kubernetes, seconds=seconds).routes(), *more]
 
     async def run(*, task_status: anyio.abc.TaskStatus[str]) -> None:
         await serve_application(

@@ -112,7 +112,7 @@ def configured_fields(read: Loaded) -> Iterator[ConfigurationField]:
 
 
 @config.command("check")
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.argument("file", metavar="FILE", type=options.PATH)
 @click.option("--machine", metavar="NAME|FILE", help="Show the offers of this machine.  [default: of the running node]")
 @options.NODE
 @options.NATS

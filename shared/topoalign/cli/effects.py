@@ -39,10 +39,9 @@ class NodeSilent(Unavailable):
 
     def __init__(self, node: NodeName, finding: str, service: str, effect: Effect | None = None) -> None:
         undone = f"; {effect.what} was not requested" if effect is not None else ""
-        settle = f"; {effect.settle}" if effect is not None else ""
         super().__init__(
             f"the {service} of node {node} does not answer: {finding}{undone}",
-            f"give the node's name with --node, and check that `topoalign up` or `topoalign node` runs there{settle}",
+            "give the node's name with --node, and check that `topoalign up` or `topoalign node` runs there",
         )
 
 
@@ -55,14 +54,6 @@ class OutcomeUnknown(Unavailable):
 
     def __init__(self, effect: Effect, why: str) -> None:
         super().__init__(f"it is not known whether {effect.what} was done: {why}", effect.settle)
-
-
-class Interrupted(OutcomeUnknown):
-    """
-    Raised when Ctrl-C was pressed while the outcome was not known.
-
-    Remedy: Run the command that the message names: it shows what was done.
-    """
 
 
 async def put(

@@ -32,7 +32,6 @@ REPORTED = (click.ClickException, click.Abort, TopoalignError, OSError, BaseExce
 BY_CODE = {
     "NotFound": NOT_FOUND,
     "KubeletOwnsDevices": REFUSED,
-    "Interrupted": INTERRUPTED,
     "UnservedResource": FINDINGS,
 }
 """Codes with an exit code other than that of their base class, also in answers of other processes."""

@@ -12,6 +12,7 @@ from topoalign.cli import formatting, output
 from topoalign.cli.allocation_commands import AskedPod, changes, pod_request, request_options, show_prediction
 from topoalign.cli.gpu_partitioning import list_partitioning_rows, partitioning_document
 from topoalign.cli.link import NodeLink, on_node
+from topoalign.cli.options import PATH
 from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster, cluster_options, show_answer, show_best_nodes
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Decision, Explained
@@ -24,19 +25,17 @@ from topoalign.core.sharing.pod_checks import check_pod
 from topoalign.core.state.gpu_partitioning import GpuPartitioning, partitioning_by_gpu, parts_of_allocation
 from topoalign.kubelet.files import manifest
 
-FILE = click.Path(path_type=Path)
-
 OF_THE_POD = ("gpus", "cpus", "memory", "nics", "annotations", "pod")
 """The options of `request_options` that a manifest replaces."""
 
 
 @click.command(name="what-if")
 @request_options
-@click.option("--pod-file", type=FILE, metavar="FILE", help="Use this Pod (YAML or JSON) instead of one container.")
+@click.option("--pod-file", type=PATH, metavar="FILE", help="Use this Pod (YAML or JSON) instead of one container.")
 @click.option("--machine", metavar="NAME|FILE", help="Predict for this machine, without any service.")
-@click.option("--config", type=FILE, metavar="FILE", help="What the machine's devices are offered as.")
-@click.option("--kubelet-config", type=FILE, metavar="FILE", help="The machine's KubeletConfiguration.")
-@click.option("--kubelet-root", type=FILE, metavar="DIR", help="The machine's kubelet root directory.")
+@click.option("--config", type=PATH, metavar="FILE", help="What the machine's devices are offered as.")
+@click.option("--kubelet-config", type=PATH, metavar="FILE", help="The machine's KubeletConfiguration.")
+@click.option("--kubelet-root", type=PATH, metavar="DIR", help="The machine's kubelet root directory.")
 @click.option("--cluster", is_flag=True, help="Ask all nodes, and rank those that would admit the pod.")
 @cluster_options
 @on_node

@@ -173,8 +173,6 @@ def _show_alignment(alignment: Alignment) -> None:
     output.columns(("PROVIDER", "RESOURCE", "HINTS (* preferred)"), rows)
     verdict = "admitted" if alignment.admitted else "refused by the policy"
     output.print_line(f"merged: {hint_text(alignment.merged)}, {verdict}")
-    if alignment.note:
-        output.print_line(f"note: {clean(alignment.note)}")
 
 
 def hints_text(hints: Hints) -> str:

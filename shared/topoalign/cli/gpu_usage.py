@@ -12,9 +12,9 @@ from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.processes import GpuProcess, LibraryReading, Measurement
 from topoalign.core.model.requests import NodeRequest
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.usage.attribution import (
-    WHOLE_DEVICE,
     DeviceShares,
     HolderUse,
     NodeShares,
@@ -68,14 +68,7 @@ def shares_document(shares: NodeShares, topology: Topology) -> dict[str, object]
         gpu = topology.gpu_by_id[row.gpu]
         named = {"index": gpu.index, "name": f"GPU{gpu.index}", "pci": gpu.pci}
         devices.append({**named, **msgspec.to_builtins(row)})
-    return {
-        "node": shares.node,
-        "time": shares.time,
-        "devices": devices,
-        "finding": shares.finding,
-        "left_out": shares.left_out,
-        "library_finding": shares.library_finding,
-    }
+    return {**msgspec.to_builtins(shares), "devices": devices}
 
 
 def list_use_rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
@@ -102,7 +95,7 @@ def describe_use(holder: HolderUse, memory: int | None, share: str = "time slice
     if holder.cores is None or holder.memory is None:
         count = len(holder.devices)
         return "all of it" if holder.cores is not None else f"{count} {share}{'s' * (count > 1)}"
-    if holder.cores == WHOLE_DEVICE and holder.memory >= (memory or 0) // MIB * MIB:
+    if holder.cores == CORES and holder.memory >= (memory or 0) // MIB * MIB:
         return "all of it"
     return f"{holder.cores} % and {binary(holder.memory)}" if holder.cores else binary(holder.memory)
 

@@ -26,10 +26,8 @@ def hook() -> None:
 
 
 @hook.command()
-@click.option(
-    "--library", metavar="FILE", required=True, type=click.Path(path_type=Path), help="HAMi-core's libvgpu.so."
-)
-@click.option("--to", metavar="DIR", required=True, type=click.Path(path_type=Path), help="flags.hamiRoot of the node.")
+@click.option("--library", metavar="FILE", required=True, type=options.PATH, help="HAMi-core's libvgpu.so.")
+@click.option("--to", metavar="DIR", required=True, type=options.PATH, help="flags.hamiRoot of the node.")
 @options.JSON
 def install(library: Path, to: Path, as_json: bool) -> None:
     """

@@ -19,7 +19,7 @@ import anyio
 import msgspec
 
 from topoalign.cli import options, output, running, this_machine
-from topoalign.cli.effects import Effect, Interrupted, put
+from topoalign.cli.effects import Effect, put
 from topoalign.client import Client
 from topoalign.client.stored_records import newest_reservations
 from topoalign.core import wire
@@ -121,9 +121,9 @@ class NodeLink:
 
         try:
             anyio.run(ask)
-        except KeyboardInterrupt as error:
+        except KeyboardInterrupt:
             if not found and effect is not None:
-                raise Interrupted(effect, "interrupted") from error
+                output.note(f"it is not known whether {effect.what} was done: {effect.settle}")
             if not found:
                 raise
         except Exception:  # a connection that breaks after the answer, for example, does not undo what was done

@@ -6,7 +6,7 @@ from typing import TextIO
 
 import click
 
-from topoalign.cli import output
+from topoalign.cli import options, output
 from topoalign.core import wire
 from topoalign.core.model.errors import InvalidField, StateFault, clean
 from topoalign.core.model.ids import NodeName
@@ -22,7 +22,7 @@ ROLES = ("registry", "reader", "admin", "stores")
 @click.option(
     "--out",
     default="nats",
-    type=click.Path(path_type=Path),
+    type=options.PATH,
     metavar="DIR",
     help="Directory to write to.  [default: nats]",
 )

@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from topoalign.cli import options, output
-from topoalign.cli.whole_cluster import FILE, read_cluster_record
+from topoalign.cli.whole_cluster import FROM_FILE, read_cluster_record
 from topoalign.core.diagnosis.node_decisions import Nodes
 from topoalign.core.model.errors import NoFit, NotFound, clean
 from topoalign.core.model.ids import NodeName
@@ -29,13 +29,7 @@ def nrt() -> None:
 @nrt.command()
 @click.argument("node", required=False)
 @options.NATS
-@click.option(
-    "--from",
-    "from_file",
-    type=FILE,
-    metavar="FILE",
-    help="Read a file that `why --snapshot` wrote, not a cluster.",
-)
+@FROM_FILE
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML; of several nodes a List.")
 def export(node: str | None, nats: str | None, from_file: Path | None, as_json: bool) -> None:
     """

@@ -1,6 +1,7 @@
 """Options that several commands share, and the type of sizes."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ from topoalign.core.model.requests import Placement, Policy, Scope
 from topoalign.kubelet.files.resource_quantities import whole
 
 Command = Callable[..., Any]
+PATH = click.Path(path_type=Path)
 
 NODE = click.option(
     "--node", envvar="TOPOALIGN_NODE", metavar="NODE", help="Name of the node.  [default: that of `up`, or this host]"

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -19,7 +20,7 @@ from topoalign.core.model.ids import NodeName
 class RunningUp(msgspec.Struct, frozen=True, kw_only=True):
     """The addresses of a running `up`, for commands in other terminals."""
 
-    pid: int
+    pid: Annotated[int, msgspec.Meta(gt=0, lt=2**31)]
     nats: str
     """URL."""
     http: str
@@ -27,16 +28,16 @@ class RunningUp(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeName
 
 
-def folder() -> Path:
-    """The folder of the files: in the user's run-time directory, or below the home directory if there is none."""
+def running_file() -> Path:
+    """The file: in the user's run-time directory, or below the home directory if there is none."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return (Path(runtime) if runtime else Path.home() / ".local" / "state") / "topoalign"
+    return (Path(runtime) if runtime else Path.home() / ".local" / "state") / "topoalign" / "up.json"
 
 
 @contextmanager
 def announce_running(running: RunningUp) -> Iterator[None]:
     """Keeps a file while the context is open. If it cannot be written, other terminals need --nats."""
-    file = folder() / f"up-{running.pid}.json"
+    file = running_file()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = file.with_suffix(".new")
@@ -53,28 +54,10 @@ def announce_running(running: RunningUp) -> Iterator[None]:
 
 
 def find_running() -> RunningUp | None:
-    """The `up` that runs for this user now, if any; of several the one that started last."""
-    files: list[Path] = []
-    with suppress(OSError):  # the folder is another user's, or one that ends at this moment takes its file along
-        files = [*folder().glob("up-*.json")]
-        files.sort(key=lambda file: file.stat().st_mtime_ns, reverse=True)
-    found = (read_running_file(file) for file in files)
-    return next((running for running in found if running is not None and alive(running.pid)), None)
-
-
-def read_running_file(file: Path) -> RunningUp | None:
-    """The content of such a file; None if it is missing or damaged."""
-    with suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(file.read_bytes(), type=RunningUp)
-    return None
-
-
-def alive(pid: int) -> bool:
-    """Whether a process with this id exists, of this user or another."""
+    """The `up` that runs for this user now; of several the one that started last. None: there is none."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return pid < 2**31
-    return pid > 0
+        running = msgspec.json.decode(running_file().read_bytes(), type=RunningUp)
+        os.kill(running.pid, 0)
+    except (OSError, msgspec.DecodeError):  # no file, or no such process
+        return None
+    return running

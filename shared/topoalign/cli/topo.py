@@ -8,20 +8,10 @@ from topoalign.cli import options, output
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.degraded import degraded_gpus
+from topoalign.machines import catalogue
 
 
-class Topo(click.Group):
-    """Its help names the machines of the catalogue."""
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the names of the catalogue below the help."""
-        from topoalign.machines import catalogue  # only for the help
-
-        with formatter.section("Machines of the catalogue"):
-            formatter.write_text(", ".join(catalogue.names()))
-
-
-@click.group(cls=Topo, invoke_without_command=True)
+@click.group(invoke_without_command=True, epilog=f"Machines of the catalogue: {', '.join(catalogue.names())}")
 @options.MACHINE
 @options.NODE
 @options.NATS

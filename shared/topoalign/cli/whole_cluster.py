@@ -17,6 +17,7 @@ import msgspec
 
 from topoalign.cli import formatting, link, output
 from topoalign.cli.exit_codes import REFUSED
+from topoalign.cli.options import PATH
 from topoalign.client.stored_records import read_cluster
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, NodeTraits, Taint
 from topoalign.core.demand.unserved import UnservedResource, asked_names, served_by
@@ -37,7 +38,9 @@ from topoalign.runtime.clock import SystemClock
 MOST_ROWS = 20
 """Nodes that are listed for people; --json has all."""
 MOST_PODS = 100_000
-FILE = click.Path(path_type=Path)
+FROM_FILE = click.option(
+    "--from", "from_file", type=PATH, metavar="FILE", help="Read a file of `why --snapshot`, not a cluster."
+)
 SCORINGS = [each.value for each in Scoring]
 
 WORDS = {
@@ -73,14 +76,8 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--pods", type=click.IntRange(1, MOST_PODS), metavar="N", help="Number of equal pods to place.  [default: 1]"
     )
     @click.option("--scoring", type=click.Choice(SCORINGS), help="How nodes are ranked.  [default: quality]")
-    @click.option("--snapshot", type=FILE, metavar="FILE", help="Write the facts about the cluster to this file.")
-    @click.option(
-        "--from",
-        "from_file",
-        type=FILE,
-        metavar="FILE",
-        help="Read the facts from a file of --snapshot, not from a cluster.",
-    )
+    @click.option("--snapshot", type=PATH, metavar="FILE", help="Write the facts about the cluster to this file.")
+    @FROM_FILE
     @wraps(command)
     def asking(
         pods: int | None, scoring: str | None, snapshot: Path | None, from_file: Path | None, **rest: Any
@@ -289,12 +286,13 @@ class KubectlFailed(Unavailable):
     """
     Raised when the program kubectl gives no usable answer.
 
-    Remedy: Check that kubectl is installed and can read pods and nodes.
+    Remedy: Check that kubectl is installed and can read pods and nodes, or give `--pod-file`.
     """
 
     def __init__(self, finding: str) -> None:
         super().__init__(
-            clean(finding, 300), "see that kubectl is installed and can read pods and nodes of the cluster"
+            clean(finding, 300),
+            "see that kubectl is installed and can read pods and nodes of the cluster, or describe the pod with --pod-file",
         )
 
 

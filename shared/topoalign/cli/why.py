@@ -9,29 +9,15 @@ import click
 from topoalign.cli import options, whole_cluster
 from topoalign.cli.allocation_commands import pod_name, pod_request, request_options
 from topoalign.cli.explain import pod_in, pod_of_manifest
-from topoalign.cli.whole_cluster import FILE, ClusterOptions, ask_cluster, cluster_options, show_answer, show_reasons
-from topoalign.core.model.errors import Unavailable, clean
+from topoalign.cli.options import PATH
+from topoalign.cli.whole_cluster import ClusterOptions, ask_cluster, cluster_options, show_answer, show_reasons
 from topoalign.kubelet.files import documents, manifest
-
-
-class PodUnknown(Unavailable):
-    """
-    Raised when a pod cannot be read from Kubernetes by its name.
-
-    Remedy: Check that kubectl can read the pod, or give `--pod-file`.
-    """
-
-    def __init__(self, name: str, finding: str) -> None:
-        super().__init__(
-            f"pod {clean(name, 520)!r} cannot be read: {clean(finding, 300)}",
-            "see that kubectl can read it, or give its manifest with --pod-file, or what it asks for (--gpus)",
-        )
 
 
 @click.command()
 @click.argument("name", metavar="[POD]", required=False)
 @request_options
-@click.option("--pod-file", type=FILE, metavar="FILE", help="Ask for this Pod (YAML or JSON).")
+@click.option("--pod-file", type=PATH, metavar="FILE", help="Ask for this Pod (YAML or JSON).")
 @cluster_options
 @options.NATS
 @options.JSON
@@ -69,10 +55,7 @@ def why(
 
 
 def read_pod_of_kubernetes(name: str) -> manifest.PodManifest:
-    """The pod of this name as kubectl shows it. Raises PodUnknown where it does not, and what reading a manifest raises."""
+    """The pod of this name as kubectl shows it. Raises KubectlFailed, and what reading a manifest raises."""
     namespace, pod = pod_name(name)
-    try:
-        shown = whole_cluster.get("pod", f"--namespace={namespace}", "--output=json", "--", pod)
-    except whole_cluster.KubectlFailed as error:
-        raise PodUnknown(name, error.finding) from error
+    shown = whole_cluster.get("pod", f"--namespace={namespace}", "--output=json", "--", pod)
     return manifest.read_manifest(documents.parse_document(shown, "the answer of kubectl"))

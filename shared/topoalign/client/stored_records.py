@@ -5,7 +5,7 @@ A reservation counts from now on for the duration that the newest message names.
 reservation, so only a cluster without a registry has a message that expired long ago.
 """
 
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 
 import anyio
@@ -42,29 +42,21 @@ async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, wit
     states: dict[NodeName, NodeState] = {}
     client = Client(bus, clock, "cli", bodies=False)
 
-    def apply(delivery: Delivery) -> None:
-        name = delivery.event.node
-        state = states.get(name) or NodeState(node=name)
-        states[name] = (
-            state.with_ledger_of(delivery.state) if delivery.state is not None else state.apply(delivery.event)
-        )
-
-    async def nodes() -> None:
-        async with aclosing(client.nodes(node)) as events:
-            async for delivery in events:
-                apply(delivery)
-
-    async def allocations() -> None:
-        async with aclosing(client.allocations(node=node, superseded=False)) as events:
-            async for delivery in events:
-                apply(delivery)
+    async def fold(deliveries: AsyncGenerator[Delivery, None]) -> None:
+        async with aclosing(deliveries):
+            async for delivery in deliveries:
+                name = delivery.event.node
+                state = states.get(name) or NodeState(node=name)
+                states[name] = (
+                    state.with_ledger_of(delivery.state) if delivery.state is not None else state.apply(delivery.event)
+                )
 
     for stream in (Stream.NODES, Stream.ALLOCATIONS):  # following waits for a bus that refuses, here somebody waits
         await bus.last_position(stream)
     with anyio.move_on_after(within) as limit:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(nodes)
-            tasks.start_soon(allocations)
+            tasks.start_soon(fold, client.nodes(node))
+            tasks.start_soon(fold, client.allocations(node=node, superseded=False))
             while any(client.unread.get(stream) != 0 for stream in (Stream.NODES, Stream.ALLOCATIONS)):
                 await clock.sleep(PAUSE)
             tasks.cancel_scope.cancel()

@@ -1,9 +1,8 @@
 """
-The ports of the services: Protocols for what they need from outside, such as a bus, a journal and the hardware.
+The ports of the services: Protocols of the bus, the journal, the clock and the hardware.
 
-Each port has one suite of contract tests, and every adapter passes it: `MemoryBus` and the in-memory journal have the
-same guarantees as those over NATS and disk. Errors that may cross a port are named here; everything else is a defect of the
-adapter.
+Each port has one suite of contract tests, which every adapter passes: `MemoryBus` and the in-memory journal have the same
+guarantees as those over NATS and disk. An adapter raises only the errors that are named here.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -22,16 +21,16 @@ if TYPE_CHECKING:  # nobody measures at the start
 
 
 class Clock(Protocol):
-    """Port to the time. Durations come from `monotonic`; `wall` is only ever shown or recorded, never subtracted."""
+    """Port to the time. Durations are computed from `monotonic`; `wall` is only shown or recorded."""
 
     def wall(self) -> float:
         """The wall time in seconds since 1970."""
 
     def monotonic(self) -> float:
-        """Seconds since an unspecified moment; never goes back."""
+        """Seconds since an unspecified moment, never decreasing."""
 
     async def sleep(self, seconds: float) -> None:
-        """Returns after so many seconds of `monotonic`; cancellable."""
+        """Returns after so many seconds of `monotonic`."""
 
 
 class Stream(StrEnum):
@@ -44,7 +43,7 @@ class Stream(StrEnum):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A message on the bus: `wire` encodes an event as one and decodes it again."""
+    """A message on the bus. `wire` encodes and decodes its event."""
 
     subject: str
     headers: Mapping[str, str]
@@ -56,17 +55,17 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 
     message: Message
     position: int
-    """Stream sequence, from 1. To go on after this one, follow the stream `after=position`."""
+    """Stream sequence, from 1. `Bus.follow(after=position)` continues after this message."""
     waiting: int = 0
     """Messages that waited behind this one when the bus sent it."""
 
 
 Answer = Callable[[bytes], Awaitable[bytes]]
-"""Answers one request. What it raises the bus makes an answer, too (`wire.encode_error`)."""
+"""Answers one request. The bus sends an error that it raises as the answer (`wire.encode_error`)."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A question that a service answers, one at a time; endpoints do not wait for one another."""
+    """A question that a service answers, one at a time. Several endpoints answer at the same time."""
 
     name: str
     """For people and statistics: `allocate`."""
@@ -79,67 +78,62 @@ MOST_IN_BATCH = 1_000
 
 
 class Bus(Protocol):
-    """Port to events and questions between processes. NATS is one adapter, memory the other."""
+    """Port to events and questions between processes, over NATS or in memory."""
 
     async def publish(self, message: Message, expected_last: int | None = None) -> int:
         """
-        Stores the message in its stream and returns its position; a repetition of its `Nats-Msg-Id` is stored once.
-        `expected_last`: only if the newest message of its subject has this position, 0 for none; else BusConflict, unless
-        the first one after it is this message, which is then a repetition.
+        Stores the message in its stream and returns its position. A repetition with the same `Nats-Msg-Id` is stored once.
+        `expected_last`: the required position of the newest message of its subject, 0 for none; otherwise it raises
+        BusConflict, unless the next message is a repetition of this one.
 
-        Raises BusUnavailable when it is not known whether it was stored: publish the same message again. Raises
-        BusRefused when the bus refused it. Raises IdTaken, which is a BusRefused, when the stream has another message
-        under the id, or when the two cannot be compared: publish it under another id (`wire.with_message_mark`).
+        Raises BusUnavailable if it is not known whether it was stored: publish the same message again. Raises BusRefused if
+        the bus refused it, and IdTaken (a BusRefused) if the stream may have another message under the id: publish it under
+        another id (`wire.with_message_mark`).
         """
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
         """
-        Stores messages of one stream in this order, many of them in flight at once, and returns the position of each: None
-        from the first one on that may not be stored; what follows it may be stored all the same. Raises nothing.
+        Stores messages of one stream in this order, many in flight at once, and returns the position of each: None from the
+        first one on that may not be stored, although later ones may be. Raises nothing.
         """
 
     async def publish_batch(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
         """
-        Stores messages of one stream, at most `MOST_IN_BATCH` and each of another subject, all of them or none, and returns
-        their positions. The number with each is the position expected as that of its subject's newest message.
-
-        Raises BusConflict, with nothing stored, if one of them is not, unless the batch is a repetition of one that was
-        stored. Raises BusUnavailable and BusRefused as `publish` does.
+        Stores all of these messages of one stream or none, and returns their positions. There are at most `MOST_IN_BATCH`,
+        each of another subject, and each with its `expected_last`. Raises as `publish`; a repeated batch is stored once.
         """
 
     async def newest(self, stream: Stream, subject: str) -> Received | None:
-        """The newest message that a stream keeps of a subject, None for none. Raises BusUnavailable, BusRefused."""
+        """The newest message that a stream has of a subject; None: there is none. Raises BusUnavailable, BusRefused."""
 
     def follow(
         self, stream: Stream, subject: str, after: int = 0
     ) -> AbstractAsyncContextManager[AsyncIterator[Received]]:
         """
-        Follows the messages of a stream whose subject matches (`>` and `*` as in NATS), after this position, without end.
-
-        They come in order, each at least once, and each is fetched when the loop asks for it. A lost connection is restored
-        inside, and a refusal is waited out. A position before the oldest message kept, or after the newest one because the
-        stream was lost or rolled back, begins with the oldest; positions then go back, also while it is followed.
+        Yields the messages of a stream whose subject matches (`>` and `*` as in NATS), after this position, without end, in
+        order, each at least once. It restores a lost connection and waits until a refusal ends. If the stream does not have
+        the position (any more), it begins with the oldest message, so positions may decrease.
         """
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
-        """Position of the newest message kept of matching subjects, 0 for none. Raises BusUnavailable, BusRefused."""
+        """Position of the newest message of matching subjects, 0 for none. Raises BusUnavailable, BusRefused."""
 
     async def forget(self, stream: Stream, subject: str) -> None:
-        """Deletes what a stream keeps of matching subjects. Positions go on. Raises BusUnavailable, BusRefused."""
+        """Deletes the messages of matching subjects. Positions are not used again. Raises BusUnavailable, BusRefused."""
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
-        """Asks the service at `subject` for an answer within so many seconds. Raises BusUnavailable if none comes."""
+        """Asks the service at `subject`. Raises BusUnavailable without an answer `within` so many seconds."""
 
     def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AbstractAsyncContextManager[None]:
         """Answers questions while the context is open, as the service of this name."""
 
     @property
     def connected(self) -> bool:
-        """Whether the bus can be reached, as far as is known."""
+        """Whether the bus seems reachable."""
 
 
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the journal: facts that became true together."""
+    """One line of the journal: facts that were recorded together."""
 
     time: float
     """Wall time in seconds, for people."""
@@ -147,29 +141,29 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal(Protocol):
-    """Port to the record of one node's allocations, which survives this process. One process has it at a time."""
+    """Port to the durable record of one node's allocations. One process has it at a time."""
 
     @property
     def unconfirmed(self) -> str | None:
-        """Why the journal may not hold all that was given: an earlier one was damaged. None: it holds all."""
+        """Why allocations may be missing: an earlier journal was damaged. None: it is complete."""
 
     def load(self) -> list[JournalEntry]:
-        """Returns all entries that can be trusted, oldest first; sets aside what is damaged. Raises StateFault."""
+        """Returns all valid entries, oldest first, and sets a damaged journal aside. Raises StateFault."""
 
     def trust(self) -> None:
         """Confirms that the journal is complete. Raises StateFault; then it stays unconfirmed."""
 
     def append(self, entry: JournalEntry) -> None:
-        """Adds an entry; when this returns it is on disk. Raises StateFault, and then the entry is not in the journal."""
+        """Adds an entry; it is on disk afterwards. If it raises StateFault, the entry is not in the journal."""
 
     def rewrite(self, entries: Sequence[JournalEntry]) -> None:
-        """Replaces all entries by these, at once or not at all. Raises StateFault."""
+        """Replaces all entries by these, atomically. Raises StateFault."""
 
     def published(self) -> tuple[int, int] | None:
-        """Returns (epoch, seq) up to which the bus has the facts; (0, 0) at first. May lag by one. None: not known."""
+        """(epoch, seq) of the newest fact that the bus has; (0, 0) at first. May lag by one. None: not known."""
 
     def mark_published(self, epoch: int, seq: int) -> None:
-        """Records up to where the bus has the facts. Never raises: after a loss they are published again, same ids."""
+        """Records that the bus has all facts up to this one. Never raises: without it they are published again."""
 
 
 class Occurrence(StrEnum):
@@ -199,17 +193,17 @@ class HardwareEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Listener(Protocol):
-    """Port to the receiver of hardware events between two readings. Called in the event loop."""
+    """Port to the receiver of hardware events. Called in the event loop."""
 
     def receive(self, event: HardwareEvent) -> None:
-        """Takes in an event of a GPU."""
+        """Receives an event of a GPU."""
 
     def lose_subscription(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
-        """Takes in why no events arrive, and of which GPUs the health is therefore unknown. None: they arrive again."""
+        """Receives why no events arrive, and the GPUs whose health is unknown then. None: they arrive again."""
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """The hardware and its health as a driver found it in one reading."""
+    """The hardware and its health in one reading."""
 
     topology: Topology
     health: Mapping[DeviceID, DeviceHealth]
@@ -217,9 +211,9 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[str, ...] = ()
     """Faults that the driver works around: a GPU that does not answer, links that differ from either end."""
     awaiting_reset: frozenset[DeviceID] = frozenset()
-    """Devices that work again only after a reset: lost, or the driver asks for one. One that is no longer here had it."""
+    """Devices that need a reset: lost, or the driver requests it. A device that is no longer here has had it."""
     nameless: bool = False
-    """A GPU does not report its id, so one that is missing may be this one, and had no reset."""
+    """Whether a GPU does not report its id. It may be a missing one, which has had no reset then."""
 
 
 class Driver(Protocol):
@@ -230,10 +224,10 @@ class Driver(Protocol):
         """The value of `TopologyDiscovered.source`: `nvml`, `sysfs`, `described: dgx-a100`."""
 
     async def read(self) -> Inventory:
-        """Reads everything anew. Raises DriverFault; a single lost device is reported in the inventory instead."""
+        """Reads everything again. Raises DriverFault; a single lost device is reported in the inventory instead."""
 
     async def watch(self, listener: Listener) -> None:
-        """Reports what happens between readings, until cancelled; returns at once where nothing is ever reported."""
+        """Reports events between readings, until cancelled. Returns at once if the driver has no events."""
 
     async def measure(self) -> "tuple[DeviceUse, ...]":
-        """Measures what the GPUs are used for, processes without identity. Raises DriverFault if it cannot measure."""
+        """Measures the use of the GPUs, with processes without identity. Raises DriverFault."""

@@ -59,9 +59,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     compares_gpus_of_nodes: bool = False
     """Of equally narrow sets of NUMA nodes the one is taken that has the best connected GPUs; otherwise the lowest."""
     narrows_after_merge: bool = False
-    """A provider that narrows takes as few as it can of the NUMA nodes of the merge; otherwise all of them."""
-    unaligned_beyond_limit: bool = False
-    """Where the limit on work ends the alignment, a policy that admits without one goes on without."""
+    """Memory is of as few as possible of the NUMA nodes of the merge; otherwise of all of them."""
 
     # What the container is given.
     gpus_first: bool = False
@@ -74,8 +72,6 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """CPUs per core, socket and last-level cache are averages, rounded down; otherwise they are counted."""
     counts_reusable_memory: bool = False
     """Whether the NUMA nodes of the alignment have enough memory is judged with what the pod may use again."""
-    needs_narrowest_memory: bool = True
-    """Where the limit on work ends the search for memory the pod is refused; otherwise all unused NUMA nodes serve."""
     gives_back_lowest_first: bool = True
     """Memory is given back from the lowest NUMA node on, whatever was taken of each."""
     gives_while_deciding: bool = True

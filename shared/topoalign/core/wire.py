@@ -123,7 +123,7 @@ def event_id(event: Event) -> str:
 
 
 def encode_event(event: Event, time: float) -> Message:
-    """Encodes an event that became true at `time` (wall seconds) as a message."""
+    """Encodes an event of `time` (wall seconds) as a message."""
     name = type(event).__name__
     writer = SUBJECTS[type(event)][1].split("-")[0]
     headers = {
@@ -159,10 +159,7 @@ def with_message_mark(message: Message, mark: str) -> Message:
 
 
 def decode_event(message: Message) -> Event:
-    """
-    Decodes the event of a message. Raises Undecodable for anything that is not one, or that names another node than its
-    subject; raises UnknownEvent for a well-formed event of a type that this version does not know.
-    """
+    """Decodes an event. Raises UnknownEvent for an unknown type, and Undecodable for any other invalid message."""
     what = f"message on {clean(message.subject)}"
     if len(message.body) > LARGEST_BODY:
         raise Undecodable(what, f"{len(message.body)} bytes, more than {LARGEST_BODY}")
@@ -262,7 +259,7 @@ def is_service_answer(body: bytes) -> bool:
 
 
 def decode_answer(body: bytes, kind: type[T]) -> T:
-    """Decodes the result of an answer. Raises the error that the other side failed with, or Undecodable."""
+    """Decodes the result of an answer. Raises the error of the other side, or Undecodable."""
     try:
         reply = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         if "failure" in reply:

@@ -86,12 +86,8 @@ def chosen_gpus(
             yield gpu, GPU
         elif not choices[place].exclude:
             yield gpu, ResourceName(choices[place].name)
-    known = {*topology.gpu_by_id, *(str(gpu.index) for gpu in topology.gpus)}
-    for place, choice in enumerate(choices):
-        missing = {*choice.uuids, *map(str, choice.indexes)} - known
-        if missing:
-            findings.add(f"resources.gpus[{place}]", f"this node has no GPU {quoted(sorted(missing))}")
-        elif place not in used:
+    for place, _ in enumerate(choices):
+        if place not in used:
             findings.add(f"resources.gpus[{place}]", "decides for no GPU of this node")
 
 
@@ -136,17 +132,13 @@ def has_part_of_compute(profile: str) -> bool:
 
 
 def why_unlike(gpus: Sequence[Gpu]) -> str | None:
-    """The difference between the devices of these GPUs; None if all are alike."""
-    divided = [gpu for gpu in gpus if gpu.mig is not None]
-    if not divided:
+    """The difference between the devices of these GPUs; None if all are whole, or all are instances of one profile."""
+    if all(gpu.mig is None for gpu in gpus):
         return None
-    whole = next((gpu for gpu in gpus if gpu.mig is None), None)
-    if whole is not None:
-        return f"GPU {divided[0].index} is in MIG mode and GPU {whole.index} is not"
-    empty = next((gpu for gpu in divided if not gpu.mig), None)
+    empty = next((gpu for gpu in gpus if not gpu.mig), None)
     if empty is not None:
         return f"GPU {empty.index} has no MIG instance"
-    profiles = sorted({instance.profile for gpu in divided for instance in gpu.mig or ()})
+    profiles = sorted({instance.profile for gpu in gpus for instance in gpu.mig or ()})
     return None if len(profiles) == 1 else f"there are instances of {quoted(profiles)}"
 
 

@@ -59,7 +59,7 @@ def files(parts: Sequence[FieldMapping], source: str) -> list[Wrapped]:
     return [
         Wrapped(
             field := configuration_file.field_of((*path, str(key))),
-            _content(value, f"{source}, {field}", only_text=part.content.get("kind") == CONFIG_MAP),
+            _content(value, f"{source}, {field}"),
         )
         for part in parts
         for path, values in [_values(part)]
@@ -76,10 +76,9 @@ def _values(part: FieldMapping) -> tuple[configuration_file.Path, Mapping[object
     return part.path, part.content if is_values else {}
 
 
-def _content(value: object, source: str, *, only_text: bool) -> Document | BadRequest:
+def _content(value: object, source: str) -> Document | BadRequest:
     if isinstance(value, dict):
-        finding = "is a mapping, and an API server takes only text in data of a ConfigMap"
-        return InvalidDocument(source, finding, "write `|` behind the key: `NAME: |`") if only_text else value
+        return value
     try:
         return documents.parse_document(str(value).encode(), source)
     except InvalidDocument as error:
@@ -142,15 +141,14 @@ def interpret_document(document: documents.Document, environment: Mapping[str, s
 
     Raises InvalidField with the path of the first field that is wrong or cannot be met, or with the variable it is from.
     """
-    document, named = nvidia_fields.rename_fields(document)
+    document = nvidia_fields.rename_hook_path(document)
     origins = dict.fromkeys(flatten_document(document), FROM_FILE)
     document, variables = nvidia_fields.apply_variables(document, environment)
     try:
         document, ignored = nvidia_fields.resolve_nvidia_fields(document)
         configuration = validate_configuration(documents.convert_document(document, Configuration, REMEDY))
-    except InvalidField as error:  # under the variable that the value came from, or under the field's name in the file
-        sources = named | variables
-        of_field = (sources[each] for each in sources if f"{error.field}.".startswith((f"{each}.", f"{each}[")))
+    except InvalidField as error:  # under the variable that the value came from
+        of_field = (variables[each] for each in variables if f"{error.field}.".startswith((f"{each}.", f"{each}[")))
         finding = error.finding.removeprefix(f"{error.field}: ")
         raise InvalidField(next(of_field, error.field), finding, error.remedy) from error
     origins.update(variables)

@@ -11,7 +11,7 @@ Source: k8s-device-plugin v0.20.0, its file of version v1 and the flags of its c
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.model.errors import InvalidField
 from topoalign.kubelet.files.kubelet_configuration import FALSE, TRUE
 
 KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
@@ -72,15 +72,15 @@ VARIABLES: Mapping[str, NvidiaVariable] = {
 DP_VARIABLES = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
 """The variables that select XIDs: they override the field `health`, and discovery reads them."""
 
-OTHER_NAMES = {"flags.plugin.nvidiaCTKPath": "flags.plugin.nvidiaCDIHookPath"}
-"""An older name of a field -> its name."""
+HOOK_PATH = "flags.plugin.nvidiaCDIHookPath"
+FORMER_HOOK_PATH = "flags.plugin.nvidiaCTKPath"
 
-WITHOUT_EFFECT: Mapping[str, tuple[type, str]] = {
-    "flags.failOnInitError": (bool, "the agent starts in any case, tries again, and /readyz shows what is missing"),
-    "flags.useNodeFeatureAPI": (bool, "it is for gpu-feature-discovery, which labels the node and may go on running"),
-    "flags.gfd": (dict, "it is for gpu-feature-discovery, which labels the node and may go on running"),
+WITHOUT_EFFECT: Mapping[str, str] = {
+    "flags.failOnInitError": "the agent starts in any case, tries again, and /readyz shows what is missing",
+    "flags.useNodeFeatureAPI": "it is for gpu-feature-discovery, which labels the node and may go on running",
+    "flags.gfd": "it is for gpu-feature-discovery, which labels the node and may go on running",
 }
-"""Field -> its type, and why the node does as well without."""
+"""Field -> why the node does as well without it. Its value is not read."""
 
 
 class UnsupportedField(NamedTuple):
@@ -124,20 +124,16 @@ def apply_variables(document: dict[str, Any], environment: Mapping[str, str]) ->
     return document, origins
 
 
-def rename_fields(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """
-    The document with each field under its newest name, and newest -> older name of those that had another one. Raises
-    InvalidField if two names of a field differ in value.
-    """
-    older: dict[str, str] = {}
-    for old, new in OTHER_NAMES.items():
-        value = value_at(document, old)
-        if value is not None:
-            if value_at(document, new) not in (None, value):
-                raise InvalidField(old, f"another name of {new}, which has another value", "keep one of them")
-            document = with_value(drop_field(document, old), new, value)
-            older[new] = old
-    return document, older
+def rename_hook_path(document: dict[str, Any]) -> dict[str, Any]:
+    """The document with the path of the hook under its newest name. Raises InvalidField if both names differ in value."""
+    value = value_at(document, FORMER_HOOK_PATH)
+    if value is None:
+        return document
+    if value_at(document, HOOK_PATH) not in (None, value):
+        raise InvalidField(
+            FORMER_HOOK_PATH, f"another name of {HOOK_PATH}, which has another value", "keep one of them"
+        )
+    return with_value(drop_field(document, FORMER_HOOK_PATH), HOOK_PATH, value)
 
 
 def resolve_nvidia_fields(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -154,12 +150,8 @@ def resolve_nvidia_fields(document: dict[str, Any]) -> tuple[dict[str, Any], dic
                 raise InvalidField(field, refusal.finding, refusal.remedy)
             document = drop_field(document, field)
     ignored = {}
-    for field, (kind, why) in WITHOUT_EFFECT.items():
-        value = value_at(document, field)
-        if value is not None:
-            if not isinstance(value, kind):
-                shown = quoted([clean(str(value))])
-                raise InvalidField(field, f"{shown} is of another type than NVIDIA's", f"leave it out: {why}")
+    for field, why in WITHOUT_EFFECT.items():
+        if value_at(document, field) is not None:
             document = drop_field(document, field)
             ignored[field] = why
     return document, ignored

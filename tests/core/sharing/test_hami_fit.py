@@ -5,14 +5,13 @@ from typing import Any
 import hami_reference as reference
 import pytest
 from hami_support import UUIDS, annotations, asked, cards, pair_scores, requests, usage
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from topoalign.core.demand.share_annotations import read_as_hami
 from topoalign.core.sharing.hami.fit import Surroundings, Unfit, fit
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     cards(),
     requests,

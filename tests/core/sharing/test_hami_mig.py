@@ -2,7 +2,7 @@
 
 import hami_reference as reference
 from hami_support import A100, profiles
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.byte_sizes import MIB
@@ -12,7 +12,6 @@ from topoalign.core.state.share_amounts import find_instances
 some_profiles = st.permutations(A100).flatmap(lambda all_: st.integers(0, len(all_)).map(lambda n: tuple(all_[:n])))
 
 
-@settings(max_examples=200, deadline=None)
 @given(some_profiles, st.sets(st.integers(0, 7)), st.lists(st.sampled_from([0, 128, 256, 512]), max_size=9))
 def test_several_instances_never_overlap(
     some: tuple[reference.Profile, ...], taken: set[int], memories: list[int]

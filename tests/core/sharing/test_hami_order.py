@@ -6,7 +6,7 @@ from itertools import permutations
 import hami_reference as reference
 import pytest
 from hami_support import POLICIES, asked, cards, requests, usage
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, Weights, read_weights
@@ -15,7 +15,6 @@ from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, hami_gpu_score, ha
 weights = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 5))
 
 
-@settings(max_examples=300, deadline=None)
 @given(cards(), st.lists(st.integers(0, 2), min_size=6, max_size=6), st.sampled_from(POLICIES), st.booleans())
 def test_cards_are_tried_from_the_end_of_the_sorted_list(
     some: list[reference.Card], scores: list[int], policy: str, numa_bind: bool
@@ -40,7 +39,6 @@ def test_the_order_of_the_list_has_no_say(policy: str) -> None:
     }
 
 
-@settings(max_examples=300, deadline=None)
 @given(cards(), st.lists(requests, max_size=2), weights)
 def test_scores_are_those_of_the_formula(
     some: list[reference.Card], several: list[reference.Request], weighted: tuple[int, int, int]

@@ -3,7 +3,7 @@
 import hami_reference as reference
 import pytest
 from hami_support import UUIDS, annotations, asked, cards, pair_scores, requests, usage
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.demand.share_annotations import GpuRules, Weights, read_as_hami
@@ -15,7 +15,6 @@ from topoalign.tools.conformance.hami_place import NodeGpus, PodShares, place_po
 containers = st.lists(st.lists(requests, max_size=1), min_size=1, max_size=4)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     cards(),
     containers,

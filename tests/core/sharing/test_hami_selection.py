@@ -3,7 +3,7 @@
 import hami_reference as reference
 import pytest
 from hami_support import annotations, asked, usage
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shared_gpu_support import shared_gpu
 
@@ -19,7 +19,6 @@ from topoalign.core.sharing.hami.fit import (
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(annotations, st.sampled_from(["NVIDIA-A100", "nvidia h100", "V100", ""]), st.sampled_from("abcA"))
 def test_cards_are_selected_by_type_and_uuid(notes: dict[str, str], model: str, uuid: str) -> None:
     assert reference.type_selected(notes, model) == type_selection(notes).takes_type(model)

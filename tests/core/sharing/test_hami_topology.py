@@ -2,7 +2,7 @@
 
 import hami_reference as reference
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.model.errors import TooMuchWork
@@ -22,7 +22,6 @@ tables = st.dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.permutations(CARDS), st.integers(1, 7), st.integers(0, 3), tables)
 def test_the_best_set_of_all_is_picked(
     order: list[str], count: int, again: int, scores: dict[str, dict[str, int]]

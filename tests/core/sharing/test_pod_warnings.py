@@ -13,9 +13,9 @@ SERVED = {GPU, NIC, ResourceName("nvidia.com/gpumem")}
 WHERE = "spec.containers[0]"
 
 
-def said(annotations: Mapping[str, str], *limits: str, ranks_as_hami: bool = False) -> tuple[str, ...]:
+def said(annotations: Mapping[str, str], *limits: str) -> tuple[str, ...]:
     named = {ResourceName(name): WHERE for name in limits or (GPU,)}
-    return warnings_of(annotations, named, SERVED, ranks_as_hami=ranks_as_hami)
+    return warnings_of(annotations, named, SERVED)
 
 
 @pytest.mark.parametrize(
@@ -47,14 +47,10 @@ def test_an_amount_as_an_annotation_is_a_limit(name: str) -> None:
         ("nvidia.com/use-gpu-uuid", "nvidia.com/use-gpuuuid"),
         ("nvidia.com/useGPUUUID", "nvidia.com/use-gpuuuid"),
         ("nvdia.com/use-gpuuuid", "nvidia.com/use-gpuuuid"),
-        ("hami.io/use-gpuuuid", "nvidia.com/use-gpuuuid"),
         ("nvidia.com/nouse-gpu-type", "nvidia.com/nouse-gputype"),
-        ("nvidia.com/gpu-scheduler-policy", "hami.io/gpu-scheduler-policy"),
         ("hami.io/device-scoring-weight", "hami.io/device-scoring-weights"),
-        ("volcano.sh/vgpu-mode", "nvidia.com/vgpu-mode"),
         ("tencent.com/vcuda-limit", CORE_LIMIT),
         ("nvidia.com/gpu-memory", "nvidia.com/gpumem in resources.limits of a container"),
-        ("hami.io/gpucores", "nvidia.com/gpucores in resources.limits of a container"),
         ("koordinator.sh/device-joint-allocate", "scheduling.koordinator.sh/device-joint-allocate"),
         ("scheduling.koordinator.sh/gpu-partitions-spec", "scheduling.koordinator.sh/gpu-partition-spec"),
     ],
@@ -77,20 +73,17 @@ def test_keys_that_are_right_or_of_others_are_no_warning() -> None:
         "example.com": ("vgpu-node", "use-gpuuuid", "gang"),
         "topoalign.io": ("gang", "gang-size", "cards", "gangs"),
     }
-    right = {key for key in (*share_annotations.OF_PODS, *ANNOTATIONS) if key != share_annotations.NODE_POLICY}
+    right = {*share_annotations.OF_PODS, *ANNOTATIONS}
 
     assert () == said({f"{domain}/{rest}": "x" for domain, several in written.items() for rest in several})
     assert () == said(dict.fromkeys(right, "x"))
 
 
 def test_a_wish_without_effect_is_named_with_what_gives_it_one() -> None:
-    policy = {share_annotations.NODE_POLICY: "spread"}
     limit = {CORE_LIMIT: "50"}
 
-    assert said(policy)[0].endswith("has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami")
-    assert () == said(policy, ranks_as_hami=True)
     assert said(limit)[0].endswith("has no effect; a container gets its tencent.com/vcuda-core")
-    assert all(len(text) <= 120 for text in (*said(policy), *said(limit)))
+    assert all(len(text) <= 120 for text in said(limit))
 
 
 def test_a_limit_that_is_near_a_served_name_is_named_with_it() -> None:

@@ -47,7 +47,7 @@ def reference(asked: PodRequest, name: ResourceName) -> int:
     return max(*moments, sum(map(of, (*sidecars, *asked.containers))), 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(amounts, st.booleans()), max_size=4), st.lists(amounts, min_size=1, max_size=3))
 def test_a_pod_holds_what_it_has_at_its_largest_moment(
     init: list[tuple[dict[ResourceName, int], bool]], apps: list[dict[ResourceName, int]]

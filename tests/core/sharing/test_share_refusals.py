@@ -5,11 +5,11 @@ import pytest
 from shared_gpu_support import shared_gpu
 
 from topoalign.core.demand.share_annotations import GpuRules, Selection
-from topoalign.core.demand.shares import Share
+from topoalign.core.demand.shares import Share, ShareFields
 from topoalign.core.model.errors import NoFit, TopoalignError
 from topoalign.core.placement.gpus.bandwidth import SetScorer
-from topoalign.core.sharing.choice import choose_gpus
-from topoalign.core.sharing.share_refusals import OTHER_TYPE, OTHER_UUID, ShareFields
+from topoalign.core.sharing.choice import choose_gpus, positions_with_enough
+from topoalign.core.sharing.share_refusals import OTHER_TYPE, OTHER_UUID
 from topoalign.core.sharing.shared_gpus import SharedGpu
 
 GIB = 2**30
@@ -20,7 +20,7 @@ EMPTY = shared_gpu(0, 8 * GIB, model="NVIDIA L4")
 def refused(request: Share, *cards: SharedGpu) -> TopoalignError:
     scores = [[0] * len(cards) for _ in cards]
     with pytest.raises(TopoalignError) as caught:
-        choose_gpus(cards, request, SetScorer(scores), PATHS)
+        choose_gpus(cards, positions_with_enough(cards, request, PATHS), request, SetScorer(scores), PATHS)
     assert caught.value.remedy
     return caught.value
 
@@ -99,4 +99,4 @@ def test_cards_of_two_numa_nodes_or_of_none_are_split(nodes: tuple[int | None, .
 
 
 def test_one_card_is_on_one_numa_node_wherever_that_is() -> None:
-    assert (EMPTY,) == choose_gpus([EMPTY], SHARE._replace(rules=GpuRules(numa_bind=True)), SetScorer([[0]]))
+    assert (EMPTY,) == choose_gpus([EMPTY], [0], SHARE._replace(rules=GpuRules(numa_bind=True)), SetScorer([[0]]))

@@ -114,7 +114,7 @@ wholes = st.tuples(st.sampled_from([100, 100, 200, 300]), st.sampled_from([0, 0,
 steps = st.lists(st.tuples(shares | wholes, st.integers(0, 9)), min_size=1, max_size=7)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(hierarchies(most=7), st.randoms(use_true_random=False), steps, st.sampled_from([BEST, KUBELET]))
 def test_admit_gives_the_gpus_that_gpu_manager_would(
     levels: Levels, chance: Random, asked: list[tuple[tuple[int, int], int]], rules: AdmissionRules
@@ -138,7 +138,7 @@ def test_admit_gives_the_gpus_that_gpu_manager_would(
             state = state.without([*state.allocations][ending])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     hierarchies(most=6),
     st.lists(st.lists(shares | wholes, min_size=1, max_size=3), min_size=1, max_size=6),

@@ -15,6 +15,7 @@ hardware, so the last confirmed readings stay valid until the bus is back.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import anyio
 import msgspec
@@ -289,16 +290,12 @@ def release_other_machines(ledger: Ledger) -> None:
     Releases the allocations of a described machine that the node no longer simulates, and logs that. Ids of described
     machines repeat: every catalogue machine has a GPU-0. So these would count for the new machine, and never be released.
     """
-    others = of_other_machines(ledger)
-    if not others or ledger.state.topology is None:
-        return
-    try:
-        ledger.release(tuple(others), "other-machine")
-    except StateFault:  # the ledger has logged it; the next call tries again
-        return
-    log.warning(
-        "the record is of another machine: its allocations are released",
-        machine=ledger.state.topology.source,
-        recorded=sorted(set(others.values())),
-        allocations=len(others),
-    )
+    if others := of_other_machines(ledger):
+        with suppress(StateFault):  # the ledger has logged it; the next call tries again
+            ledger.release(tuple(others), "other-machine")
+            log.warning(
+                "the record is of another machine: its allocations are released",
+                machine=ledger.machine,
+                recorded=sorted(set(others.values())),
+                allocations=len(others),
+            )

@@ -60,9 +60,9 @@ class AllocatorPort(Protocol):
 
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """
-        Checks a container with these devices that is about to start. Returns at once if the record has its owner, else after
-        PodResources was polled. Raises Unavailable; ShareSplit and InvalidShare for vcuda units that are no container's
-        share; NotAsReserved for vGPU slots with other amounts than are reserved for the container.
+        Polls PodResources, and checks a container with these devices that is about to start. Raises Unavailable; ShareSplit
+        and InvalidShare for vcuda units that are no container's share; NotAsReserved for vGPU slots with other amounts than
+        are reserved for the container.
         """
 
 

@@ -12,7 +12,7 @@ key of its last row, so rows that appear or disappear between two pages shift no
 import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from heapq import merge
 from itertools import groupby, islice
 from operator import itemgetter
@@ -116,7 +116,9 @@ class Api:
             ],
             exception_handlers={
                 TopoalignError: answer_product_error,
-                HTTPException: answer_http_error,
+                HTTPException: http_error_answers(
+                    "GET, HEAD", "/v1/nodes, /v1/nodes/NAME, /v1/allocations or /v1/shares"
+                ),
                 Exception: answer_defect,
             },
         )
@@ -226,17 +228,20 @@ async def answer_product_error(request: Request, exc: Exception) -> Response:
     return error(exc.code, exc.finding, exc.remedy, status)
 
 
-async def answer_http_error(request: Request, exc: Exception) -> Response:
-    """Answers a request with an unknown address, or a method other than GET and HEAD."""
-    assert isinstance(exc, HTTPException)
-    if exc.status_code == 405:
+def http_error_answers(methods: str, addresses: str) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Returns a function that answers a request with an unknown address or method. Allowed are these `methods`."""
+
+    async def answer_http_error(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, HTTPException)
+        if exc.status_code != 405:
+            return error("NotFound", f"nothing at {quoted([request.url.path])}", f"use {addresses}", exc.status_code)
         answer = error(
-            "MethodNotAllowed", f"{clean(request.method, 20)} is not possible here", "this API is read with GET", 405
+            "MethodNotAllowed", f"method {clean(request.method, 20)} is not supported", f"use {methods}", 405
         )
-        answer.headers["Allow"] = "GET, HEAD"
+        answer.headers["Allow"] = methods
         return answer
-    remedy = "there are /v1/nodes, /v1/nodes/NAME, /v1/allocations and /v1/shares"
-    return error("NotFound", f"nothing at {quoted([request.url.path])}", remedy, exc.status_code)
+
+    return answer_http_error
 
 
 async def answer_defect(request: Request, exc: Exception) -> Response:

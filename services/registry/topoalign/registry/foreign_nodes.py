@@ -26,7 +26,7 @@ from anyio.abc import TaskStatus
 from topoalign.core import wire
 from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED
 from topoalign.core.diagnosis.hami_nodes import ContestedNode, ForeignNode, ForeignPage, ForeignRequest
-from topoalign.core.model.errors import Unavailable, clean
+from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Bus, Clock, Endpoint
 from topoalign.core.sharing.hami.node_annotations import (
@@ -40,7 +40,7 @@ from topoalign.core.sharing.hami.node_annotations import (
 )
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredGpu
 from topoalign.kubelet.files.resource_quantities import whole
-from topoalign.registry.ports import SeenNode, SeenPod
+from topoalign.registry.ports import NotReadYet, SeenNode, SeenPod
 from topoalign.runtime.replies import answer_with
 from topoalign.runtime.request_turns import TaskTurns
 
@@ -231,17 +231,6 @@ class ForeignNodes:
         return node
 
 
-class NodesUnknown(Unavailable):
-    """
-    Raised while it is not known which nodes HAMi runs.
-
-    Remedy: Wait until the registry has read Kubernetes; `/readyz` shows when.
-    """
-
-    def __init__(self, finding: str) -> None:
-        super().__init__(finding, "wait until the registry has read what Kubernetes has; /readyz shows when")
-
-
 async def serve_foreign(
     bus: Bus,
     foreign: ForeignNodes,
@@ -253,7 +242,7 @@ async def serve_foreign(
 
     async def list_nodes(request: ForeignRequest) -> ForeignPage:
         if (finding := behind()) is not None:
-            raise NodesUnknown(finding)
+            raise NotReadYet(finding)
         names = sorted(foreign.refusals)
         start = bisect_right(names, request.after)
         page = names[start : start + MOST]

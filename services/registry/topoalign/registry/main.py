@@ -38,7 +38,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     client = Client(context.bus, context.clock, "registry", bodies=False, usage=scheduling)
     cluster = Cluster(usage=scheduling)
     metrics = RegistryMetrics(context.metrics, client)
-    registry = Registry(context.bus, context.clock, client, cluster, metrics, settings, gc.freeze)
+    registry = Registry(context.bus, context.clock, client, cluster, metrics, settings)
     series = NodeSeries(cluster, context.clock, per_allocation=settings.registry_allocation_series)
     context.checks["streams"] = registry.behind
     foreign = ForeignNodes(context.clock, cluster.is_answering)
@@ -47,30 +47,25 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     with freezing(asyncio.get_running_loop().call_soon_threadsafe):
         async with kubernetes(context, settings, replica := token_hex(6)) as api, anyio.create_task_group() as tasks:
             if scheduling:
-                side = SchedulingService(context, settings, client, cluster, registry, api, replica, gc.freeze, foreign)
+                side = SchedulingService(context, settings, client, cluster, registry, api, replica, foreign)
                 log.info("extender listens", url=await tasks.start(side.run))
             await registry.run(task_status=task_status)
 
 
 def check_settings(settings: RegistrySettings) -> None:
     """Raises InvalidField for a setting that has no effect without another one, which is missing."""
-    need_port = {
-        "TOPOALIGN_KUBERNETES": settings.kubernetes != "off",
-        "TOPOALIGN_SCHEDULER_TLS_DIR": bool(settings.scheduler_tls_dir),
-    }
-    need_api_server = {
-        "TOPOALIGN_DELETE_REFUSED_PODS": settings.delete_refused_pods,
-        "TOPOALIGN_UNKNOWN_NODES": settings.unknown_nodes != "refuse",
-        "TOPOALIGN_PUBLISH_TOPOLOGIES": settings.publish_topologies,
-    }
-    for name, is_set in need_port.items():
-        if is_set and settings.scheduler_port is None:
-            remedy = "set TOPOALIGN_SCHEDULER_PORT, or unset this one"
-            raise InvalidField(name, "the registry answers no scheduler", remedy)
-    for name, is_set in need_api_server.items():
-        if is_set and settings.kubernetes == "off":
-            remedy = "set TOPOALIGN_KUBERNETES, or unset this one"
-            raise InvalidField(name, "the registry has no API server", remedy)
+    port = "TOPOALIGN_SCHEDULER_PORT"
+    api_server = "TOPOALIGN_KUBERNETES"
+    missing = {port: settings.scheduler_port is None, api_server: settings.kubernetes == "off"}
+    for name, is_set, needed in (
+        (api_server, settings.kubernetes != "off", port),
+        ("TOPOALIGN_SCHEDULER_TLS_DIR", bool(settings.scheduler_tls_dir), port),
+        ("TOPOALIGN_DELETE_REFUSED_PODS", settings.delete_refused_pods, api_server),
+        ("TOPOALIGN_UNKNOWN_NODES", settings.unknown_nodes != "refuse", api_server),
+        ("TOPOALIGN_PUBLISH_TOPOLOGIES", settings.publish_topologies, api_server),
+    ):
+        if is_set and missing[needed]:
+            raise InvalidField(name, f"it has no effect without {needed}", f"set {needed}, or unset {name}")
 
 
 @asynccontextmanager

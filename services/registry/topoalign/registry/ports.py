@@ -25,37 +25,21 @@ DEFAULT_SCHEDULER = "default-scheduler"
 
 
 class ApiUnavailable(Unavailable):
-    """
-    Raised when the API server does not answer, or answers that it cannot now. A write may have been done.
-
-    Remedy: Check the API server; the request is repeated.
-    """
+    """Raised when the API server does not answer, or answers that it cannot now. A write may have been done."""
 
     def __init__(self, finding: str) -> None:
         super().__init__(clean(finding, 300), "check that the API server runs and can be reached from the registry")
 
 
 class ApiRefused(Unavailable):
-    """
-    Raised when the API server refuses a request.
-
-    It gives no permission, or does not accept the object.
-
-    Remedy: Compare the permissions of the registry with those in `deploy/kubernetes`.
-    """
+    """Raised when the API server gives no permission, or does not accept the object."""
 
     def __init__(self, finding: str) -> None:
         super().__init__(clean(finding, 300), "see which permissions deploy/kubernetes gives to the registry")
 
 
 class ApiConflict(NoFit):
-    """
-    Raised when an object has changed since it was read.
-
-    It is bound already, or another one has its name.
-
-    Remedy: Nothing: the scheduler tries again.
-    """
+    """Raised when an object has changed since it was read: it is bound already, or another one has its name."""
 
     def __init__(self, finding: str) -> None:
         super().__init__(clean(finding, 300), "read the object again and decide anew")
@@ -70,6 +54,17 @@ class ApiNotFound(TopoalignError):
 
     def __init__(self, finding: str) -> None:
         super().__init__(clean(finding, 300), "it was deleted, or never created: forget it")
+
+
+class NotReadYet(Unavailable):
+    """
+    Raised while the registry has not read all data that an answer depends on.
+
+    Remedy: Wait until the registry has read it; `/readyz` shows when.
+    """
+
+    def __init__(self, finding: str) -> None:
+        super().__init__(finding, "wait until the registry has read it; /readyz shows when")
 
 
 class SeenPod(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ A node is stale after two questions without an answer. One would not suffice: wh
 unread, and afterwards the time-outs of all questions fire before the first answer is read.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from functools import partial
 
@@ -52,13 +52,10 @@ class Registry:
         cluster: Cluster,
         metrics: RegistryMetrics,
         settings: RegistrySettings,
-        freeze: Callable[[], None] = lambda: None,
     ) -> None:
-        """`freeze` exempts the objects in memory from garbage collection: `gc.freeze` in a process."""
         self._bus = bus
         self._clock = clock
         self._settings = settings
-        self._freeze = freeze
         self._client = client
         self._cluster = cluster
         self._metrics = metrics
@@ -104,15 +101,8 @@ class Registry:
 
     async def _ask_regularly(self) -> None:
         """Asks all allocators in rounds, the first as soon as the stored facts have been read."""
-        # The facts stay, so they are frozen: else each garbage collection scans them for a tenth of a second. Nothing is
-        # frozen while nothing arrives, because frozen garbage is never collected.
-        unread = dict(self._client.unread)
         while self.behind() is not None:
             await self._clock.sleep(PAUSE)
-            if unread != self._client.unread:
-                unread = dict(self._client.unread)
-                self._freeze()
-        self._freeze()
         while True:
             self._ask_now = anyio.Event()
             nodes = self._cluster.nodes

@@ -37,10 +37,6 @@ class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the scheduler that asks the extender: the webhook gives it to pods that ask for devices and name none, and
     denies those that name another one. Default: pods keep what they have, for an extender of `default-scheduler`."""
 
-    scheduler_kubernetes: str = ""
-    """Version of the kube-scheduler, such as `1.38`: from this one on, refusals distinguish where preemption may help.
-    Default: that of the API server, or `1.36`, which harms no later one."""
-
     scoring: Scoring = Scoring.QUALITY
     """How nodes are scored for a pod: `quality`: how fast a collective runs on the GPUs that it would get, and how well the
     node is packed; by what NUMA nodes have left, `least-allocated`, `most-allocated`, `balanced`, `least-numa-nodes`;

@@ -16,7 +16,7 @@ from typing import Any
 import click
 import msgspec
 
-from topoalign.cli import link, options, output, running, this_machine
+from topoalign.cli import link, options, output, this_machine
 from topoalign.cli.doctor.check_results import CheckResult, Subject, Verdict, failure_finding, ok, warning_finding
 from topoalign.cli.doctor.kubelets import (
     check_allocator,
@@ -29,7 +29,6 @@ from topoalign.cli.doctor.kubelets import (
 from topoalign.cli.doctor.state_files import cpu_manager_state, device_manager_state, memory_manager_state
 from topoalign.cli.exit_codes import FINDINGS, REMEDIES
 from topoalign.core.model.errors import BusUnavailable, TopoalignError, clean
-from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.runtime.nats_server import find_nats_server
 
 KUBELET_NUMA_LIMIT = 8
@@ -38,31 +37,29 @@ KUBELET_NUMA_LIMIT = 8
 NVML = "libnvidia-ml.so.1"
 STATE_DIR = Path("/var/lib/topoalign")
 
-PATH = click.Path(path_type=Path)
-
 
 @click.command()
 @click.option(
     "--nats", envvar="TOPOALIGN_NATS_URL", metavar="URL", help="URL of the NATS to test.  [default: that of `up`]"
 )
-@click.option("--kubelet-dir", metavar="DIR", type=PATH, help="The kubelet's device plugin directory to test.")
+@click.option("--kubelet-dir", metavar="DIR", type=options.PATH, help="The kubelet's device plugin directory to test.")
 @click.option(
     "--kubelet-config",
     metavar="FILE",
-    type=PATH,
+    type=options.PATH,
     envvar="TOPOALIGN_KUBELET_CONFIG",
     help="The kubelet's configuration file.  [default: config.yaml above --kubelet-dir]",
 )
 @click.option(
     "--state-dir",
     metavar="DIR",
-    type=PATH,
+    type=options.PATH,
     default=STATE_DIR,
     envvar="TOPOALIGN_STATE_DIR",
     show_default=True,
     help="Directory of the allocator's journal.",
 )
-@click.option("--sysfs-root", type=PATH, default=Path("/sys"), show_default=True, hidden=True)
+@click.option("--sysfs-root", type=options.PATH, default=Path("/sys"), show_default=True, hidden=True)
 @click.option(
     "--node",
     envvar="TOPOALIGN_NODE",
@@ -125,11 +122,10 @@ def node_name(subject: Subject) -> CheckResult:
 
 def numa_nodes(subject: Subject) -> CheckResult:
     """The number of online NUMA nodes, and whether it is above the kubelet's default limit of 8 (v1.36.3)."""
-    try:
-        count = len(parse_cpuset(subject.online_nodes_file.read_text()))
-    except (OSError, ValueError) as error:
-        detail = f"{subject.online_nodes_file} cannot be read: {clean(str(error))}"
+    if subject.numa_nodes is None:
+        detail = f"no list of NUMA nodes can be read in {subject.sysfs_root}"
         return warning_finding(detail, "mount /sys into the container, or describe the machine with --machine")
+    count = len(subject.numa_nodes)
     if count > KUBELET_NUMA_LIMIT and subject.kubelet_rules is None:  # else its configuration is judged below
         return warning_finding(
             f"{count}, and the kubelet's topology manager refuses more than {KUBELET_NUMA_LIMIT}",
@@ -182,12 +178,10 @@ def nats_server(subject: Subject) -> CheckResult:
 
 def nats(subject: Subject) -> CheckResult:
     """Whether NATS answers, with the version, permissions and stores that a service needs."""
-    up = running.find_running()
-    url = subject.nats or (up.nats if up is not None else None)
-    if url is None:
-        return warning_finding("no server to test", "start `topoalign up`, or give --nats URL")
     try:
-        detail = link.self_test(url)
+        detail = link.self_test(link.locate_bus(subject.nats)[0])
+    except link.NothingRuns as error:
+        return warning_finding(error.finding, error.remedy)
     except BusUnavailable as error:
         return failure_finding(
             error.finding, "check that nats-server runs there and can be reached, or give --nats URL"

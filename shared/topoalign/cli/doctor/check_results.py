@@ -56,16 +56,11 @@ class Subject:
     sysfs_root: Path
     node: str
 
-    @property
-    def online_nodes_file(self) -> Path:
-        """The file in sysfs with the ids of the NUMA nodes."""
-        return self.sysfs_root / "devices/system/node/online"
-
     @cached_property
     def numa_nodes(self) -> frozenset[int] | None:
         """The ids of the NUMA nodes. None where they cannot be read; the check `NUMA nodes` reports that."""
         try:
-            return parse_cpuset(self.online_nodes_file.read_text())
+            return parse_cpuset((self.sysfs_root / "devices/system/node/online").read_text())
         except (OSError, ValueError):
             return None
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from topoalign.core.hints.hint_rules import narrowest_hint
+from topoalign.core.hints.memory_hints import MemoryProvider
 from topoalign.core.hints.provider import HintRequest
-from topoalign.core.hints.providers import PROVIDERS
 from topoalign.core.model.decisions import Alignment, PlacementContext
 from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.hints import HintAnswer, TopologyHint
@@ -51,9 +51,6 @@ class NotAligned(NoFit):
         )
 
 
-NOT_CLOSEST = "as narrow as can be; whether nothing is closer was not found within the limit on work"
-
-
 class Aligned(NamedTuple):
     """What a container is aligned to."""
 
@@ -85,7 +82,6 @@ def align(asked: HintRequest, answer: HintAnswer, work: NumaSearchBudget) -> tup
         hints=answer.providers,
         merged=merged,
         admitted=policy.admits(merged),
-        note=NOT_CLOSEST if work.ended else "",
     )
     return alignment, Aligned(merged, memory)
 
@@ -104,9 +100,8 @@ def _distance_table(nodes: tuple[int, ...], distances: tuple[tuple[int, ...], ..
 
 
 def _memory_within(merged: TopologyHint, answer: HintAnswer) -> TopologyHint:
-    # memory that fits on one node is not to keep others from the next
-    narrowing = (name for name, provider in PROVIDERS.items() if provider.narrows)
-    hints = next((each for name in narrowing for each in answer.providers[name].values()), None)
+    # memory that fits on one node is not to keep others from the next; its resources have the same hints
+    hints = next(iter(answer.providers[MemoryProvider.name].values()), None)
     within = EVERYWHERE if merged.affinity is None else merged.affinity
     return (narrowest_hint(hints, within=within) if hints else None) or NO_AFFINITY
 

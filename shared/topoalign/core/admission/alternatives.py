@@ -1,9 +1,9 @@
 """
 Lists the other sets of devices that could have been chosen, with the reason against each: `explain` shows them.
 
-GPUs are compared by the key of device policy `topology` (`SetOrder`), whatever policy chose, NICs by their PCIe paths to the
-container's GPUs; of the devices of foreign plugins no links are known. If there are few sets, all are compared; otherwise
-the first MOST_COMPARED that differ from the chosen set in a single device; the best few are kept.
+Sets of GPUs are compared by the key of device policy `topology` (`SetOrder`), whatever policy chose. If there are few sets,
+all are compared; otherwise the first MOST_COMPARED that differ from the chosen set in a single device; the best few are
+kept. Of NICs only the chosen ones are listed.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -16,6 +16,7 @@ from topoalign.core.model.decisions import Considered, PreferenceQuestion
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.queries import connection_score
+from topoalign.core.placement.gpus.bandwidth import Members
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology
 from topoalign.core.placement.preference import (
     PLACEMENTS,
@@ -29,9 +30,6 @@ MOST_COMPARED = 256
 """Sets. A choice of 4 among 8 has 70."""
 MOST_KEPT = 5
 ALL_OF_THEM = "all that can be had on the NUMA nodes it is aligned to, or from its init containers"
-
-Members = tuple[int, ...]
-"""A set of devices by their positions, ascending."""
 
 
 def rank_alternatives(
@@ -56,7 +54,10 @@ def rank_alternatives(
         return ()
     if kind == "gpu":
         return _considered_gpus(topology, resource, free, asked, chosen, placement, aligned)
-    return _considered_nics(topology, resource, free, asked, chosen, near)
+    # NICs do not differ but by their paths to the GPUs, so no other sets are listed
+    score = sum(connection_score(topology, nic, gpu) for nic in chosen for gpu in near)
+    why = ALL_OF_THEM if asked is None else "nearest to the container's GPUs" if near else "lowest index"
+    return (Considered(resource=resource, devices=tuple(chosen), score=score, chosen=True, why=why),)
 
 
 def _considered_gpus(
@@ -102,35 +103,6 @@ def _considered_gpus(
         )
         for members, why in zip([taken, *others], reasons, strict=True)
     )
-
-
-def _considered_nics(
-    topology: Topology,
-    resource: ResourceName,
-    free: Sequence[DeviceID],
-    asked: PreferenceQuestion | None,
-    chosen: Sequence[DeviceID],
-    near: Sequence[DeviceID],
-) -> tuple[Considered, ...]:
-    links = [sum(connection_score(topology, nic, gpu) for gpu in near) for nic in free]
-    taken = tuple(at for at, nic in enumerate(free) if nic in chosen)
-    offered = {*chosen} if asked is None else {*asked.available}
-
-    def score(members: Members) -> int:
-        return sum([links[member] for member in members])
-
-    def row(members: Members) -> Considered:
-        nics = tuple(free[member] for member in members)
-        if members != taken:
-            why = _explain_lower_score(score(members) - score(taken), offered.issuperset(nics))
-        elif asked is None:
-            why = ALL_OF_THEM
-        else:
-            why = "nearest to the container's GPUs" if near else "lowest index"
-        return Considered(resource=resource, devices=nics, score=score(members), chosen=members == taken, why=why)
-
-    others = _best_others(range(len(free)), taken, lambda members: (-score(members), members))
-    return tuple(map(row, (taken, *others)))
 
 
 def _best_others(free: Sequence[int], taken: Members, rank: Callable[[Members], Any]) -> list[Members]:

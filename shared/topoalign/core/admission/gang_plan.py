@@ -4,10 +4,9 @@ Plans nodes for all pods of a gang, which start together or not at all.
 NVLink connects GPUs of different nodes only within a fabric. So each fabric is tried alone first, and all nodes together
 only if no fabric has room.
 
-Within a group, each node in turn takes as many of the remaining pods as it would admit one after the other. For equal pods
-this finds a plan if there is one. Pods that differ are tried in three orders: largest request first, fewest possible nodes
-first, smallest request first. This may miss a plan that another order would find. Then the gang waits, and nothing is
-reserved.
+Within a group, each node in turn takes as many of the remaining pods as it would admit one after the other: those with the
+fewest possible nodes first, then those with the largest requests. For equal pods this finds a plan if there is one. For
+different pods it may miss a plan that another order would find. Then the gang waits, and nothing is reserved.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -81,32 +80,15 @@ def plan_gang(
     """Plans what to reserve for all members, or None. `fixed`: UID and node of a member. Raises InvalidField."""
     if fixed is not None:
         nodes = (fixed[1], *(node for node in nodes if node != fixed[1]))
-    for order in _member_orders(members):
-        plan = yield from _plan_in_order(gang, order, nodes, candidate, seconds, fixed)
-        if plan is not None:
-            return plan
-    return None
 
+    def key(member: GangMember) -> tuple[object, ...]:
+        return (
+            fixed is not None and member.uid != fixed[0],  # the one that has its node,
+            len(member.nodes),  # then those with the fewest possible nodes,
+            *_member_size_key(member),  # then the largest
+        )
 
-def _member_orders(members: Sequence[GangMember]) -> Iterator[list[GangMember]]:
-    """The orders in which nodes are offered the members, each that differs."""
-    largest = sorted(members, key=_member_size_key)
-    scarcest = sorted(largest, key=lambda member: len(member.nodes))
-    smallest = sorted(largest, key=lambda member: tuple(-amount for amount in _member_size_key(member)[:2]))
-    orders = [largest, scarcest, smallest]
-    yield from (order for place, order in enumerate(orders) if order not in orders[:place])
-
-
-def _plan_in_order(
-    gang: str,
-    members: Sequence[GangMember],
-    nodes: Sequence[NodeName],
-    candidate: Callable[[NodeName], GangPlacement | None],
-    seconds: float,
-    fixed: tuple[str, NodeName] | None,
-) -> Generator[None, None, Plan | None]:
-    """As `plan_gang`, with the nodes and the members taken in their order, a member that is fixed first."""
-    left = sorted(members, key=lambda member: fixed is not None and member.uid != fixed[0])
+    left = sorted(members, key=key)
     plan: Plan = {}
     for node in nodes:
         here = [member for member in left if node in member.nodes]

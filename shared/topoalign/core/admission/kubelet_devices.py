@@ -55,25 +55,6 @@ def with_others(state: NodeState, listed: Mapping[ResourceName, Sequence[ListedD
     )
 
 
-def shared_ids(demand: PodDemand, hardware: Topology) -> tuple[str, ...]:
-    """A note on resources of the pod whose devices have the same ids as devices of another resource, if there are any."""
-    found = sorted(
-        name
-        for name in demand.device_names & {other.resource for other in hardware.others}
-        if any(
-            not hardware.devices[name].keys().isdisjoint(ids)
-            for resource, ids in hardware.devices.items()
-            if resource != name
-        )
-    )
-    if not found:
-        return ()
-    return (
-        f"devices of {quoted(found)} have the ids of devices of another resource: what is in use under one counts as in use "
-        "under both",
-    )
-
-
 def without_ended(state: NodeState, ended: Collection[AllocationID]) -> tuple[NodeState, tuple[str, ...]]:
     """The state without these allocations, and a note that names them."""
     names = state.allocations.keys() & {*ended}

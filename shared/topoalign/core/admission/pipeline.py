@@ -38,7 +38,7 @@ from topoalign.core.model.decisions import (
     PreferenceQuestion,
     Refusal,
 )
-from topoalign.core.model.errors import NoFit, TooMuchWork, TopoalignError, clean
+from topoalign.core.model.errors import NoFit, TopoalignError, clean
 from topoalign.core.model.hints import HintAnswer, TopologyHint
 from topoalign.core.model.ids import NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.requests import Scope
@@ -53,7 +53,6 @@ from topoalign.core.placement.exclusive_cpus import NotWholeCores, allocate_cpus
 from topoalign.core.placement.memory_blocks import hold_allocation, memory_for
 from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
-from topoalign.core.policy.merge.merge_time import slow_merge
 from topoalign.core.profile import profile_of
 from topoalign.core.sharing.choosers import check_shares, chooser_of, gpus_given, slots_given, with_peaks
 from topoalign.core.state.fold import NodeState
@@ -90,8 +89,6 @@ class AdmissionRun:
         self.container: ContainerName | None = None
         self.provider: str | None = None
         self.work = NumaSearchBudget()
-        self.gave_up = ""
-        """Why nothing is aligned any more: the limit on work is one for all containers."""
         self.alignments: list[Alignment] = []
         self.considered: list[Considered] = []
         self.is_refused_by_policy = False
@@ -109,20 +106,12 @@ class AdmissionRun:
         """What a container, or the pod, is aligned to. Raises NotAligned, TooMuchWork and what `check_totals` raises."""
         container = demand.container
         asked = HintRequest(self.state, demand, self.rules)
-        alignment = Alignment(container=container, hints={}, merged=NO_AFFINITY, admitted=True, note=self.gave_up)
+        alignment = Alignment(container=container, hints={}, merged=NO_AFFINITY, admitted=True)
         aligned = Aligned(NO_AFFINITY, NO_AFFINITY)
-        policy = POLICIES[self.rules.policy]
-        if policy.asks and not self.gave_up:
-            try:
-                reply = yield asked
-                assert isinstance(reply, HintAnswer), "a HintRequest is answered with a HintAnswer"
-                alignment, aligned = align(asked, reply, self.work)
-            except TooMuchWork as ended:
-                # a prediction would be a guess, and a strict policy admits nothing that is not aligned
-                if not self.profile.unaligned_beyond_limit or not policy.admits(NO_AFFINITY):
-                    raise
-                self.gave_up = f"not aligned: {ended.finding}"
-                alignment = msgspec.structs.replace(alignment, note=self.gave_up)
+        if POLICIES[self.rules.policy].asks:
+            reply = yield asked
+            assert isinstance(reply, HintAnswer), "a HintRequest is answered with a HintAnswer"
+            alignment, aligned = align(asked, reply, self.work)
         self.alignments.append(alignment)
         if not alignment.admitted:
             self.provider = DeviceProvider.name
@@ -305,11 +294,6 @@ class AdmissionRun:
         if (self.demand.jointly or chooses_gpus) and not self.profile.aligns_jointly:
             yield BY_RESERVATION
         yield from self.by_chance
-        if not self.profile.merges_combinations:
-            return
-        for alignment in self.alignments:
-            if slow := slow_merge(alignment.hints, self.rules.policy, alignment.container):
-                yield slow
 
 
 def reason_of(misfit: NoFit) -> str:

@@ -23,7 +23,6 @@ from topoalign.core.admission.kubelet_devices import (
     describe_unaccounted_grants,
     explain_unavailable_resources,
     find_unrecorded_devices,
-    shared_ids,
     with_others,
     without_dropped,
     without_ended,
@@ -110,7 +109,7 @@ def predict(
     decision = explain_decision(held, demand) if explain else decide_demand(held, demand)
     if kubelet_of(state).devices is not None:  # else another plugin may serve any name
         decision = with_unserved(decision, unserved_names(demand, hardware, basis.registered or ()))
-    return with_notes(decision, (*basis.notes, *shared_ids(demand, hardware), *passed_over, *basis.doubts))
+    return with_notes(decision, (*basis.notes, *passed_over, *basis.doubts))
 
 
 def prediction_basis(state: NodeState, now: float) -> PredictionBasis:

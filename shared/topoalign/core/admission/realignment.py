@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from topoalign.core.admission.feasibility import PodNeed, judge_amounts, left_where_taken
 from topoalign.core.admission.free_amounts import Free, count_free, first_with_room
-from topoalign.core.admission.share_alignment import by_pod, without_all
+from topoalign.core.admission.share_alignment import group_by_pod, without_all
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules
@@ -139,7 +139,7 @@ def iterate_realigning_ends(state: NodeState, rules: AdmissionRules, need: PodNe
     room = place(state)
     if need.rest is None and room in need.preferred[:1]:
         return
-    for ended in by_pod(state.allocations.values()):
+    for ended in group_by_pod(state.allocations.values()).values():
         left = without_all(state, ended)
         if need.rest is not None or place(left) != room:
             yield left

@@ -49,7 +49,7 @@ from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import ShareLeft, slots_left, sum_amounts, units_left
+from topoalign.core.state.share_amounts import ShareLeft, sum_amounts
 
 Gpus = Mapping[DeviceID, int]
 """GPU, or MIG instance -> the number of the set of NUMA nodes that it is near."""
@@ -207,25 +207,15 @@ class AlignmentSearch:
         gpus = {parent_of(gpu) for gpu in self._gpus(number)}
         near = list[list[Allocation]]()
         far = list[Allocation]()
-        for held in by_pod(self._state.allocations.values()):
+        for held in group_by_pod(self._state.allocations.values()).values():
             if gpus.isdisjoint(parent_of(device) for each in held for device in each.device_ids):
                 far += held
             else:
                 near.append(held)
         if self._has_room(far, sets, number):
             return True
-        idle = [held for held in near if not self.suffices(number, self._left_after(held, near, number))]
+        idle = [held for held in near if not self.suffices(number, self._left(without_all(self._state, held)))]
         return bool(idle) and self._has_room((*far, *chain.from_iterable(idle)), sets, number)
-
-    def _left_after(self, ended: list[Allocation], near: list[list[Allocation]], number: int) -> SharesLeft:
-        """What is left of the GPUs of a set once a pod has ended. `near`: the pods that hold something of its GPUs."""
-        hardware = self._state.hardware
-        handed_out = self._state.ownership.handed_out
-        usable = all(handed_out.health_of(gpu).usable for gpu in self._gpus(number))
-        if not usable:  # an allocation under a former offer may block a GPU (`Ownership.blocked`)
-            return self._left(without_all(self._state, ended))
-        live = chain.from_iterable(held for held in near if held is not ended)
-        return slots_left(hardware, live, handed_out) if self._in_slots else units_left(hardware, live, handed_out)
 
     def _has_room(self, ended: Iterable[Allocation], sets: NodeSets, number: int) -> bool:
         free = count_free(without_all(self._state, ended), self._rules)
@@ -249,16 +239,20 @@ def _fits_with_competitors(
     return may_be_on(topology, share, gpu) and enough(rest, share)
 
 
-def by_pod(allocations: Iterable[Allocation]) -> Iterable[list[Allocation]]:
-    """The allocations by pods: what a pod has becomes free together. One whose pod is unknown is a group of its own."""
-    found = defaultdict[object, list[Allocation]](list)
+def group_by_pod(allocations: Iterable[Allocation]) -> dict[str, list[Allocation]]:
+    """
+    The allocations by the UID of their pod, or `namespace/name` where it is not known: what a pod has becomes free together.
+    One whose pod is unknown is a group of its own.
+    """
+    found = defaultdict[str, list[Allocation]](list)
     for each in allocations:
         owner = each.owner
         if each.pod_uid or owner is None:
-            found[each.pod_uid or each.id].append(each)
+            pod = each.pod_uid or each.id
         else:  # allocations that a prediction added have no namespace; their `pod` is the UID
-            found[(owner.namespace, owner.pod) if owner.namespace else str(owner.pod)].append(each)
-    return found.values()
+            pod = f"{owner.namespace}/{owner.pod}" if owner.namespace else owner.pod
+        found[pod].append(each)
+    return found
 
 
 def without_all(state: NodeState, gone: Iterable[Allocation]) -> NodeState:

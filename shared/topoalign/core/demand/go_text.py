@@ -4,6 +4,7 @@ Parses numbers and booleans in annotations as Go does, with Go's messages for te
 HAMi's components are written in Go, so texts have to be accepted as Go accepts them. Source: Go 1.26, package strconv.
 """
 
+import json
 import re
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -11,9 +12,6 @@ _BOOLS = {
     **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
     **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
 }
-_ESCAPES = {
-    "\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\", '"': '\\"',
-}  # fmt: skip
 
 
 def parse_int(text: str, bits: int = 32, function: str = "ParseInt") -> int:
@@ -44,14 +42,5 @@ def is_true(text: str | None) -> bool:
 
 
 def go_quoted(text: str) -> str:
-    """The text in double quotes, what cannot be printed escaped."""
-    return '"' + "".join(_escaped(c) for c in text) + '"'
-
-
-def _escaped(c: str) -> str:
-    if c in _ESCAPES:
-        return _ESCAPES[c]
-    if c.isprintable():
-        return c
-    code = ord(c)
-    return f"\\x{code:02x}" if code < 0x80 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    """The text in double quotes, as Go has it except for control characters."""
+    return json.dumps(text, ensure_ascii=False)

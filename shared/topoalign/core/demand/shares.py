@@ -148,11 +148,12 @@ def asks_for_both_halves(topology: Topology, devices: Quantities) -> bool:
     return asked is not None and asked.cores > 0 and asked.memory > 0
 
 
-class UnitFields(NamedTuple):
-    """The paths of the fields that ask for units, for error messages."""
+class ShareFields(NamedTuple):
+    """The paths of the fields of a request, for error messages."""
 
-    cores: str = "computing time"
+    cores: str = "cores"
     memory: str = "memory"
+    gpus: str = "gpus"
 
 
 class UnitResources(NamedTuple):
@@ -167,11 +168,9 @@ class UnitResources(NamedTuple):
     others: tuple[ResourceName, ...]
     """Resources of GPUs that are whole, MIG instances or shared in another way, `nvidia.com/gpu` always. Ascending."""
 
-    def fields(self, path: str) -> UnitFields:
+    def fields(self, path: str) -> ShareFields:
         """The limits by which the container at this path, such as `spec.containers[0]`, asks for units."""
-        named = {unit: f"{path}.resources.limits[{resource}]" for resource, unit in self.units}
-        plain = UnitFields()
-        return UnitFields(cores=named.get("cores", plain.cores), memory=named.get("memory", plain.memory))
+        return ShareFields(**{unit: f"{path}.resources.limits[{resource}]" for resource, unit in self.units})
 
 
 @computed_once
@@ -196,7 +195,7 @@ def unit_resource_names(offered: Iterable[UnitResources]) -> set[ResourceName]:
     return {*USUAL_NAMES, *(name for each in offered for name, _ in each.units)}
 
 
-def check_units_asked(units: Amount, fields: UnitFields) -> None:
+def check_units_asked(units: Amount, fields: ShareFields) -> None:
     """Raises InvalidShare for invalid amounts."""
     cores = units.cores
     if cores > CORES and cores % CORES:
@@ -235,7 +234,7 @@ def read_gpu_count(annotations: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def check_equal_parts(units: Amount, gpus: int, fields: UnitFields) -> None:
+def check_equal_parts(units: Amount, gpus: int, fields: ShareFields) -> None:
     """Raises InvalidShare for units that cannot be spread over the number of GPUs that the pod asks for."""
     if units.cores >= CORES:
         raise InvalidShare(
@@ -338,10 +337,8 @@ class SlotResources(NamedTuple):
     """MiB that are offered of the largest of these GPUs."""
 
 
-BEYOND_ALL_GPUS = 1 << 22
-"""MiB: 4 TiB. No GPU has as much, and `16Gi` or `64Mi` by mistake are more."""
-USUAL_SLOTS = SlotResources(GPU, Slots(), BEYOND_ALL_GPUS)
-"""How GPUs in slots are asked for where no node offers any: by the names of HAMi."""
+USUAL_AMOUNTS = Slots().resources
+"""The names of amounts of GPUs in slots where the configuration sets none: HAMi's."""
 
 
 @computed_once
@@ -370,7 +367,7 @@ def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> Non
         (
             slots.memory,
             offered.most,
-            "what the largest GPU has" if offered.most != BEYOND_ALL_GPUS else "more than any GPU has",
+            "what the largest GPU has",
             "write a number of MiB, 16384 and not 16Gi, and no more than a GPU has",
         ),
         (slots.priority, LOWEST_PRIORITY, "the lowest priority", "write 0 for high or 1 for low"),

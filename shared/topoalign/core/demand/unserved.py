@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from topoalign.core.demand.field_paths import containers_with_paths
 from topoalign.core.demand.pod_demand import PodDemand
 from topoalign.core.demand.resource_quantities import may_be_exclusive
-from topoalign.core.demand.shares import USUAL_NAMES, USUAL_SLOTS, amount_resources
+from topoalign.core.demand.shares import USUAL_AMOUNTS, USUAL_NAMES, amount_resources
 from topoalign.core.deviceshare.demand import RESOURCES, is_joint
 from topoalign.core.deviceshare.koordinator_names import FPGA, GPU_RESOURCES, RDMA
 from topoalign.core.model.errors import BadRequest, NoFit, clean, quoted
@@ -50,12 +50,12 @@ class UnservedResource(BadRequest):
         super().__init__(
             f"{self.field}: nobody serves {shown} here; a kubelet passes over such a name, and the container starts without "
             "the device",
-            "; ".join(dict.fromkeys(remedy_for(name, names, served) for name in sorted(names))),
+            "; ".join(dict.fromkeys(remedy_for(name, served) for name in sorted(names))),
         )
 
 
-def remedy_for(name: ResourceName, names: Collection[ResourceName], served: Collection[ResourceName]) -> str:
-    """What makes this name work, or which one to use instead; a setting that another of the `names` has is not repeated."""
+def remedy_for(name: ResourceName, served: Collection[ResourceName]) -> str:
+    """What makes this name work, or which one to use instead."""
     if setting := _setting_for(name):
         return setting
     meant = nearest_name(name, {*served, GPU, NIC, *SETTINGS})
@@ -65,8 +65,7 @@ def remedy_for(name: ResourceName, names: Collection[ResourceName], served: Coll
     if meant in served:
         return f"did you mean {meant}?"
     offered = _setting_for(ResourceName(meant)) or "the plugin configuration offers nothing under that name"
-    repeated = offered in map(_setting_for, names)
-    return f"did you mean {meant}?" if repeated else f"did you mean {meant}? For that, {offered}"
+    return f"did you mean {meant}? For that, {offered}"
 
 
 def unserved_names(
@@ -125,22 +124,14 @@ def check_not_passed_over(demand: PodDemand) -> None:
                 raise PassedOverByKubelet(f"{container.path}.resources.limits[{name}]")
 
 
-# Names by which pods written for other GPU schedulers ask for GPUs, and names that were probably meant.
-#
-# `SETTINGS` has, for each such resource, the setting by which a node serves it. `nearest_name` finds the known name
-# that a misspelt one was probably meant for: the same domain and a similar rest, where case and the marks `-`, `_` and
-# `.` do not count. `nvidia.com/gpus` is near `nvidia.com/gpu`, and `hami.io/use-gpu-uuid` has the rest of
-# `nvidia.com/use-gpuuuid`.
+# Names by which pods written for other GPU schedulers ask for GPUs, with the setting by which a node serves them.
 #
 # Sources: HAMi 4707fb02, tkestack/gpu-manager 8cd842ed, koordinator a7a1b76b and volcano-vgpu-device-plugin 4fb76ba1,
 # their READMEs, examples and device documents.
 
 
-MARKS = str.maketrans("", "", "-_.")
-SAME_DOMAIN = 0.75
-"""The least similarity of domains: twice the characters in common, divided by those of both."""
-SIMILAR = 0.7
-"""The least similarity of the rests of names."""
+SIMILAR = 0.81
+"""The least similarity of a name and the one that it was probably meant for, as of `difflib`."""
 LONGEST = 100
 """Characters of a name that are compared."""
 
@@ -157,7 +148,7 @@ NOT_BY_KUBELET = (
     "names in the plugin configuration"
 )
 SETTINGS: Mapping[str, str] = {
-    **dict.fromkeys(USUAL_SLOTS.slots.resources, IN_SLOTS),
+    **dict.fromkeys(USUAL_AMOUNTS, IN_SLOTS),
     **dict.fromkeys(USUAL_NAMES, IN_UNITS),
     **dict.fromkeys(VOLCANO, AS_VOLCANO),
     **dict.fromkeys((*GPU_RESOURCES, *OLD_KOORDINATOR), NOT_BY_KUBELET),
@@ -175,38 +166,12 @@ def _setting_for(name: ResourceName) -> str:
     return SETTINGS.get(name, "")
 
 
-def nearest_name(name: str, known: Iterable[str], *, any_domain: bool = False) -> str | None:
-    """
-    The known name that this one was probably meant for; None: there is none. `any_domain`: a name of another domain counts
-    as well, if the rest is the same.
-    """
-    domain, rest = _domain_and_rest(name)
-    best: tuple[float, str] | None = None
-    for each in sorted({*known} - {name}):
-        other_domain, other_rest = _domain_and_rest(each)
-        domains = _likeness(domain, other_domain, SAME_DOMAIN)
-        if not domains and not (any_domain and rest == other_rest):
-            continue
-        rests = _likeness(rest, other_rest, SIMILAR)
-        if rests and (best is None or rests + domains > best[0]):
-            best = rests + domains, each
-    return None if best is None else best[1]
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """The known name that this one was probably meant for; None: there is none."""
+    from difflib import get_close_matches  # here, because seldom anything is misspelt
 
-
-def _domain_and_rest(name: str) -> tuple[str, str]:
-    domain, _, rest = name[:LONGEST].lower().rpartition("/")
-    return domain, rest.translate(MARKS)
-
-
-def _likeness(one: str, other: str, least: float) -> float:
-    """Twice the characters that both have in common, of those of both; 0 where that is below `least`."""
-    if one == other:
-        return 1.0
-    from difflib import SequenceMatcher  # here, because seldom anything is misspelt
-
-    matcher = SequenceMatcher(None, one, other, autojunk=False)
-    bounds = (matcher.real_quick_ratio, matcher.quick_ratio)  # upper ones, each in less time than the ratio
-    return matcher.ratio() if all(bound() >= least for bound in bounds) and matcher.ratio() >= least else 0.0
+    found = get_close_matches(name[:LONGEST].lower(), sorted({*known} - {name}), n=1, cutoff=SIMILAR)
+    return found[0] if found else None
 
 
 # Lists what a pod asks for that a decision does not cover.

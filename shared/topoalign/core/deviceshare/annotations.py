@@ -9,7 +9,6 @@ strings as they are.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from enum import StrEnum
 from fractions import Fraction
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -19,13 +18,13 @@ from topoalign.core.deviceshare.joint_refusals import InvalidShareRequest
 from topoalign.core.deviceshare.koordinator_names import (
     HINT_ANNOTATION,
     JOINT_ANNOTATION,
+    LEVELS,
     PARTITION_ANNOTATION,
     DeviceType,
     Exclusive,
     JointScope,
     PartitionPolicy,
     Strategy,
-    TopologyScope,
 )
 from topoalign.core.deviceshare.labels import LabelSelector, selector_fault
 from topoalign.core.model.errors import InvalidField, clean, quoted
@@ -175,7 +174,7 @@ def _check_hint_values(hints: Mapping[str, Hint]) -> None:
     for device, hint in hints.items():
         where = f"{path}.{device}"
         _check_known(f"{where}.allocateStrategy", [hint.allocate_strategy], Strategy)
-        _check_known(f"{where}.requiredTopologyScope", [hint.required_topology_scope], TopologyScope)
+        _check_known(f"{where}.requiredTopologyScope", [hint.required_topology_scope], LEVELS)
         _check_known(f"{where}.exclusivePolicy", [hint.exclusive_policy], Exclusive)
         without_effect: dict[str, tuple[object, str]] = {
             "requiredTopologyScope": (hint.required_topology_scope, "leave it out, or set it for gpu"),
@@ -204,9 +203,8 @@ def _check_joint_values(joint: Joint | None, partition: PartitionSpec | None) ->
         _check_known(f"{path}.allocatePolicy", [partition.allocate_policy], PartitionPolicy)
 
 
-def _check_known(where: str, values: Iterable[str], kind: type[StrEnum]) -> None:
-    known = [each.value for each in kind]
-    unknown = [value for value in values if value not in known]
+def _check_known(where: str, values: Iterable[str], known: Iterable[str]) -> None:
+    unknown = [value for value in values if value not in [*known]]
     if unknown:
         offered = ", ".join(filter(None, known))
         raise InvalidField(where, f"{quoted(unknown)} is not known", f"use {offered}; Koordinator would ignore it")

@@ -82,16 +82,6 @@ class Exclusive(StrEnum):
     PCIE = "PCIeLevel"
 
 
-class TopologyScope(StrEnum):
-    """What all GPUs of a pod must have in common."""
-
-    NONE = ""
-    DEVICE = "Device"
-    PCIE = "PCIe"
-    NUMA_NODE = "NUMANode"
-    NODE = "Node"
-
-
 class Level(IntEnum):
     """Koordinator's numbers of the scopes: the higher, the nearer. A scope that is not known has level 0."""
 
@@ -103,11 +93,13 @@ class Level(IntEnum):
 
 
 LEVELS: Mapping[str, Level] = {
-    TopologyScope.DEVICE: Level.DEVICE,
-    TopologyScope.PCIE: Level.PCIE,
-    TopologyScope.NUMA_NODE: Level.NUMA_NODE,
-    TopologyScope.NODE: Level.NODE,
+    "": Level.NONE,
+    "Device": Level.DEVICE,
+    "PCIe": Level.PCIE,
+    "NUMANode": Level.NUMA_NODE,
+    "Node": Level.NODE,
 }
+"""Topology scope, which all GPUs of a pod must have in common -> its number."""
 
 
 class JointScope(StrEnum):

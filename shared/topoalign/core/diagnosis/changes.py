@@ -15,6 +15,7 @@ from itertools import chain, islice
 import msgspec
 
 from topoalign.core.admission.resolvability import OTHER_RULES, smaller_requests
+from topoalign.core.admission.share_alignment import group_by_pod
 from topoalign.core.diagnosis.cluster_answer import EvictionCandidate, SufficientChange
 from topoalign.core.diagnosis.node_decisions import ClusterQuestion, QueriedNode
 from topoalign.core.model.allocations import Allocation
@@ -88,7 +89,8 @@ def cheapest_move(question: ClusterQuestion, node: QueriedNode) -> SufficientCha
     each that is not needed stays, the one with the most devices first.
     """
     wanted = {name: amount for name, amount in question.of(node.kind).demand.devices.items() if amount}
-    pods = pods_on(node)
+    # without the pods that are still to come
+    pods = group_by_pod(each for name, each in node.state.allocations.items() if name not in node.reserved)
     order = sorted(pods, key=lambda pod: (_count_held(pods[pod], wanted), pod))
 
     def suffice(gone: Sequence[str]) -> bool:
@@ -111,21 +113,6 @@ def cheapest_move(question: ClusterQuestion, node: QueriedNode) -> SufficientCha
         example=node.name,
         moved=moved,
     )
-
-
-def pods_on(node: QueriedNode) -> dict[str, list[Allocation]]:
-    """UID, or `namespace/name` where the node does not know it -> what the pod has. Without pods that are still to come."""
-    pods: dict[str, list[Allocation]] = {}
-    for name, each in node.state.allocations.items():
-        if name in node.reserved:
-            continue
-        owner = each.owner
-        if each.pod_uid or owner is None:
-            pod = each.pod_uid or each.id
-        else:
-            pod = f"{owner.namespace}/{owner.pod}" if owner.namespace else owner.pod
-        pods.setdefault(pod, []).append(each)
-    return pods
 
 
 def _count_held(allocations: Iterable[Allocation], wanted: Mapping[ResourceName, int]) -> int:

@@ -182,7 +182,7 @@ def list_full_nodes(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[Re
 # Counts how many of several equal pods fit on the nodes of a cluster at once.
 #
 # Each node is filled until it refuses one more. Nodes do not depend on one another, so the sum is the most that fits,
-# as their kubelets decide. A pod is decided in full only where the totals leave room for another one after it.
+# as their kubelets decide.
 
 
 def place_pods(question: ClusterQuestion, admitting: Iterable[QueriedNode], pods: int) -> dict[NodeName, int]:
@@ -200,8 +200,6 @@ def place_pods(question: ClusterQuestion, admitting: Iterable[QueriedNode], pods
 def count_fitting_pods(question: ClusterQuestion, node: QueriedNode, most: int) -> int:
     """How many pods, at most so many, fit on a node that would admit one."""
     for count in range(1, most):
-        if not totals_allow_second_pod(question, node):
-            return count
         decision = question.decide(node)
         assert isinstance(decision, Admission), "the node has been asked"
         # Each of the pods needs ids that the others do not have.
@@ -211,20 +209,6 @@ def count_fitting_pods(question: ClusterQuestion, node: QueriedNode, most: int) 
         if question.code(node):
             return count
     return most
-
-
-def totals_allow_second_pod(question: ClusterQuestion, node: QueriedNode) -> bool:
-    """Whether the totals are enough for two pods: what the first one keeps, and what the second one needs."""
-    demand = question.of(node.kind).demand
-    free = node.free
-    lasting = [each for each in demand.containers if each.role != "init"]
-    if free.cpus < sum(each.cpus for each in lasting) + demand.cpus:
-        return False
-    return all(
-        free.devices[name] >= amount + sum(each.devices.get(name, 0) for each in lasting)
-        for name, amount in demand.devices.items()
-        if name in free.devices
-    )
 
 
 # Computes the weakest seam of the GPUs that a pod would get on a node.

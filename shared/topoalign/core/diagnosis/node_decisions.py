@@ -25,7 +25,7 @@ from topoalign.core.admission.resolvability import explain_decision, with_health
 from topoalign.core.demand.node_filters import Constraints, NodeNotAllowed, list_exclusions
 from topoalign.core.demand.pod_demand import PodDemand, check_rules, pod_demand
 from topoalign.core.demand.pod_validation import validate_pod
-from topoalign.core.demand.shares import USUAL_SLOTS, amount_resources
+from topoalign.core.demand.shares import USUAL_AMOUNTS, amount_resources
 from topoalign.core.diagnosis.hami_nodes import REASONS, ForeignNode
 from topoalign.core.diagnosis.node_records import ClusterRecord, NodeRecord, fold_record
 from topoalign.core.diagnosis.planned import GangFirst, fits_planned_pods
@@ -169,7 +169,7 @@ class Nodes:
             elif error is not None:
                 self.unasked[record.node] = error
         machines = [each.topology for each in self._kinds.values()]
-        self.resources = frozenset({GPU, NIC, *USUAL_SLOTS.slots.resources}).union(
+        self.resources = frozenset({GPU, NIC, *USUAL_AMOUNTS}).union(
             *((*each.devices, *amount_resources(each)) for each in machines)
         )
         """All that some node lists, and by which amounts of GPUs in slots are asked for there, or usually are."""

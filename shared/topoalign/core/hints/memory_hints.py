@@ -143,7 +143,6 @@ class MemoryProvider(HintProvider):
     """The memory manager."""
 
     name = "memory"
-    narrows = True
 
     def hints(self, asked: HintRequest) -> ProviderHints:
         """The same for memory and each size of hugepages that is asked for."""

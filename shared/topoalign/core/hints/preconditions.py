@@ -12,7 +12,6 @@ from topoalign.core.demand.shares import amount_resources
 from topoalign.core.demand.unserved import check_not_passed_over
 from topoalign.core.deviceshare.demand import RESOURCES
 from topoalign.core.deviceshare.node_devices import check_shares_offered
-from topoalign.core.hints.device_hints import real_nodes
 from topoalign.core.hints.reuse import held_by_pod
 from topoalign.core.model.errors import NoFit, clean, quoted
 from topoalign.core.model.ids import MEMORY, ResourceName, is_hugepages
@@ -121,10 +120,8 @@ def check_decidable(state: NodeState, demand: PodDemand) -> None:
         check_not_passed_over(demand)
     _check_cpu_manager_starts(topology, rules)
     _check_memory_manager_starts(topology, rules)
-    if POLICIES[rules.policy].asks:
-        _check_policy_runs(topology, rules)
-    elif profile_of(rules.mode).starts_kubelet and demand.manages_memory:
-        _check_memory_manager_answers(topology)
+    _check_numa_nodes(topology, demand)
+    _check_distances(topology, rules)
     for container in demand.containers:
         if container.joint is not None:
             check_shares_offered(topology, container.joint)
@@ -135,43 +132,45 @@ def check_decidable(state: NodeState, demand: PodDemand) -> None:
         if asks_for_memory and all(node.memory is None for node in topology.nodes):
             raise MemoryUnknown
     _check_hugepages_known(topology, demand)
-    _check_distances_found(topology, demand)
 
 
-def _check_policy_runs(topology: Topology, rules: AdmissionRules) -> None:
-    if profile_of(rules.mode).starts_kubelet:  # its Topology Manager does not start on more NUMA nodes
-        if len(topology.nodes) > rules.max_allowable_numa_nodes:
-            raise TooManyNumaNodes(
-                f"the kubelet does not start on {len(topology.nodes)} NUMA nodes: "
-                f"it allows {rules.max_allowable_numa_nodes}",
-                "raise the kubelet's max-allowable-numa-nodes, use policy none there, or decide in mode best",
-            )
-        if any(node > LARGEST_NODE_ID for node in topology.node_ids):
-            raise TooManyNumaNodes(
-                f"NUMA node {max(topology.node_ids)} is beyond {LARGEST_NODE_ID}, the last that the kubelet can name",
-                "use policy none in the kubelet, or mode best where topoalign decides itself",
-            )
-    if rules.prefer_closest_numa_nodes and topology.distances is None:
-        raise DistancesUnknown
-    if rules.prefer_closest_numa_nodes or profile_of(rules.mode).always_compares_distances:
-        _check_distances(topology)
-
-
-def _check_memory_manager_answers(topology: Topology) -> None:
-    """Checks the number of NUMA nodes where no Topology Manager limits it: the memory manager then tries all subsets."""
-    if any(node > LARGEST_NODE_ID for node in topology.node_ids):
+def _check_numa_nodes(topology: Topology, demand: PodDemand) -> None:
+    """Raises TooManyNumaNodes where the Topology Manager does not start, or the memory manager without it would not end."""
+    rules = demand.rules
+    aligns = POLICIES[rules.policy].asks
+    if not profile_of(rules.mode).starts_kubelet or not (aligns or demand.manages_memory):
+        return
+    if aligns and len(topology.nodes) > rules.max_allowable_numa_nodes:
         raise TooManyNumaNodes(
-            f"NUMA node {max(topology.node_ids)} is beyond {LARGEST_NODE_ID}, the last that the kubelet can name",
-            "use memory manager policy None in the kubelet, or mode best where topoalign decides itself",
+            f"the kubelet does not start on {len(topology.nodes)} NUMA nodes: "
+            f"it allows {rules.max_allowable_numa_nodes}",
+            "raise the kubelet's max-allowable-numa-nodes, use policy none there, or decide in mode best",
         )
-    if len(topology.nodes) > MOST_WALKED:
+    if not aligns and len(topology.nodes) > MOST_WALKED:
         raise TooManyNumaNodes(
             f"the kubelet's memory manager would go through all subsets of {len(topology.nodes)} NUMA nodes",
             "use memory manager policy None in the kubelet, or mode best where topoalign decides itself",
         )
+    if any(node > LARGEST_NODE_ID for node in topology.node_ids):
+        raise TooManyNumaNodes(
+            f"NUMA node {max(topology.node_ids)} is beyond {LARGEST_NODE_ID}, the last that the kubelet can name",
+            "use policy none and memory manager policy None in the kubelet, or mode best where topoalign decides itself",
+        )
 
 
-def _check_distances(topology: Topology) -> None:
+def _check_distances(topology: Topology, rules: AdmissionRules) -> None:
+    """
+    Raises DistancesUnknown and NumaIdsSparse. The kubelet looks up the distance of two NUMA nodes by their ids in a list
+    that has one entry per node, without gaps (v1.36.3, topologymanager, CalculateAverageFor), under best-effort and
+    restricted only.
+    """
+    policy = POLICIES[rules.policy]
+    profile = profile_of(rules.mode)
+    prefers = rules.prefer_closest_numa_nodes
+    if not policy.asks or not (prefers or profile.always_compares_distances):
+        return
+    if prefers and topology.distances is None:
+        raise DistancesUnknown
     # readers of machines make square tables only, but hardware is also received on the bus
     size = len(topology.nodes)
     rows = topology.distances if topology.distances is not None else ((0,) * size,) * size
@@ -180,29 +179,9 @@ def _check_distances(topology: Topology) -> None:
             f"the distances between the {size} NUMA nodes are not a table of {size} rows of {size}",
             "see that discovery is of this version, or describe the machine with a row and a column for each node",
         )
-
-
-def _check_distances_found(topology: Topology, demand: PodDemand) -> None:
-    """
-    Raises NumaIdsSparse for a pod whose containers may be aligned to one of several NUMA nodes. The kubelet looks up the
-    distance of two nodes by their ids in a list that has one entry per node, without gaps (v1.36.3, topologymanager,
-    CalculateAverageFor), under best-effort and restricted only.
-    """
-    rules = demand.rules
-    compares = POLICIES[rules.policy].asks and not POLICIES[rules.policy].single_node
-    if not (compares and rules.prefer_closest_numa_nodes and profile_of(rules.mode).starts_kubelet):
-        return
     highest = max(topology.node_ids, default=0)
-    if highest < len(topology.nodes):
-        return
-    for container in demand.containers:
-        devices = (topology.devices[name] for name in container.devices if name in topology.devices)
-        if (
-            container.cpus
-            or container.memory
-            or any(real_nodes(nodes or ()) for each in devices for nodes in each.by_nodes)
-        ):
-            raise NumaIdsSparse(highest, len(topology.nodes))
+    if profile.starts_kubelet and not policy.single_node and highest >= size > 0:
+        raise NumaIdsSparse(highest, size)
 
 
 def check_resources_known(
@@ -218,46 +197,38 @@ def check_resources_known(
             raise UnknownResource(name, sorted(known))
 
 
-class CpuManagerWouldNotStart(NoFit):
+class KubeletWouldNotStart(NoFit):
     """
-    Raised when the kubelet would not start with this CPU manager on this machine.
+    Raised when the kubelet would not start with these rules on this machine.
 
     Remedy: Correct the kubelet's configuration.
     """
 
 
 def _check_cpu_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
-    """Raises CpuManagerWouldNotStart (kubelet v1.36.3, policy static). A machine without known CPUs is not judged."""
+    """Raises KubeletWouldNotStart (kubelet v1.36.3, policy static). A machine without known CPUs is not judged."""
     if not topology.cpus or rules.cpu_manager == "none":
         return
     cpus = topology.cpu_topology
     unknown = parse_cpuset(rules.reserved_cpus) - cpus.node_of.keys()
     if unknown:
-        raise CpuManagerWouldNotStart(
+        raise KubeletWouldNotStart(
             f"reserved_cpus names CPUs that the machine does not have, {clean(format_cpuset(unknown))}: "
             "the kubelet does not start",
             f"reserve some of CPUs {clean(format_cpuset(cpus.node_of))}",
         )
     if not rules.reserved_cpus.strip() and rules.reserved_cpu_count > len(cpus.node_of):
-        raise CpuManagerWouldNotStart(
+        raise KubeletWouldNotStart(
             f"reserved_cpu_count is {rules.reserved_cpu_count}, and the machine has {len(cpus.node_of)} CPUs: "
             "the kubelet does not start",
             "reserve fewer CPUs",
         )
     if CpuOption.ALIGN_BY_SOCKET in rules.cpu_options and cpus.sockets > cpus.nodes:
-        raise CpuManagerWouldNotStart(
+        raise KubeletWouldNotStart(
             f"cpu_options has {CpuOption.ALIGN_BY_SOCKET.value}, and the machine has more sockets ({cpus.sockets}) than "
             f"NUMA nodes with CPUs ({cpus.nodes}): the kubelet does not start",
             "leave the option out on this machine",
         )
-
-
-class MemoryManagerWouldNotStart(NoFit):
-    """
-    Raised when the kubelet would not start with this memory manager on this machine.
-
-    Remedy: Correct the kubelet's configuration.
-    """
 
 
 class HugepagesUnevenlyKnown(NoFit):
@@ -280,7 +251,7 @@ class HugepagesUnevenlyKnown(NoFit):
 
 def _check_memory_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
     """
-    Raises MemoryManagerWouldNotStart (kubelet v1.36.3, policy Static). A machine without known NUMA nodes is not judged.
+    Raises KubeletWouldNotStart (kubelet v1.36.3, policy Static). A machine without known NUMA nodes is not judged.
     """
     if not topology.nodes or rules.memory_manager == "None":
         return
@@ -289,7 +260,7 @@ def _check_memory_manager_starts(topology: Topology, rules: AdmissionRules) -> N
         if not any(amounts.values()):
             continue
         if number not in nodes:
-            raise MemoryManagerWouldNotStart(
+            raise KubeletWouldNotStart(
                 f"reserved_memory names NUMA node {number}, which the machine does not have: the kubelet does not start",
                 f"reserve memory of NUMA nodes {clean(format_cpuset(nodes))}",
             )
@@ -297,7 +268,7 @@ def _check_memory_manager_starts(topology: Topology, rules: AdmissionRules) -> N
         there = node.hugepages if node.memory is None else {**node.hugepages, MEMORY: node.memory}
         for resource, size in sorted(amounts.items()):
             if size > there.get(resource, size):
-                raise MemoryManagerWouldNotStart(
+                raise KubeletWouldNotStart(
                     f"reserved_memory keeps {size} bytes of {clean(resource)} of NUMA node {number}, which has "
                     f"{there[resource]}: no kubelet can run so",
                     "reserve less of this node, or the rest of other nodes",

@@ -39,11 +39,6 @@ class HintProvider(ABC):
 
     name: ClassVar[str]
     """Its key in PROVIDERS, in a HintAnswer and in a Refusal."""
-    narrows: ClassVar[bool] = False
-    """
-    Whether it takes as few as it can of the NUMA nodes that the merge allows, in a mode with `narrows_after_merge`. Its
-    resources have the same hints.
-    """
 
     @abstractmethod
     def hints(self, asked: HintRequest) -> ProviderHints:

@@ -40,8 +40,6 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True):
     """Provider -> resource -> hints."""
     merged: TopologyHint
     admitted: bool
-    note: str = ""
-    """Why the merge is not exact, for people: a search reached its limit on work. Empty: it is exact."""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ the same needs failed before. What is left of the 2^n sets is little for machine
 stays one: every search counts its steps, and ends with TooMuchWork instead of never.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -17,8 +17,6 @@ from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
 
 MOST_STEPS = 100_000
 """About half a second. Alignments of real machines take hundreds."""
-HEAVY = 20
-"""Steps that a look at the distances between up to 64 nodes counts for; more nodes, in proportion to their pairs."""
 
 
 class NumaSearchBudget:
@@ -45,10 +43,6 @@ class NumaSearchBudget:
 def mask_meets_needs(needs: Sequence[ResourceNeed], mask: Mask) -> bool:
     """Whether these NUMA nodes meet all needs. Supply that is near several of them counts once."""
     return all(sum(amount for near, amount in need.supply.items() if near & mask) >= need.amount for need in needs)
-
-
-Hopeless = Callable[[Mask, int, int], bool]
-"""Of the nodes chosen so far, how many more are to be chosen, and of how many of the lowest: whether to end the branch."""
 
 
 State = tuple[int, int, tuple[int, ...], Mask]
@@ -80,18 +74,17 @@ class Choosing:
         self.fixed = fixed
         self.work = work
         self.gains = _gains(needs, self.nodes)
-        self.heavy = max(HEAVY, HEAVY * len(self.nodes) ** 2 // 64**2)
         work.step(len(needs) + sum(len(need.supply) for need in needs) // 16)
         self.short = tuple(need.amount - sum(n for near, n in need.supply.items() if near & fixed) for need in needs)
         self.best = [_best_sums([sum(n for _, n in each[i]) for each in self.gains]) for i in range(len(needs))]
         self.shared = union(near for need in needs for near in need.supply if near.bit_count() > 1)
         self.failed: set[State] = set()
 
-    def masks(self, size: int, hopeless: Hopeless | None = None) -> Iterator[Mask]:
+    def masks(self, size: int) -> Iterator[Mask]:
         """Yields the sets that have `size` nodes, ascending. Raises TooMuchWork."""
         more = size - self.fixed.bit_count()
         if 0 <= more <= len(self.nodes):
-            yield from self._below(Branch(len(self.nodes), more, self.short, self.fixed), hopeless)
+            yield from self._below(Branch(len(self.nodes), more, self.short, self.fixed))
 
     def least_size(self) -> int | None:
         """The fewest nodes that meet the needs, at least one. None: not even all of them do. Raises TooMuchWork."""
@@ -101,7 +94,7 @@ class Choosing:
         sizes = range(max(1, self.fixed.bit_count()), most + 1)
         return next((size for size in sizes if next(self.masks(size), None) is not None), None)
 
-    def _below(self, start: Branch, hopeless: Hopeless | None) -> Iterator[Mask]:
+    def _below(self, start: Branch) -> Iterator[Mask]:
         """Yields the sets of a branch. It keeps its own stack: machines have more nodes than calls can be nested."""
         found = 0
         undecided: list[Branch | Tried] = [start]
@@ -112,7 +105,7 @@ class Choosing:
                     self.failed.add(branch.state)
                 continue
             top, more, short, chosen = branch
-            self.work.step(1 + len(short) // 8 if hopeless is None else self.heavy)
+            self.work.step(1 + len(short) // 8)
             if any(lacks > best[top][more] for lacks, best in zip(short, self.best, strict=True)):
                 continue
             if not more:
@@ -120,10 +113,9 @@ class Choosing:
                 yield chosen
                 continue
             state = (top, more, tuple(max(0, lacks) for lacks in short), chosen & self.shared)
-            if state in self.failed or (hopeless is not None and hopeless(chosen, more, top)):
+            if state in self.failed:
                 continue
-            if hopeless is None:
-                undecided.append(Tried(state, found))
+            undecided.append(Tried(state, found))
             node = top - 1
             undecided.append(Branch(node, more - 1, self._taking(node, short, chosen), chosen | 1 << self.nodes[node]))
             if node >= more:

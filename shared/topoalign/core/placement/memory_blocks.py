@@ -11,6 +11,7 @@ accounted for once and is given back with the container that holds it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -26,12 +27,12 @@ from topoalign.core.hints.memory_hints import (
 )
 from topoalign.core.hints.reuse import ReusableMemory, held_by_pod, own_part, reusable_memory
 from topoalign.core.model.byte_sizes import GIB
-from topoalign.core.model.errors import NoFit, TooMuchWork
+from topoalign.core.model.errors import NoFit
 from topoalign.core.model.events import Allocation, MemoryBlock
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import AdmissionRules, Mode
-from topoalign.core.model.topology.bitmask import Mask, node_mask, nodes_of
+from topoalign.core.model.topology.bitmask import Mask, nodes_of
 from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
@@ -92,7 +93,7 @@ class MemoryGroupsWouldMix(NoFit):
 def memory_for(
     state: NodeState, demand: ContainerDemand, affinity: TopologyHint, rules: AdmissionRules
 ) -> tuple[MemoryBlock, ...]:
-    """The blocks of a container that was aligned to `affinity`. Raises one of this module's errors."""
+    """The blocks of a container that was aligned to `affinity`. Raises one of this module's errors, and TooMuchWork."""
     held = held_by_pod(state, demand)
     request = demand.memory
     blocks = next((each.memory for each in own_part(held, demand) if each.memory), ())
@@ -101,17 +102,7 @@ def memory_for(
     nodes = memory_nodes(state, rules)
     reusable = reusable_memory(held)
     offered = memory_numa_nodes(state.hardware, rules.mode)
-
-    def own_hints() -> tuple[TopologyHint, ...] | HintRule:
-        try:
-            return memory_hints(nodes, offered, request, reusable, rules.mode)
-        except TooMuchWork:
-            if profile_of(rules.mode).needs_narrowest_memory:
-                raise
-            # all unused nodes, as the narrowest set is not found
-            unused = node_mask(node for node in offered if not nodes[node].used)
-            return (TopologyHint(unused, False),) if enough_for(nodes, request, reusable, unused) else ()
-
+    own_hints = partial(memory_hints, nodes, offered, request, reusable, rules.mode)
     return choose_memory(nodes, request, reusable, affinity, own_hints, rules.mode)
 
 

@@ -25,25 +25,14 @@ def prefer_sparing(
     placement: str,
     kept: Collection[DeviceID] = (),
 ) -> tuple[DeviceID, ...]:
-    """As `prefer`, of devices that nobody holds if there are enough. `kept`: what counts as held besides."""
-    among = available
-    required = must_include
-    listed = topology.devices.get(resource, NO_DEVICES).some(available)
-    offered = listed if len(listed) == len(available) else frozenset(available)
-    if all(map(offered.__contains__, must_include)) and len(must_include) <= size <= len(available):
-        spare: Collection[DeviceID]
-        if isinstance(offered, DeviceSet):
-            others = held_among(ownership, resource, offered.devices) | overlapping_devices(
-                ownership, offered.devices, kept
-            )
-            among = offered
-            spare = offered - others | offered.devices.some(must_include)
-        else:  # some are named twice, or not listed, as those of a former offer
-            spared = ownership.set_of(kept)
-            held = {each for each in offered if ownership.is_held(each) or spared.overlaps(ownership.holding(each))}
-            spare = [device for device in available if device not in held.difference(must_include)]
-        if len(spare) < len(available):
-            among, required = (spare, must_include) if len(spare) >= size else (among, tuple(spare))
+    """As `prefer`, of listed devices that nobody holds if there are enough. `kept`: what counts as held besides."""
+    devices = topology.devices.get(resource, NO_DEVICES)
+    offered = devices.some(available)
+    if len(offered) < len(available) or not all(map(offered.__contains__, must_include)):
+        return ()
+    others = held_among(ownership, resource, devices) | overlapping_devices(ownership, devices, kept)
+    spare = offered - others | devices.some(must_include)
+    among, required = (spare, must_include) if len(spare) >= size else (offered, tuple(spare))
     free = ownership.free(resource) if topology.kind_of(resource) == "gpu" else ()
     return prefer(topology, resource, among, required, size, placement, context=PlacementContext(free=free))
 

@@ -33,7 +33,6 @@ from topoalign.core.scoring.zones import Zone, zones_of
 from topoalign.core.sharing.choosers import shared_gpus
 from topoalign.core.sharing.gaia.admission import AdmissionNode, Load, admission_order_key, asks_for_gpu
 from topoalign.core.sharing.hami.gpu_scores import hami_gpus_score
-from topoalign.core.sharing.slots_as_hami import usage_of_gpus
 from topoalign.core.state.fold import NodeState
 
 # Orders nodes as gpu-admission does: of those on which the pod fits, the one with the least left comes first.
@@ -148,7 +147,7 @@ def node_policy(annotations: Mapping[str, str], policy: str = GpuOrder.BINPACK) 
 def hami_node_score(state: NodeState) -> float:
     """HAMi's score of a node."""
     left = state.ownership.slots_left
-    return hami_gpus_score(usage_of_gpus(shared_gpus(state.hardware, left), left)) if left else 0.0
+    return hami_gpus_score(shared_gpus(state.hardware, left)) if left else 0.0
 
 
 def hami_order(policy: str | None, score: float) -> tuple[float, ...]:

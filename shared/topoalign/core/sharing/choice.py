@@ -27,10 +27,10 @@ policy `topology` compares, the same among GPUs in use, and the first in order.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from topoalign.core.demand.share_annotations import GpuOrder, GpuRules, Weights
-from topoalign.core.demand.shares import Share, enough
+from topoalign.core.demand.shares import Share, ShareFields, enough
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.placement.gpus.bandwidth import SetScorer
 from topoalign.core.placement.gpus.topology import SetOrder, by_topology, candidate_sets
@@ -46,19 +46,27 @@ from topoalign.core.sharing.share_refusals import (
     NotEnoughShareSlots,
     NotEnoughUnusedGpus,
     ShareDoesNotFit,
-    ShareFields,
     ShareSplit,
     describe_scattered_amounts,
     format_mib,
 )
 from topoalign.core.sharing.shared_gpus import SharedGpu
+from topoalign.core.state.share_amounts import sum_amounts
 
 
-def positions_with_enough(gpus: Sequence[SharedGpu], request: Share, fields: ShareFields) -> list[int]:
-    """The positions of all GPUs that have enough. Raises ShareDoesNotFit if there are fewer than requested."""
+def positions_with_enough(
+    gpus: Sequence[SharedGpu], request: Share, fields: ShareFields, among: Iterable[int] | None = None
+) -> list[int]:
+    """
+    The positions of all GPUs that have enough; `among`: of those that may be chosen, None: all. Raises ShareDoesNotFit if
+    there are fewer than requested.
+    """
     size = request.gpus
     rules = request.rules
-    accepted = accepted_gpus(gpus, rules, fields)
+    reasons = {at: _explain_unaccepted(gpus[at], rules) for at in (range(len(gpus)) if among is None else among)}
+    accepted = [at for at, reason in reasons.items() if reason is None]
+    if not accepted:
+        raise NoGpuAccepted(fields, Counter(reason for reason in reasons.values() if reason is not None))
     if len(accepted) < size:
         raise NotEnoughShareGpus(fields, size, len(accepted))
     largest = max(gpus[at].offered.memory for at in accepted)
@@ -77,15 +85,6 @@ def positions_with_enough(gpus: Sequence[SharedGpu], request: Share, fields: Sha
     return able
 
 
-def accepted_gpus(gpus: Sequence[SharedGpu], rules: GpuRules, fields: ShareFields) -> list[int]:
-    """The positions of the GPUs that may be chosen. Raises NoGpuAccepted if there are none."""
-    reasons = [_explain_unaccepted(gpu, rules) for gpu in gpus]
-    accepted = [at for at, reason in enumerate(reasons) if reason is None]
-    if not accepted:
-        raise NoGpuAccepted(fields, Counter(reason for reason in reasons if reason is not None))
-    return accepted
-
-
 def _explain_unaccepted(gpu: SharedGpu, rules: GpuRules) -> str | None:
     """Why a GPU may not be chosen, whatever is left of it; None: it may."""
     if not gpu.usable:
@@ -94,14 +93,15 @@ def _explain_unaccepted(gpu: SharedGpu, rules: GpuRules) -> str | None:
         return OTHER_TYPE
     if not rules.takes_mode(gpu.mode):
         return OTHER_MODE
-    return None if rules.uuids.takes_uuid(gpu.device) else OTHER_UUID
+    return None if rules.uuids.takes_uuid(gpu.gpu or gpu.device) else OTHER_UUID
 
 
 def _explain_misfit(gpus: Sequence[SharedGpu], request: Share, fields: ShareFields) -> ShareDoesNotFit:
     """Why a share does not fit on so many of these GPUs, which may be chosen."""
     size = request.gpus
-    cores = max(1, request.cores)  # memory alone needs one as well
-    memory = request.memory
+    asked = [request.amount_of(gpu.offered) for gpu in gpus]
+    cores = max(1, min(each.cores for each in asked))  # memory alone needs one as well
+    memory = min(each.memory for each in asked)
     cores_left = [gpu.left.cores for gpu in gpus]
     memory_left = [gpu.left.memory for gpu in gpus]
     slots_left = [max(0, gpu.slots) if gpu.all_slots else 1 for gpu in gpus]
@@ -131,19 +131,18 @@ FIELDS = ShareFields()
 
 
 def choose_gpus(
-    gpus: Sequence[SharedGpu], request: Share, scorer: SetScorer, fields: ShareFields = FIELDS
+    gpus: Sequence[SharedGpu], able: list[int], request: Share, scorer: SetScorer, fields: ShareFields = FIELDS
 ) -> tuple[SharedGpu, ...]:
     """
-    The GPUs that a container gets, in the order of `gpus`. `scorer`: of the same GPUs, by position. Raises
-    ShareDoesNotFit.
+    The GPUs that a container gets, in the order of `gpus`. `able`: as of `positions_with_enough`; `scorer`: of the same
+    GPUs, by position. Raises ShareSplit.
     """
-    able = positions_with_enough(gpus, request, fields)
     choice = SetComparison(gpus, able, request, scorer)
-    sets = (choice.best(group, request.gpus) for group in _groups_by_numa_node(gpus, able, request, fields))
+    sets = (choice.best(group, request.gpus) for group in groups_by_numa_node(gpus, able, request, fields))
     return tuple(gpus[at] for at in min(sets, key=choice.rank))
 
 
-def _groups_by_numa_node(
+def groups_by_numa_node(
     gpus: Sequence[SharedGpu], able: list[int], request: Share, fields: ShareFields
 ) -> list[list[int]]:
     """The groups of GPUs for a set: those of each NUMA node, or all. Raises ShareSplit if no group has enough."""
@@ -226,10 +225,10 @@ def _gpu_fullness(gpu: SharedGpu, asked: Share, weights: Weights) -> float:
     more make it 0.875.
     """
     offered = gpu.offered
-    held = gpu.held
+    after = sum_amounts((gpu.held, asked.amount_of(offered)))
     parts = (
         (weights.slot, gpu.sharers + 1, gpu.all_slots),
-        (weights.core, held.cores + asked.cores, offered.cores),
-        (weights.memory, held.memory + max(asked.memory, offered.memory * asked.percentage // 100), offered.memory),
+        (weights.core, after.cores, offered.cores),
+        (weights.memory, after.memory, offered.memory),
     )
     return round(sum(weight * held / offered for weight, held, offered in parts if offered), 9)

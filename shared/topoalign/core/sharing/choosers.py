@@ -26,16 +26,13 @@ from dataclasses import dataclass
 import msgspec
 
 from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
-from topoalign.core.demand.share_annotations import (
-    Selection,
-)
 from topoalign.core.demand.shares import (
     Share,
+    ShareFields,
     SharesLeft,
     are_on_one_node,
     enough,
     gpus_of_numa_nodes,
-    gpus_with_enough,
     instance_memory,
     may_be_on,
     mode_of,
@@ -47,12 +44,11 @@ from topoalign.core.demand.shares import (
 from topoalign.core.hints.device_hints import gpus_for_units, slots_for, taken_over, units_on_gpus
 from topoalign.core.hints.reuse import held_by_pod, reusable_devices
 from topoalign.core.model.allocations import Allocation, amounts_of
-from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import Mask
 from topoalign.core.model.topology.by_amounts import offers_in_slots
-from topoalign.core.model.topology.cpuset import format_cpuset
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.device_sets import DeviceSet
@@ -60,17 +56,14 @@ from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.placement.device_choice import DeviceChoice
 from topoalign.core.placement.gpus.bandwidth import SetScorer, gpu_scores
 from topoalign.core.placement.preference import set_scorer
-from topoalign.core.sharing.choice import FIELDS, accepted_gpus, choose_gpus
+from topoalign.core.sharing.choice import FIELDS, choose_gpus, groups_by_numa_node, positions_with_enough
 from topoalign.core.sharing.gaia.evaluators import choose_gpus_as_gaia
 from topoalign.core.sharing.share_refusals import (
     UNALIGNED,
     WAIT,
     NoneByHami,
-    NotEnoughShareGpus,
     ShareDoesNotFit,
-    ShareFields,
     ShareSplit,
-    SlotsBeyondNumaNode,
     WholeGpuInUse,
 )
 from topoalign.core.sharing.shared_gpus import SharedGpu
@@ -101,13 +94,13 @@ def choose_gpus_for_units(
     rules.
     """
     some = frozenset(among)
+    if compat == "gaia" and (share.whole or share.gpus == 1):
+        asked = Amount(cores=share.cores * share.gpus, memory=share.memory)
+        every = tuple(shared_gpu(topology, gpu.id, gpu, left) for gpu in topology.gpus)
+        return tuple(gpu.device for gpu in choose_gpus_as_gaia(topology, every, asked, some))
     try:
-        if compat == "gaia" and (share.whole or share.gpus == 1):
-            asked = Amount(cores=share.cores * share.gpus, memory=share.memory)
-            every = tuple(shared_gpu(topology, gpu.id, gpu, left) for gpu in topology.gpus)
-            return tuple(gpu.device for gpu in choose_gpus_as_gaia(topology, every, asked, some))
         return choose_gpus_for_share(topology, left, share, some)
-    except (InvalidField, ShareDoesNotFit):
+    except ShareDoesNotFit:
         return ()
 
 
@@ -253,11 +246,9 @@ def shared_gpu(topology: Topology, base: DeviceID, gpu: Gpu, left: SharesLeft) -
     """One of them, with nothing left if it is not in `left`. `gpu`: itself, or of which it is an instance."""
     here = left.get(base, NOTHING_LEFT)
     offer = offers_in_slots(topology).get(base)
-    if here.profiles:  # whether an instance fits is known already: what is left decides the order alone
-        held = Amount(cores=0, memory=here.offered.memory - here.left.memory)
-        here = msgspec.structs.replace(here, held=held, profiles=())
     return SharedGpu(
         device=base,
+        gpu=gpu.id,
         index=gpu.index,
         minor=gpu.index if gpu.minor is None else gpu.minor,
         numa_node=numa_node_of(topology, gpu.id),
@@ -272,27 +263,14 @@ def choose_gpus_for_share(
     topology: Topology, left: SharesLeft, share: Share, among: Collection[DeviceID], fields: ShareFields = FIELDS
 ) -> tuple[DeviceID, ...]:
     """The GPUs, of these, of each of which a container gets its part. Raises ShareDoesNotFit where too few would do."""
-    every = shared_gpus(topology, left)
-    cards = [card for card in every if card.device in among and card.device in left]
-    whole = [msgspec.structs.replace(card, device=topology.parent_of(card.device)) for card in cards]
-    accepted = [cards[at].device for at in accepted_gpus(whole, share.rules, fields)]
-    able = [gpu for gpu in accepted if enough(left[gpu], share)]
-    if share.rules.hami and len(on_one_node(topology, share, able)) >= share.gpus:
-        return choose_as_hami(topology, cards, left, share, able, fields)
-    wanted = able if len(able) >= share.gpus else accepted
-    # the least of them, where GPUs of different sizes are asked for by a percentage: each of `able` has its own
-    asked = [share.amount_of(left[gpu].offered) for gpu in wanted]
-    least = share._replace(
-        cores=CORES if share.whole else min(CORES - 1, *(each.cores for each in asked)),
-        memory=min(each.memory for each in asked),
-        percentage=0 if share.memory else share.percentage,
-        parts=0,
-        rules=msgspec.structs.replace(share.rules, uuids=Selection(wanted=tuple(wanted))),
-    )
-    chosen = choose_gpus(every, least, link_scorer(topology), fields)
-    if len(able) < share.gpus:
-        raise NotEnoughShareGpus(fields, share.gpus, len(able))
-    return tuple(card.device for card in chosen)
+    gpus = shared_gpus(topology, left)
+    may_be_chosen = [at for at, gpu in enumerate(gpus) if gpu.device in among and gpu.device in left]
+    able = positions_with_enough(gpus, share, fields, may_be_chosen)
+    if share.rules.hami:
+        groups_by_numa_node(gpus, able, share, fields)
+        able_gpus = {gpus[at].device for at in able}
+        return choose_as_hami(topology, [gpus[at] for at in may_be_chosen], share, able_gpus, fields)
+    return tuple(gpu.device for gpu in choose_gpus(gpus, able, share, link_scorer(topology), fields))
 
 
 class SlotChooser:
@@ -370,7 +348,7 @@ class SlotChooser:
                 others = self._choose(missing, gpus, must)
             except NoneByHami:
                 raise
-            except (InvalidField, ShareDoesNotFit):
+            except ShareDoesNotFit:
                 continue
             return (*choice.must_include, *(slot_of(available, gpu) for gpu in others))
         return ()
@@ -385,30 +363,11 @@ class SlotChooser:
             self.check_room()
         if why := self._objection([base_of(slot) for slot in slots]):
             self.check_room()
-            self._check_numa_nodes({*map(base_of, slots)})
             raise ShareSplit(
                 self._fields.gpus,
                 f"the node has enough left, but not where the kubelet's alignment leads: {why}",
                 WAIT if self.resource not in gpus_of_numa_nodes(self._state.hardware) else f"{WAIT}; {UNALIGNED}",
             )
-
-    def _check_numa_nodes(self, given: Collection[DeviceID]) -> None:
-        """Raises ShareDoesNotFit where slots have NUMA nodes, and those of these GPUs have fewer GPUs than are asked for."""
-        hardware = self._state.hardware
-        asked = self._share.gpus
-        on_nodes = gpus_of_numa_nodes(hardware).get(self.resource, Counter())
-        nodes = {node for gpu in given if (node := numa_node_of(hardware, gpu)) is not None}
-        there = sum(on_nodes[node] for node in nodes)
-        most = max(on_nodes.values(), default=0)
-        if not there or there >= asked:
-            return
-        if asked > most:
-            raise SlotsBeyondNumaNode(self._fields, asked, most)
-        raise ShareSplit(
-            self._fields.gpus,
-            f"{asked} GPUs are asked for, and the kubelet aligns slots to NUMA nodes {format_cpuset(nodes)} with {there}",
-            f"ask for fewer GPUs; {UNALIGNED}",
-        )
 
     def _objection(self, gpus: Sequence[DeviceID]) -> str:
         """Why these GPUs cannot be used for the container; empty: they can."""
@@ -416,8 +375,7 @@ class SlotChooser:
         share = self._share
         left = self._left
         if len({*gpus}) < len(gpus):
-            able = {*gpus_with_enough(hardware, left, share), *self._own}
-            return f"some are of one GPU: {several_of_one_gpu(hardware, self.resource, gpus, able)[0]}"
+            return "some slots are of one GPU"
         if unwanted := [gpu for gpu in gpus if gpu in left and not may_be_on(hardware, share, gpu)]:
             return f"{quoted(sorted(unwanted))} is not what the pod's annotations accept"
         if lacking := [gpu for gpu in gpus if gpu not in left or not enough(left[gpu], share, self._own.get(gpu))]:
@@ -445,28 +403,6 @@ class SlotChooser:
                     asked = left.instance_for(instance_memory(left, self._share)) or asked
                 found[slot] = asked
         return found
-
-
-def several_of_one_gpu(
-    topology: Topology, resource: ResourceName, gpus: Sequence[DeviceID], able: Collection[DeviceID]
-) -> tuple[str, str]:
-    """Why a kubelet gives a container several slots of one GPU, and the remedy. `able`: GPUs with enough left."""
-    asked = len(gpus)
-    nodes = {numa_node_of(topology, gpu) for gpu in gpus}
-    near = [gpu for gpu in able if numa_node_of(topology, gpu) in nodes]
-    if len(able) < asked:
-        cause = f"{asked} GPUs are asked for, and {len(able)} of the node have enough left"
-        return cause, "ask for fewer GPUs, or wait until pods on this node end"
-    if len(near) < asked and resource in gpus_of_numa_nodes(topology):
-        where = f"NUMA node{'' if len(nodes) == 1 else 's'} {format_cpuset(node for node in nodes if node is not None)}"
-        return (
-            f"the kubelet takes the slots of {where}, where {len(near)} GPUs have enough left, and {asked} are asked for",
-            f"ask for at most {len(near)} GPUs, or list slots without NUMA nodes (sharing.slots.numaTopology: false)",
-        )
-    return (
-        f"{len(able)} GPUs have enough left, and the kubelet has chosen slots without the plugin's preference",
-        "delete the pod, and let a controller create it again",
-    )
 
 
 def slot_of(available: DeviceSet, gpu: DeviceID) -> DeviceID:

@@ -30,8 +30,9 @@ from topoalign.core.demand.share_annotations import (
     uuid_selection,
 )
 from topoalign.core.demand.shares import (
+    USUAL_AMOUNTS,
     USUAL_NAMES,
-    USUAL_SLOTS,
+    ShareFields,
     SlotResources,
     UnitResources,
     check_amounts,
@@ -49,12 +50,12 @@ from topoalign.core.deviceshare.demand import RESOURCES as JOINT_RESOURCES
 from topoalign.core.deviceshare.demand import check_keys, is_joint
 from topoalign.core.deviceshare.koordinator_names import ANNOTATIONS, GPU_BYTES, GPU_RESOURCES
 from topoalign.core.model.errors import InvalidField, NoFit, quoted
-from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import GPU_COUNT, AdmissionRules, Compat, Mode, PodRequest
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.sharing.share_refusals import MemoryAboveGpu, NotEnoughShareGpus, ShareFields
+from topoalign.core.sharing.share_refusals import MemoryAboveGpu, NotEnoughShareGpus
 from topoalign.core.state.share_amounts import sum_amounts
 
 
@@ -178,9 +179,9 @@ def _check_one_way(demand: PodDemand, offers: Offers) -> None:
 
 def _names_of_gpus(offers: Offers) -> Iterator[ResourceName]:
     """The resources by which containers ask for GPUs in another way than in units."""
-    for slots in (USUAL_SLOTS, *sorted(offers.slots, key=lambda each: each.resource)):
-        yield slots.resource
-        yield from slots.slots.resources
+    yield from (GPU, *USUAL_AMOUNTS)
+    for slots in sorted(offers.slots, key=lambda each: each.resource):
+        yield from (slots.resource, *slots.slots.resources)
     for units in offers.units:
         yield from units.others
     yield from map(ResourceName, GPU_RESOURCES)

@@ -5,7 +5,6 @@ The webhook returns these texts as warnings of an AdmissionReview, and `what-if`
 
     nvidia.com/gpumem: "4000" as an annotation      an amount is a limit of a container
     nvidia.com/use-gpu-uuid                         a key that nobody reads, near nvidia.com/use-gpuuuid
-    hami.io/node-scheduler-policy: spread           a preference without effect where nodes are ranked otherwise
     nvidia.com/gpus: 2 as a limit                   a name that no node serves, near nvidia.com/gpu
 
 What is invalid, or would get other devices than it names, is refused (`pod_checks`).
@@ -20,13 +19,13 @@ from itertools import islice
 from topoalign.core.demand import share_annotations
 from topoalign.core.demand.field_paths import containers_with_paths
 from topoalign.core.demand.gangs import annotation_path
-from topoalign.core.demand.shares import USUAL_SLOTS
 from topoalign.core.demand.unserved import SETTINGS, nearest_name
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
 from topoalign.core.deviceshare.koordinator_names import ALLOCATED_ANNOTATION, ANNOTATIONS, PARTITION_TABLE
 from topoalign.core.model.errors import clean
 from topoalign.core.model.ids import GPU, NIC, ResourceName, is_native
 from topoalign.core.model.requests import PodRequest
+from topoalign.core.model.topology.device_offers import Slots
 
 MOST = 8
 """Warnings of a pod."""
@@ -38,23 +37,19 @@ CORE_LIMIT = "tencent.com/vcuda-core-limit"
 """Gaia's: up to how much computing time the containers of a pod may use while nobody else does."""
 READ = (*share_annotations.OF_PODS, CORE_LIMIT, *ANNOTATIONS)
 """Annotations that users write for HAMi, gpu-manager and Koordinator."""
-AMOUNTS = frozenset(USUAL_SLOTS.slots.resources)
+AMOUNTS = frozenset(Slots().resources)
 WRITTEN = frozenset((ALLOCATED_ANNOTATION, PARTITION_TABLE))
 """Annotations that a scheduler or a node writes, of which the keys are near those."""
-DOMAINS = frozenset(key.partition("/")[0] for key in READ) | {"koordinator.sh", "volcano.sh"}
-"""Where a key is looked for under another domain."""
 
 
 def warnings_of(
     annotations: Mapping[str, str],
     limits: Mapping[ResourceName, str],
     served: Collection[ResourceName],
-    *,
-    ranks_as_hami: bool = False,
 ) -> tuple[str, ...]:
     """
     The texts, at most `MOST`. `limits`: resource -> path of the container that names it in its limits; `served`: what some
-    node serves, amounts included; `ranks_as_hami`: whether HAMi's policies rank the nodes.
+    node serves, amounts included.
     """
 
     def texts() -> Iterator[str]:
@@ -64,12 +59,10 @@ def warnings_of(
             if key in served or key in (GPU, NIC, *SETTINGS):
                 if key not in limits:
                     yield f"{path}: has no effect; write it in resources.limits of a container"
-            elif key == share_annotations.NODE_POLICY and not ranks_as_hami:
-                yield f"{path}: has no effect unless nodes are ranked by TOPOALIGN_SCORING=hami"
             elif key == CORE_LIMIT:
                 yield f"{path}: has no effect; a container gets its tencent.com/vcuda-core"
             elif key not in READ and key not in WRITTEN and not key.startswith(OWN_DOMAIN):
-                meant = nearest_name(key, {*READ, *AMOUNTS}, any_domain=key.partition("/")[0] in DOMAINS)
+                meant = nearest_name(key, {*READ, *AMOUNTS})
                 if meant is not None:
                     where = " in resources.limits of a container" if meant in AMOUNTS else ""
                     yield f"{path}: nobody reads this key; did you mean {meant}{where}?"

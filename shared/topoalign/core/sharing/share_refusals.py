@@ -1,11 +1,11 @@
-"""Errors for shares that do not fit, and for invalid requests of shares."""
+"""Errors for shares that do not fit."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from topoalign.core.demand.share_annotations import NO_USE_TYPE, NO_USE_UUID, USE_TYPE, USE_UUID, VGPU_MODE
+from topoalign.core.demand.shares import ShareFields
 from topoalign.core.model.byte_sizes import MIB
-from topoalign.core.model.errors import InvalidField, NoFit, quoted
+from topoalign.core.model.errors import NoFit, quoted
 
 WAIT = "ask for less, or wait until other containers have ended; `topoalign gpu list` shows who holds what"
 
@@ -18,14 +18,6 @@ def format_mib(size: int) -> str:
     return f"{size / MIB:.10g} MiB"
 
 
-class ShareFields(NamedTuple):
-    """The paths of the fields of a request, for error messages."""
-
-    cores: str = "cores"
-    memory: str = "memory"
-    gpus: str = "gpus"
-
-
 OTHER_TYPE = f"of another type ({USE_TYPE}, {NO_USE_TYPE})"
 OTHER_UUID = f"not among the uuids ({USE_UUID}, {NO_USE_UUID})"
 OTHER_MODE = f"in another mode ({VGPU_MODE})"
@@ -34,42 +26,6 @@ MODE_SETTINGS = (
     "choose a node whose plugin configuration has `sharing.slots` with `sharing.limiter: hami-core` or `mps`, or with "
     "`flags.migStrategy: dynamic` for mode mig; or leave the annotation out"
 )
-
-
-class NothingAsked(InvalidField):
-    """Raised for a share of no cores and no memory."""
-
-    code = "InvalidField"
-
-    def __init__(self, fields: ShareFields) -> None:
-        super().__init__(
-            fields.cores, f"0, and so is {fields.memory}", "ask for cores, for memory, or for no GPU at all"
-        )
-
-
-class NotWholeGpus(InvalidField):
-    """Raised for more than 100 cores that are not so many whole GPUs."""
-
-    code = "InvalidField"
-
-    def __init__(self, fields: ShareFields, cores: int) -> None:
-        self.cores = cores
-        super().__init__(
-            fields.cores,
-            f"{cores} is neither a part of one GPU nor a number of whole GPUs",
-            "ask for 1 to 99 cores of a GPU, or for whole GPUs in multiples of 100",
-        )
-
-
-class AmountMissing(InvalidField):
-    """Raised for a share that needs both cores and memory, and names only one."""
-
-    code = "InvalidField"
-
-    def __init__(self, missing: str, given: str) -> None:
-        super().__init__(
-            missing, f"nothing is asked for, although {given} is", f"ask for an amount of both, or drop {given}"
-        )
 
 
 class ShareDoesNotFit(NoFit):
@@ -165,25 +121,6 @@ class ShareSplit(ShareDoesNotFit):
 
     Remedy: Wait until pods end, or ask for less.
     """
-
-
-class SlotsBeyondNumaNode(ShareDoesNotFit):
-    """
-    Raised for slots of more GPUs than a NUMA node has, where the kubelet aligns slots.
-
-    The kubelet counts slots, several of each GPU, and takes NUMA nodes with fewer GPUs, also on an empty node. `most`:
-    GPUs of the NUMA node that has most.
-
-    Remedy: Ask for fewer, or leave out `sharing.slots.numaTopology`.
-    """
-
-    def __init__(self, fields: ShareFields, asked: int, most: int) -> None:
-        super().__init__(
-            fields.gpus,
-            f"{asked} GPUs are asked for, and a NUMA node has {most}: slots have NUMA nodes (sharing.slots.numaTopology), "
-            "and the kubelet, which counts slots, aligns them to too few GPUs",
-            f"ask for at most {most} GPUs; {UNALIGNED}",
-        )
 
 
 class NoneByHami(ShareDoesNotFit):

@@ -12,6 +12,9 @@ class SharedGpu(ShareLeft, frozen=True, kw_only=True):
     """One GPU that is offered in shares, with its properties, its amounts, and the held amounts."""
 
     device: DeviceID
+    """A GPU or a MIG instance."""
+    gpu: DeviceID = DeviceID("")
+    """Of which a MIG instance is a part. Empty: the device is a GPU."""
     index: int
     minor: int
     """The number of /dev/nvidia<minor>. Not always the index."""

@@ -20,12 +20,12 @@ HAMi would decide. So HAMi's rules never give out more than there is:
 Source: HAMi 4707fb02.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from topoalign.core.demand.share_annotations import VENDOR, Selection
-from topoalign.core.demand.shares import UNSET, HamiRequest, Share, SharesLeft
+from topoalign.core.demand.shares import UNSET, HamiRequest, Share, ShareFields
 from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.derived_tables import computed_once
@@ -36,7 +36,7 @@ from topoalign.core.sharing.hami.fit import Surroundings, Unfit
 from topoalign.core.sharing.hami.gpu_links import link_score
 from topoalign.core.sharing.hami.gpu_scores import choose_gpus_as_hami, score_gpus
 from topoalign.core.sharing.hami.registration import PairScores
-from topoalign.core.sharing.share_refusals import NoneByHami, ShareFields
+from topoalign.core.sharing.share_refusals import NoneByHami
 from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.core.state.share_amounts import NONE_HELD
 
@@ -44,7 +44,6 @@ from topoalign.core.state.share_amounts import NONE_HELD
 def choose_as_hami(
     topology: Topology,
     gpus: Sequence[SharedGpu],
-    left: SharesLeft,
     share: Share,
     able: Collection[DeviceID],
     fields: ShareFields,
@@ -63,31 +62,22 @@ def choose_as_hami(
     )
     if share.parts:
         # equal parts are the least of those of these GPUs; where a slot becomes a MIG instance, any that fits
-        parts = [NONE_HELD if left[gpu].profiles else share.amount_of(left[gpu].offered) for gpu in able]
+        parts = [NONE_HELD if gpu.profiles else share.amount_of(gpu.offered) for gpu in gpus if gpu.device in able]
         memory = min(each.memory for each in parts) // MIB
         asked = msgspec.structs.replace(asked, memory=memory, percent=UNSET, cores=min(each.cores for each in parts))
     binds = rules.numa_bind and share.gpus > 1
     # the lists name a MIG instance by its GPU
-    left_out = tuple(gpu.device for gpu in gpus if not rules.uuids.takes_uuid(topology.parent_of(gpu.device)))
+    left_out = tuple(gpu.device for gpu in gpus if not rules.uuids.takes_uuid(gpu.gpu))
     around = Surroundings(
         rules=msgspec.structs.replace(rules, uuids=Selection(unwanted=left_out)),
-        spent=frozenset(card.device for card in gpus if card.device not in able or (binds and card.numa_node is None)),
+        spent=frozenset(gpu.device for gpu in gpus if gpu.device not in able or (binds and gpu.numa_node is None)),
         scores=scores_of_links(topology),
     )
-    found = choose_gpus_as_hami(score_gpus(usage_of_gpus(gpus, left), (asked,), rules.weights), asked, around)
+    without_mode = [msgspec.structs.replace(gpu, mode="") for gpu in gpus]  # so that HAMi's rules place no instances
+    found = choose_gpus_as_hami(score_gpus(without_mode, (asked,), rules.weights), asked, around)
     if isinstance(found, Unfit):
         raise NoneByHami(fields, share.gpus, found.reason)
     return tuple(each.uuid for each in found)
-
-
-def usage_of_gpus(gpus: Iterable[SharedGpu], left: SharesLeft) -> tuple[SharedGpu, ...]:
-    """The GPUs without a mode, so that HAMi's rules place no instances, and with what the instances of slots hold."""
-    found = []
-    for gpu in gpus:
-        here = left.get(gpu.device)
-        held = here.held if here is not None and here.profiles else gpu.held
-        found.append(msgspec.structs.replace(gpu, mode="", held=held))
-    return tuple(found)
 
 
 @computed_once

@@ -31,7 +31,6 @@ from topoalign.core.model.processes import (
     ProcessIdentity,
 )
 from topoalign.core.state.fold import NodeState
-from topoalign.core.usage.given import WHOLE_DEVICE as WHOLE_DEVICE
 from topoalign.core.usage.given import HeldShare, all_held, given_to
 
 Where = Literal["pod", "host", "unknown"]

@@ -14,12 +14,10 @@ from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.holdings import Amount, Holding, Instance, Unit, Whole, base_of, unit_kind
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.by_amounts import offers_in_slots
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import equal_part, sum_amounts
-
-WHOLE_DEVICE = 100
-"""Hundredths of a device's computing time that are all of it."""
 
 
 class HeldShare(NamedTuple):
@@ -69,10 +67,10 @@ def given_to(group: Sequence[HeldShare], memory: int | None) -> tuple[int | None
     """Cores and bytes that a container was given of a device with this much memory. None: time slices."""
     parts = [each.holding.part for each in group]
     if any(isinstance(part, Whole | Instance) for part in parts):
-        return WHOLE_DEVICE, memory
+        return CORES, memory
     if all(isinstance(part, Unit) for part in parts):
         (amount,) = amounts_of({each.device for each in group}).values()
-        return amount.cores, memory if amount.cores == WHOLE_DEVICE else amount.memory
+        return amount.cores, memory if amount.cores == CORES else amount.memory
     slots = {each.device: each.amount for each in group if each.amount is not None}
     if {each.device for each in group} != slots.keys():
         return None, None

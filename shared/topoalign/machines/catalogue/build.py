@@ -8,8 +8,8 @@ PCI addresses as firmware does (depth first), and derives every link from the re
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import combinations, count
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -20,15 +20,9 @@ from topoalign.machines import pcie
 GBIT = 10**9
 
 
-class PcieDevice(Enum):
-    """The kinds of PCIe devices of a machine."""
-
-    GPU = "gpu"
-    NIC = "nic"
-
-
-GPU = PcieDevice.GPU
-NIC = PcieDevice.NIC
+PcieDevice = Literal["gpu", "nic"]
+GPU: PcieDevice = "gpu"
+NIC: PcieDevice = "nic"
 
 
 class Switch:
@@ -105,8 +99,8 @@ def build_machine(
     """The machine. Its GPUs and NICs are numbered in the order of the roots."""
     cpus = _build_cpus(board)
     slots = list(_slots(roots))
-    gpus = tuple(_build_gpu(i, slot, model, cpus) for i, slot in enumerate(s for s in slots if s.device is GPU))
-    nics = tuple(_build_nic(i, slot, model) for i, slot in enumerate(s for s in slots if s.device is NIC))
+    gpus = tuple(_build_gpu(i, slot, model, cpus) for i, slot in enumerate(s for s in slots if s.device == GPU))
+    nics = tuple(_build_nic(i, slot, model) for i, slot in enumerate(s for s in slots if s.device == NIC))
     chains = {slot.address: slot.chain for slot in slots}
     bonded = {(gpus[a].id, gpus[b].id): bond for (a, b), bond in (nvlinks or {}).items()}
     devices: list[Gpu | Nic] = [*gpus, *nics]
@@ -161,7 +155,7 @@ def _slots(roots: tuple[HostBridge, ...]) -> Iterator[Slot]:
 
 def _below(thing: Switch | PcieDevice, chain: pcie.Chain, root: HostBridge, buses: Iterator[int]) -> Iterator[Slot]:
     address = f"{root.domain:04x}:{next(buses):02x}:00.0"
-    if isinstance(thing, PcieDevice):
+    if isinstance(thing, str):
         yield Slot(thing, address, chain, root.node)
         return
     inner = next(buses)

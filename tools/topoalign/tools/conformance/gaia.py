@@ -6,7 +6,6 @@ from typing import Literal
 
 import msgspec
 
-from topoalign.core.model.errors import TopoalignError
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
@@ -17,22 +16,12 @@ from topoalign.core.sharing.gaia.pcie_tree import (
     build_free_tree,
     build_pcie_tree,
 )
-from topoalign.core.sharing.share_refusals import AmountMissing, MemoryAboveGpu, NothingAsked, NotWholeGpus
 from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.core.state.share_amounts import NONE_HELD
 from topoalign.tools.conformance import gaia_admission
 from topoalign.tools.conformance.case_files import results
 from topoalign.tools.conformance.gaia_admission import Amounts, request_of
 from topoalign.tools.conformance.suite import CaseResult, Outcome, Suite
-
-ERRORS: dict[type[TopoalignError], str] = {
-    NothingAsked: "zero-request",
-    NotWholeGpus: "cores-not-multiple-of-100",
-    AmountMissing: "zero-cores-or-memory-in-share-mode",
-    MemoryAboveGpu: "request-memory-larger-than-one-card",
-    evaluators.NoFreeGpu: "no-free-node",
-}
-"""What the cases call the refusals."""
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -139,16 +128,15 @@ def chosen_cards(case: EvaluatorCase) -> Outcome:
             tree = occupy(tree, at, occupied.used_cores, occupied.used_memory_blocks * MEMORY_BLOCK)
     request = request_of(case.request)
     expected = case.expect
-    try:
-        got = answer(case, tree, request)
-    except tuple(ERRORS) as error:
-        return expected, ExpectedCards(error=ERRORS[type(error)])
+    got = answer(case, tree, request)
+    if isinstance(got, evaluators.GaiaRefusal):
+        return expected, ExpectedCards(error=got.value)
     minors = [card.minor for card in got]
     return expected, expected if minors in (expected.any_of or []) else ExpectedCards(devices=minors)
 
 
-def answer(case: EvaluatorCase, tree: GpuTree, request: Amount) -> evaluators.Chosen:
-    """The cards by the evaluator that the request asks for, or by the one that the case names. Raises NoFreeGpu."""
+def answer(case: EvaluatorCase, tree: GpuTree, request: Amount) -> evaluators.Chosen | evaluators.GaiaRefusal:
+    """The cards by the evaluator that the request asks for, or by the one that the case names; or why there are none."""
     count = request.cores // CORES
     if case.via == "dispatch":
         return evaluators.evaluate(tree, request)
@@ -156,9 +144,7 @@ def answer(case: EvaluatorCase, tree: GpuTree, request: Amount) -> evaluators.Ch
         chosen = evaluators.share(tree, request.cores, request.memory)
     else:
         chosen = (evaluators.choose_linked_gpus if case.evaluator == "link" else evaluators.fragment)(tree, count)
-    if not chosen:
-        raise evaluators.NoFreeGpu(request)
-    return chosen
+    return chosen or evaluators.GaiaRefusal.NO_FREE_GPU
 
 
 def tree_shape(path: Path) -> Iterator[CaseResult]:

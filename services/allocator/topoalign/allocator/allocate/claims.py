@@ -120,9 +120,6 @@ class AskedContainer(NamedTuple):
 class Claim:
     """One way to claim devices. This base class claims nothing."""
 
-    holds_devices = False
-    """Whether its conflicts hold the requested devices, so that one of them may be the answer to a repeated call."""
-
     def __init__(self, view: NodeView) -> None:
         self.view = view
 
@@ -150,8 +147,6 @@ class Claim:
 
 class WholeDevices(Claim):
     """Claims the devices in the kubelet's call, and all devices that overlap them."""
-
-    holds_devices = True
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
         """Returns the records that hold any of these devices."""

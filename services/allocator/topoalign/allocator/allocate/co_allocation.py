@@ -53,8 +53,6 @@ class CoAllocatedLacking(NoFit):
 class JointClaim(Claim):
     """Claims the co-allocated devices of a container, by the node's reservations."""
 
-    holds_devices = True
-
     def applies(self, resource: ResourceName) -> bool:
         """Whether the resource is whole GPUs. Other devices have no co-allocated devices."""
         return resource == GPU

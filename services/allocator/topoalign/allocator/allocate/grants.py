@@ -12,7 +12,14 @@ import anyio
 import msgspec
 from anyio.lowlevel import checkpoint
 
-from topoalign.allocator.allocate.claims import AskedContainer, Claim, NewRecords, NodeView, check_allocate
+from topoalign.allocator.allocate.claims import (
+    AskedContainer,
+    Claim,
+    NewRecords,
+    NodeView,
+    WholeDevices,
+    check_allocate,
+)
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.instances import CreatedInstance
 from topoalign.allocator.ports import AskedDevices, Place, PodResources, Poll
@@ -180,12 +187,16 @@ class Grants:
         preferences: Preferences,
         expect: Callable[[Sequence[Allocation]], None],
     ) -> None:
-        """`claims`: in the order in which they are judged. `expect` gets the answers of each recorded call."""
+        """
+        `claims`: in the order in which they are judged, after that of whole devices. `expect` gets the answers of each
+        recorded call.
+        """
         self._ledger = ledger
         self._view = view
         self._pod_resources = pod_resources
         self._reconciliation = reconciliation
-        self._claims = claims
+        self._whole = WholeDevices(view)
+        self._claims = (self._whole, *claims)
         self._preferences = preferences
         self._expect = expect
 
@@ -242,10 +253,10 @@ class Grants:
         for devices in call.containers:
             asked = AskedContainer(resource, devices, frozenset(devices), call.made, call.poll, new, {})
             # First recognize a repeated call: the allocation of its first attempt would exclude it.
-            held = {each.id: each for claim in claims if claim.holds_devices for each in claim.conflicts(asked)}
-            if not known >= held.keys():
+            held = self._whole.conflicts(asked)
+            if not known.issuperset(each.id for each in held):
                 return None
-            record = next(iter(held.values())) if len(held) == 1 else None
+            record = held[0] if len(held) == 1 else None
             if record is not None and listing is not None and is_repeated(record, asked, reported_places(listing)):
                 self._reconciliation.seen(record.id, listing)
                 answers.append(record)

@@ -24,7 +24,7 @@ from topoalign.allocator.allocate.units import units_held
 from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ports import KubeletListing, Poll, ResourceEntry
 from topoalign.allocator.reconciliation.liveness import checkpoint_entries_of
-from topoalign.core.demand.shares import UnitFields, check_units_asked
+from topoalign.core.demand.shares import ShareFields, check_units_asked
 from topoalign.core.hints.device_hints import DeviceProvider
 from topoalign.core.model.allocations import Allocation, Owner, amounts_of
 from topoalign.core.model.byte_sizes import MIB
@@ -40,6 +40,7 @@ from topoalign.core.sharing.reserved_shares import bounds_for, is_within
 from topoalign.core.sharing.share_refusals import WholeGpuInUse
 from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.core.state.share_amounts import Holder, equal_part, exclusive_conflicts, larger_amount, sum_amounts
+from topoalign.runtime.recent_dict import RecentDict
 
 STARTED_AGAIN = "the kubelet starts the container again; check that its device plugin directory can be read"
 """The remedy while the kubelet does not report the container yet."""
@@ -63,14 +64,12 @@ class ContainerStarts:
     def __init__(self, ledger: Ledger, view: NodeView) -> None:
         self._ledger = ledger
         self._view = view
-        self._logged: dict[tuple[object, str], None] = {}
+        self._logged = RecentDict[tuple[object, str], None](MOST_LOGGED)
 
     def _record(self, name: object, owner: Owner | None, misfit: NoFit) -> None:
         if (name, misfit.code) in self._logged or owner is None:
             return
         self._logged[name, misfit.code] = None
-        if len(self._logged) > MOST_LOGGED:
-            del self._logged[next(iter(self._logged))]
         refusal = Refusal(
             reason="PreStartContainer",
             code=misfit.code,
@@ -81,10 +80,6 @@ class ContainerStarts:
             explanation=Explanation(),
         )
         self._ledger.refuse(PodRequest(namespace=owner.namespace, name=owner.pod, containers=()), refusal)
-
-
-UNKNOWN = object()
-"""Marks an allocation that was not judged yet."""
 
 
 class NotAsReserved(NoFit):
@@ -124,13 +119,14 @@ class SlotStarts(ContainerStarts):
             del self._judged[name]
         for each in [*live.values()]:
             is_other_pods = each.reserved_for or each.denied
-            is_open = is_other_pods or self._judged.get((each.id, each.pod_uid), UNKNOWN) is not None
+            name = (each.id, each.pod_uid)
+            is_open = is_other_pods or name not in self._judged or self._judged[name] is not None
             if each.owner is not None and is_open and self._is_offered(each):
                 misfit = self._judge(each)
                 if misfit is None and is_other_pods and self._has_bounds(each):
                     self._ledger.bind([Binding(each.id, each.owner, each.pod_uid, each.displaced, as_reserved=True)])
 
-    def check(self, devices: Sequence[DeviceID], listing: KubeletListing | None) -> None:
+    def check(self, devices: Sequence[DeviceID], listing: KubeletListing) -> None:
         """Checks the slots of a starting container. Raises NotAsReserved, and Unavailable if the owner is not known."""
         self.observe()
         owned = self._ledger.state.ownership
@@ -140,7 +136,7 @@ class SlotStarts(ContainerStarts):
                 continue
             listed = as_listed(each, listing)
             if self._is_offered(each):
-                misfit = self._judge(listed, is_read=listing is not None and listing.checkpoint is not None)
+                misfit = self._judge(listed, is_read=listing.checkpoint is not None)
             else:
                 misfit = self._judged.get((each.id, listed.pod_uid))
             if misfit is not None:
@@ -242,12 +238,12 @@ def unknown_owner(slots: Iterable[DeviceID]) -> Unavailable:
     return Unavailable(finding, STARTED_AGAIN)
 
 
-def as_listed(record: Allocation, listing: KubeletListing | None) -> Allocation:
+def as_listed(record: Allocation, listing: KubeletListing) -> Allocation:
     """
     Returns the allocation with the owner from the checkpoint, if it has none. The owner has a pod UID and no pod name. If
     several containers of the pod have the devices, the container's name is empty, too.
     """
-    if record.owner is not None or listing is None:
+    if record.owner is not None:
         return record
     entries = checkpoint_entries_of(record, listing)
     holders = {(entry.pod_uid, entry.container) for entry in entries if not listing.is_gone(entry.pod_uid)}
@@ -312,7 +308,7 @@ class ShareStarts(ContainerStarts):
         for mine in starting:
             try:
                 own = amounts_of_holder(mine, parts)
-                check_units_asked(sum_amounts(own.values()), UnitFields(field, field))
+                check_units_asked(sum_amounts(own.values()), ShareFields(field, field))
                 check_gpus(own, field, gpus=None)
                 for name, theirs in self._others(mine, parts, poll):
                     if gpus := exclusive_conflicts(own, theirs):

@@ -19,7 +19,7 @@ from functools import partial
 
 import anyio
 
-from topoalign.allocator.allocate.claims import NodeView, WholeDevices
+from topoalign.allocator.allocate.claims import NodeView
 from topoalign.allocator.allocate.co_allocation import JointClaim
 from topoalign.allocator.allocate.grants import AllocateCall, Grants, GroupCommit, Preferences
 from topoalign.allocator.allocate.pre_start import ShareStarts, SlotStarts
@@ -109,8 +109,6 @@ FRESH_SECONDS = 5.0
 """Maximum age of an answer of the kubelet. If it is older, this process was stopped in between."""
 POLL_ATTEMPTS = 3
 """Maximum number of requests to PodResources for a fresh answer."""
-PREFER_SECONDS = 1.0
-"""How long a preference of whole devices waits for PodResources. Without an answer, all allocations count as held."""
 
 
 class DeviceAllocations:
@@ -152,8 +150,6 @@ class DeviceAllocations:
             settle_seconds=settings.settle_seconds,
         )
         self._preferences = Preferences(clock)
-        self._turn = anyio.Lock(fast_acquire=True)
-        """Held by the one call that polls the kubelet."""
         self.owner_polls = OwnerPolls(clock, lambda: ledger.state, self.reconcile)
         liveness = self._reconciliation.liveness
         view = NodeView(lambda: ledger.state, clock, reservations.current, liveness, settings.compat)
@@ -161,7 +157,7 @@ class DeviceAllocations:
         self._units = UnitClaim(view)
         self._slots = SlotClaim(view)
         self._visible = VisibleGpus(view, by_variable_alone)
-        claims = WholeDevices(view), self._co_allocated, self._units, self._slots, self._visible
+        claims = self._co_allocated, self._units, self._slots, self._visible
         expect = self.owner_polls.expect
         self._grants = Grants(ledger, view, pod_resources, self._reconciliation, claims, self._preferences, expect)
         self._share_starts = ShareStarts(ledger, view)
@@ -169,7 +165,7 @@ class DeviceAllocations:
         self._instance_calls = InstanceCalls(ledger, clock, instances, reservations.current, self._is_displaced)
         self._commits = GroupCommit(self._grants.record)
         self._poll_and_compare = SharedPoll(self._compare)
-        self._poll_to_prefer = SharedPoll(self._poll)
+        self._shared_poll = SharedPoll(self._poll)
         self.polled: Poll | None = None
         """The last poll that was compared with the ledger; None: none yet, or it failed."""
 
@@ -198,14 +194,15 @@ class DeviceAllocations:
         """As `AllocatorPort.prefer`. Devices of containers that have ended by a poll count as free."""
         await self._reservations.until_read()
         at = self._clock.monotonic()
-        if self.state.allocations and self.state.hardware.kind_of(resource) in ("unit", "slot"):
-            # Wait for the poll as long as Allocate does: without it, the preference may be a GPU without enough left, which
-            # the kubelet would take and Allocate would refuse.
-            poll = None
+        poll = None
+        if self.state.allocations:
             with suppress(Unavailable):
-                poll = await poll_for_grant(self._poll_to_prefer, self._clock, at)
-        else:
-            poll = await self._poll_quickly(self._poll_to_prefer)
+                if self.state.hardware.kind_of(resource) in ("unit", "slot"):
+                    # Retry as long as Allocate does: without a poll, the preference may be a GPU without enough left, which
+                    # the kubelet would take and Allocate would refuse.
+                    poll = await poll_for_grant(self._shared_poll, self._clock, at)
+                else:
+                    poll = await self._shared_poll()
         ended = self._ended_by(poll)
         if ended:
             free = {*available} - {*must_include}
@@ -238,12 +235,7 @@ class DeviceAllocations:
         """Returns live allocations that have ended (`LivenessCheck.has_ended`). Raises Unavailable without a kubelet."""
         if not self.state.allocations:
             return []
-        poll = await self._poll_quickly(self._poll)
-        if poll is None:
-            raise Unavailable(
-                "PodResources did not answer in time", "check that the kubelet runs and is not overloaded"
-            )
-        return self._ended_by(poll)
+        return self._ended_by(await self._shared_poll())
 
     def _ended_by(self, poll: Poll | None) -> list[Allocation]:
         if poll is None:
@@ -251,13 +243,6 @@ class DeviceAllocations:
         live = [each for each in self.state.allocations.values() if each.id in poll.live]
         has_ended = self._reconciliation.liveness.has_ended
         return [each for each in live if has_ended(each, poll.listing, poll.at)]
-
-    async def _poll_quickly(self, poll: Callable[[], Awaitable[Poll]]) -> Poll | None:
-        """Polls the kubelet. None: no allocation is live, or the poll fails or takes longer than `PREFER_SECONDS`."""
-        if self.state.allocations:
-            with anyio.move_on_after(PREFER_SECONDS), suppress(Unavailable):
-                return await poll()
-        return None
 
     async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
         """As `AllocatorPort.allocate`. Raises also HardwareUnknown, DeviceUnusable and Unavailable."""
@@ -269,15 +254,12 @@ class DeviceAllocations:
             call = AllocateCall(resource, asked, self._ledger.version, made)
             answers = await self._commits.join(call)
             while answers is None:  # only PodResources shows whether a conflicting allocation is stale
-                async with self._turn:
-                    grant = Grant(self._pod_resources.written(), self._clock.monotonic())
-                    poll = await poll_for_grant(self._poll, self._clock, arrived)
-                    if self._ledger.unconfirmed is not None:
-                        self._confirm_record(poll)
-                    call.poll = poll
-                    call.grant = grant
-                    self._grants.record([call])
-                    answers = call.result()
+                call.grant = Grant(self._pod_resources.written(), self._clock.monotonic())
+                call.poll = await poll_for_grant(self._shared_poll, self._clock, arrived)
+                if self._ledger.unconfirmed is not None:
+                    self._confirm_record(call.poll)
+                self._grants.record([call])
+                answers = call.result()
             return answers
 
     def _confirm_record(self, poll: Poll) -> None:
@@ -300,23 +282,12 @@ class DeviceAllocations:
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """As `AllocatorPort.start_container`."""
         arrived = self._clock.monotonic()
-        owned = self.state.ownership
-        live = self.state.allocations
-        in_units = first_unit_kind(devices) is not None
-        holders = [live[name] for name in owned.overlapping(map(owned.holding, devices))]
-        # For slots with a reservation, the UID of the pod must be known, too.
-        is_known = all(
-            each.owner is not None and not each.reserved_for and (not each.denied or each.pod_uid != "")
-            for each in holders
-        )
-        is_known = is_known and bool(devices) and all(map(owned.is_held, devices))
-        is_needed = in_units or not is_known
-        poll = await poll_for_grant(self._poll_and_compare, self._clock, arrived) if is_needed else None
-        if in_units and poll is not None:
+        poll = await poll_for_grant(self._poll_and_compare, self._clock, arrived)
+        if first_unit_kind(devices) is not None:
             self._share_starts.check(resource, devices, poll)
             await self._starting(resource, devices, poll)
-        elif not in_units:
-            self._slot_starts.check(devices, poll.listing if poll is not None else None)
+        else:
+            self._slot_starts.check(devices, poll.listing)
 
     async def reconcile(self) -> None:
         """Compares the record with PodResources: binds owners, releases what has ended. Raises Unavailable."""

@@ -19,17 +19,16 @@ from topoalign.allocator.allocate.claims import AskedContainer, Claim, NodeView
 from topoalign.allocator.reconciliation.displacement import displaced_pod_name, kept_of
 from topoalign.core.demand.share_annotations import InvalidShare, read_gpu_rules
 from topoalign.core.demand.shares import (
-    gpus_of_numa_nodes,
-    gpus_with_enough,
+    ShareFields,
     resources_in_slots,
     unknown_share,
 )
 from topoalign.core.model.allocations import Allocation
-from topoalign.core.model.errors import InvalidField, quoted
+from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import Amount, base_of
-from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
+from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.placement.sparing import held_among, overlapping_devices
-from topoalign.core.sharing.choosers import choose_gpus_for_share, several_of_one_gpu, slot_of
+from topoalign.core.sharing.choosers import choose_gpus_for_share, slot_of
 from topoalign.core.sharing.reserved_shares import (
     PartName,
     ShareQuestion,
@@ -45,7 +44,6 @@ from topoalign.core.sharing.share_refusals import (
     NotEnoughShareCores,
     NotEnoughShareMemory,
     ShareDoesNotFit,
-    ShareFields,
     ShareSplit,
 )
 from topoalign.core.state.fold import NodeState
@@ -60,7 +58,7 @@ from topoalign.core.state.share_amounts import (
 
 FIELD = "devices_ids"
 FIELDS = ShareFields(cores=FIELD, memory=FIELD, gpus=FIELD)
-REMEDY = "delete the pod and let the scheduler choose again"
+REMEDY = "delete the pod and let the scheduler choose again; with sharing.slots.numaTopology the kubelet aligns slots"
 
 
 class MovedSlots(NamedTuple):
@@ -79,8 +77,6 @@ class SlotClaim(Claim):
         self._rules = read_gpu_rules({}, as_hami=view.compat == "hami")
         self.moved: dict[PartName, MovedSlots] = {}
         """Container -> the slots that replace its reserved slots."""
-        self._ended = frozenset[AllocationID]()
-        """Allocations that had ended at the kubelet's last request for a preference."""
 
     def applies(self, resource: ResourceName) -> bool:
         """Whether the resource is offered in slots."""
@@ -91,7 +87,6 @@ class SlotClaim(Claim):
         resource, available, must_include, size = question
         if resource not in resources_in_slots(live.hardware) or not max(1, len(must_include)) <= size <= len(available):
             return ()
-        self._ended = frozenset(self.view.state.allocations.keys() - live.allocations.keys())
         reserved = self.view.reserved
         now = self.view.now
         instead = {name: each.slots for name, each in self.moved.items()}
@@ -125,7 +120,7 @@ class SlotClaim(Claim):
             among = [gpu for gpu, slots in devices.by_base.items() if gpu not in must and (slots & spare).bits]
             try:
                 gpus = choose_gpus_for_share(live.hardware, state.ownership.slots_left, share, among, FIELDS)
-            except (InvalidField, ShareDoesNotFit):
+            except ShareDoesNotFit:
                 continue
             chosen = (*must_include, *(slot_of(spare, gpu) for gpu in gpus))
             if parts:
@@ -147,18 +142,12 @@ class SlotClaim(Claim):
         return {}
 
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
-        """Raises InvalidShare for several slots of one GPU, and ShareSplit as `check_reserved`."""
+        """Raises InvalidShare for several slots of one GPU."""
         gpus = [base_of(slot) for slot in devices]
         if twice := sorted({gpu for gpu in gpus if gpus.count(gpu) > 1}):
-            live = self._live()
-            share = unknown_share(live.hardware, resource, len(devices))
-            able = gpus_with_enough(live.hardware, live.ownership.slots_left, share)
-            cause, remedy = several_of_one_gpu(live.hardware, resource, gpus, able)
             raise InvalidShare(
-                f"{FIELD}: several slots of {quoted(twice)}; a container may have one of each GPU: {cause}", remedy
+                f"{FIELD}: several slots of {quoted(twice)}; a container may have one of each GPU", REMEDY
             )
-        if not all(map(self.view.state.ownership.is_held, devices)):  # else the kubelet may repeat its call
-            self.check_reserved(resource, devices)
 
     def check_reserved(self, resource: ResourceName, slots: Collection[DeviceID]) -> None:
         """
@@ -167,7 +156,7 @@ class SlotClaim(Claim):
         """
         reserved = self.view.reserved
         instead = {name: each.slots for name, each in self.moved.items()}
-        part = unmatched_part(self._live(), reserved, self.view.now, resource, slots, instead)
+        part = unmatched_part(self.view.state, reserved, self.view.now, resource, slots, instead)
         if part is None:
             return
         if part.may_move:
@@ -178,21 +167,8 @@ class SlotClaim(Claim):
         raise ShareSplit(
             FIELD,
             f"slots of {gpus}, but container {quoted([part.name[1]])}, which waits for this number, accepts {accepted}",
-            REMEDY + self._aligned(resource),
+            REMEDY,
         )
-
-    def _aligned(self, resource: ResourceName) -> str:
-        """Returns an addition to the remedy if the kubelet aligns slots to NUMA nodes; else empty."""
-        on_nodes = gpus_of_numa_nodes(self.view.state.hardware).get(resource)
-        most = max(on_nodes.values()) if on_nodes else 0
-        return f"; with sharing.slots.numaTopology it aligns slots to NUMA nodes of at most {most} GPUs" if most else ""
-
-    def _live(self) -> NodeState:
-        """Returns the state without the allocations that had ended at the last request for a preference."""
-        state = self.view.state
-        for name in self._ended & state.allocations.keys():
-            state = state.without(name)
-        return state
 
     def amounts(self, resource: ResourceName, slots: Collection[DeviceID]) -> dict[DeviceID, Amount]:
         """Returns slot -> amount of a container that gets these slots; empty if the devices are no slots."""
@@ -235,7 +211,7 @@ class SlotClaim(Claim):
             and liveness.is_dropped(each, poll.at)
         }
         if lacking := self._lacking(amounts, (*(each for each in counted if each.id not in ended), *granted)):
-            raise self._refusal(asked.resource, asked.ids, lacking)
+            raise lacking
         asked.release(ended.values())
         asked.new.ended.update(ended)
 
@@ -258,21 +234,6 @@ class SlotClaim(Claim):
             instances={slot: each.uuid for slot, each in made.items()},
             reserved_for=() if is_equal else pods_reserved_for(reserved, now, resource, amounts),
             denied=displaced,
-        )
-
-    def _refusal(
-        self, resource: ResourceName, slots: Collection[DeviceID], lacking: ShareDoesNotFit
-    ) -> ShareDoesNotFit:
-        """Returns the refusal of slots whose GPUs lack something. They no longer replace reserved slots."""
-        moved = [name for name, each in self.moved.items() if each.slots == frozenset(slots)]
-        if not moved:
-            return lacking
-        self.moved = {name: each for name, each in self.moved.items() if name not in moved}
-        gpus = quoted(sorted(map(base_of, slots)))
-        return ShareSplit(
-            FIELD,
-            f"slots of {gpus} for container {quoted([moved[0][1]])}: {lacking.finding}",
-            REMEDY + self._aligned(resource),
         )
 
     def _lacking(self, amounts: Mapping[DeviceID, Amount], held: Sequence[Allocation]) -> ShareDoesNotFit | None:

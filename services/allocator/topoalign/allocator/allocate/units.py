@@ -27,7 +27,7 @@ from topoalign.allocator.ports import KubeletListing, Poll
 from topoalign.allocator.reconciliation.liveness import LivenessCheck, kubelet_places, still_displaced
 from topoalign.core.demand.shares import (
     Share,
-    UnitFields,
+    ShareFields,
     check_units_asked,
     enough,
     gpus_with_enough,
@@ -84,10 +84,6 @@ from topoalign.core.state.share_amounts import (
 #
 #     left: GPU-0 (in use) 60 cores and 30 blocks; GPU-1 (unused) 100 and 60; GPU-2 (in use) 80 and 50
 #     50 cores: GPU-2, because up to 50 blocks then fit; 50 blocks: GPU-1, because their equal part is 84 cores
-#
-# If a pod is refused because it has more memory than the equal part, it is created again and would be refused each
-# time. So a share with the same computing time as the last share refused for this reason goes to the GPU with the most
-# memory left, in use or not.
 
 
 def share_asked(kind: UnitKind, size: int) -> Share:
@@ -182,8 +178,6 @@ class UnitClaim(Claim):
         super().__init__(view)
         self._newest: NewestUnitGrant | None = None
         """The newest grant of units."""
-        self._split = 0
-        """Units of computing time of the last share whose memory was refused."""
 
     def applies(self, resource: ResourceName) -> bool:
         """Whether the resource is offered in units."""
@@ -226,13 +220,6 @@ class UnitClaim(Claim):
             if own and all(given_half(state, of.pod_uid, container, resource) for of, container in lacking):
                 return None
         return OpenHalf(newest, not self._newest.is_second and needs_memory(newest))
-
-    def _recent_half(self, kind: UnitKind) -> OpenHalf | None:
-        """Returns the newest grant, if it may be a first half, without regard to the checkpoint."""
-        if self._newest is None or self._newest.is_second or self.view.now - self._newest.at > OPEN_SECONDS:
-            return None
-        newest = self.view.state.allocations.get(self._newest.id)
-        return None if newest is None or has_kind(newest, kind) else OpenHalf(newest, is_certain=False)
 
     def _is_entered(self, grant: Allocation, listing: KubeletListing) -> bool:
         """
@@ -306,8 +293,7 @@ class UnitClaim(Claim):
         for share, state in product(shares_asked(kind, question, reserved, now), states):
             spare = offered - held_among(state.ownership, resource, devices)
             fitting = {gpu: count for gpu, units in devices.by_base.items() if (count := len(units & spare))}
-            first = half if half is not None else self._recent_half(kind)
-            gpus = gpu_of_other_half(first, share, kind, must_include, fitting, is_reserved=own is not None)
+            gpus = gpu_of_other_half(half, share, kind, must_include, fitting, is_reserved=own is not None)
             if not gpus and own is None:
                 gpus = self._gpus_for(state, share, kind, question, fitting)
             if gpus:
@@ -330,14 +316,13 @@ class UnitClaim(Claim):
             return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= count_units(share, kind) else ()
         if share != share_asked(kind, count_units(share, kind)) or share.whole:
             return choose_gpus_for_units(hardware, left, share, fitting, compat)
-        # The other half is not known: GPUs in use with the equal part of both left come first, unless it was too small for
-        # the last such share. Among these, the GPUs with the most left of the other kind are chosen.
+        # The other half is not known. GPUs in use with the equal part of both left come first, and among these the GPUs with
+        # the most left of the other kind.
         room = gpus_with_enough(hardware, left, share)
         in_use = [
             gpu for gpu in room if not left[gpu].unused and enough(left[gpu], with_equal_part(share, left[gpu].offered))
         ]
-        was_split = kind == "cores" and question.size == self._split
-        among = room if was_split else in_use or room
+        among = in_use or room
         others = {gpu: left[gpu].left.memory if kind == "cores" else left[gpu].left.cores for gpu in among}
         most = [gpu for gpu, other in others.items() if other == max(others.values())]
         return choose_gpus_for_units(hardware, left, share, most, compat)
@@ -347,7 +332,7 @@ class UnitClaim(Claim):
         amounts = amounts_of(devices)
         cores = sum(each.cores for each in amounts.values())
         asked = Amount(cores=cores, memory=len(devices) * MEMORY_BLOCK)
-        check_units_asked(asked, UnitFields(cores=FIELD, memory=FIELD))
+        check_units_asked(asked, ShareFields(cores=FIELD, memory=FIELD))
         reserved = reservations_of(self.view.reserved, self.view.now, resource, devices)
         if not any(is_spread(devices) or (not cores and has_whole(container)) for _, container in reserved):
             check_gpus(amounts, FIELD)
@@ -366,7 +351,6 @@ class UnitClaim(Claim):
         if any(reservations_of(self.view.reserved, self.view.now, resource, units)):
             return
         self._newest = None
-        self._split = sum(each.cores for each in half.allocation.amounts.values())
         gpus = " and ".join(sorted(half.allocation.amounts))
         raise ShareSplit(
             FIELD, f"the container has computing time of {gpus}, and not enough memory is left there for it"

@@ -209,45 +209,24 @@ def mounts(paths: Iterable[str], root: HostRoot) -> list[Json]:
 READABLE = 0o644
 """Runtimes may run as another user than we do."""
 
-Stamp = tuple[int, int, int, int]
-"""Identifies a version of a file: device, inode, time of change in nanoseconds, size."""
 
-
-class SpecificationFiles:
-    """Writes our CDI specification files in one directory, and checks that they stay as they were written."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._written: dict[Path, Stamp] = {}
-
-    def put(self, specifications: Mapping[str, Json]) -> bool:
-        """Writes the specifications that are missing or differ; returns whether it wrote any. Raises StateFault."""
-        self._written = {}
-        changed = False
-        for kind, specification in specifications.items():
-            path = self.directory / f"{VENDOR}-{kind}.json"
-            content = msgspec.json.format(msgspec.json.encode(specification), indent=2) + b"\n"
-            try:
-                if not has_content(path, content):
-                    replace_file(path, content, mode=READABLE)
-                    changed = True
-                self._written[path] = stamp(path)
-            except OSError as error:
-                remedy = (
-                    "see whether it is writable and its disk not full, or set TOPOALIGN_CDI_DIR to another directory"
-                )
-                if isinstance(error, FileNotFoundError):
-                    remedy = "create the directory on the node; in a container, mount the host's at the same path"
-                finding = f"cannot write the CDI specification {clean(str(path), 200)}: {error.strerror}"
-                raise StateFault(finding, remedy) from error
-        return changed
-
-    def in_place(self) -> bool:
-        """Whether all files are unchanged since `put`."""
+def write_specifications(directory: Path, specifications: Mapping[str, Json]) -> bool:
+    """Writes the specifications that are missing or differ; returns whether it wrote any. Raises StateFault."""
+    changed = False
+    for kind, specification in specifications.items():
+        path = directory / f"{VENDOR}-{kind}.json"
+        content = msgspec.json.format(msgspec.json.encode(specification), indent=2) + b"\n"
         try:
-            return all(stamp(path) == written for path, written in self._written.items())
-        except OSError:
-            return False
+            if not has_content(path, content):
+                replace_file(path, content, mode=READABLE)
+                changed = True
+        except OSError as error:
+            raise StateFault(
+                f"cannot write the CDI specification {clean(str(path), 200)}: {error.strerror}",
+                "create the directory on the node (in a container, mount the host's at the same path), check that it is "
+                "writable and has space, or set TOPOALIGN_CDI_DIR",
+            ) from error
+    return changed
 
 
 def has_content(path: Path, content: bytes) -> bool:
@@ -258,9 +237,3 @@ def has_content(path: Path, content: bytes) -> bool:
             return mode & 0o777 == READABLE and file.read(len(content) + 1) == content
     except OSError:
         return False
-
-
-def stamp(path: Path) -> Stamp:
-    """Returns what changes when a file is written or replaced. Raises OSError."""
-    found = path.lstat()
-    return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size

@@ -9,12 +9,10 @@ fails.
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import structlog
 
 from topoalign.allocator.containers import cdi, host_files
-from topoalign.allocator.containers.cdi import SpecificationFiles
 from topoalign.allocator.containers.hami_core.slot_directories import hami_core_edits
 from topoalign.allocator.containers.host_files import dev_root
 from topoalign.allocator.containers.mps import mps_edits
@@ -46,15 +44,6 @@ PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-class Specified(NamedTuple):
-    """The inputs and the classes of the current CDI specifications."""
-
-    configuration: Configuration
-    topology: Topology
-    kinds: frozenset[str]
-    channels: tuple[int, ...]
-
-
 class Containers:
     """Prepares what containers of this node get with their devices, by the newest configuration."""
 
@@ -69,9 +58,9 @@ class Containers:
         self._configuration = configuration
         self._proc = proc
         self._cgroups = cgroups
-        self._files = SpecificationFiles(cdi_dir)
-        self._specified: Specified | None = None
-        """None: no specifications are written, or the next call has to check them."""
+        self._cdi_dir = cdi_dir
+        self._specified: tuple[tuple[Configuration, Topology, tuple[int, ...]], frozenset[str]] | None = None
+        """The inputs and the classes of the specifications. None: the next call has to write or check them."""
         self._minors: Mapping[host_files.Instance, int] | None = None
         """Read from four thousand lines of /proc. None: not read since the last poll."""
         self._reason: str | None = None
@@ -149,19 +138,14 @@ class Containers:
         )
 
     def _specify(self, configuration: Configuration, topology: Topology, channels: tuple[int, ...]) -> Collection[str]:
+        inputs = configuration, topology, channels
         specified = self._specified
-        if (
-            specified is None
-            or specified.configuration != configuration
-            or specified.topology is not topology
-            or specified.channels != channels
-            or not self._files.in_place()
-        ):
+        if specified is None or specified[0] != inputs:
             specifications = cdi.specifications(configuration, topology, channels, self._minors or {})
-            if self._files.put(specifications):
-                log.info("CDI specifications written", directory=str(self._files.directory), kinds=list(specifications))
-            specified = self._specified = Specified(configuration, topology, frozenset(specifications), channels)
-        return specified.kinds
+            if cdi.write_specifications(self._cdi_dir, specifications):
+                log.info("CDI specifications written", directory=str(self._cdi_dir), kinds=list(specifications))
+            specified = self._specified = inputs, frozenset(specifications)
+        return specified[1]
 
 
 async def wait_for_hardware(allocator: AllocatorPort, topology: Topology) -> None:

@@ -11,19 +11,24 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from secrets import token_hex
 
+import structlog
+
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.ports import KubeletListing, Poll, ResourceEntry
+from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.ports import Clock
 from topoalign.core.state.share_amounts import equal_part, offered_in_slots
+from topoalign.runtime.clock import until_tick
 
 
 def with_checkpoint(poll: Poll | None) -> Poll | None:
@@ -47,6 +52,27 @@ def amount_of_slot(slot: DeviceID, gpu: DeviceID, amounts: Mapping[DeviceID, Amo
     if gpu not in offered_in_slots(hardware):
         raise ContainerUnready(f"{gpu} is not in slots any more", "let the pod be created again")
     return amounts.get(slot) or equal_part(hardware, gpu)
+
+
+COLLECT_SECONDS = 5.0
+"""Time between two cleanups."""
+
+log = structlog.get_logger("topoalign.allocator.containers")
+
+
+async def keep_directories(clean_up: Callable[[], Awaitable[None]], clock: Clock, again_seconds: float) -> None:
+    """Cleans up every `COLLECT_SECONDS`, `again_seconds` after a failure, until cancelled. Logs each failure once."""
+    failing = ""
+    while True:
+        before = failing
+        failing = ""
+        try:
+            await clean_up()
+        except (OSError, TopoalignError) as error:
+            failing = str(error)
+            if failing != before:
+                log.warning("the directories of containers cannot be kept", reason=clean(failing, 200))
+        await clock.sleep(until_tick(clock, again_seconds if failing else COLLECT_SECONDS))
 
 
 MODE = 0o755
@@ -95,7 +121,7 @@ def remove_own_directory(root: Path, name: str) -> None:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Removes `MOST_REMOVED` entries of renamed directories, divided equally. Raises OSError if some remain."""
+    """Removes `MOST_REMOVED` entries of renamed directories, divided equally. Raises OSError if some cannot be removed."""
     failure: OSError | None = None
     with suppress(FileNotFoundError), open_directory(root) as at:
         names = [each for each in list_entries(at) if GONE.fullmatch(each)]
@@ -104,11 +130,11 @@ def remove_leftovers(root: Path) -> None:
             part = max(LEAST_REMOVED, left // (len(names) - place))
             try:
                 left -= remove_tree(at, each, part)
-            except PermissionError as error:
-                failure = error  # a protected directory takes nothing from the others' batch
             except OSError as error:
-                failure = error
-                left = left - part
+                if error.errno == errno.ENOTEMPTY:  # the next cleanup continues
+                    left -= part
+                else:
+                    failure = error  # a protected directory takes nothing from the others' batch
             if left <= 0:
                 break
     if failure is not None:

@@ -50,10 +50,9 @@ class MpsEdits(EditProvider, frozen=True):
             raise ContainerUnready(finding, remedy)
 
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
-        """Adds pipes, shared memory and limits if a device is shared by MPS. Raises ContainerUnready."""
+        """Adds pipes, shared memory and limits if a device is shared by MPS."""
         if not shared_devices(devices.hardware, devices.gpus):
             return
-        self.check(devices.hardware, devices.gpus)
         pipe = CONTAINER_ROOT / self.daemon / PIPE
         response.envs[PIPE_VARIABLE] = str(pipe)
         response.mounts += [

@@ -193,18 +193,21 @@ class NicEdits(EditProvider, frozen=True):
     """Adds NICs and virtual functions, requested or co-allocated, with the variables that name all of them."""
 
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
-        """Adds co-allocated devices as an Allocate of their own resource would add them."""
+        """Adds device nodes and variables, for co-allocated devices as an Allocate of their own resource would add them."""
         hardware = devices.hardware
-        if devices.functions:
-            add_functions(response, devices.resource, devices.functions)
-        co_allocated = dict(reported_co_allocated(devices.allocation))
-        for name, ids in devices.named.items():
-            own = co_allocated.get(name, ())
-            nodes = [function_of(hardware, each) for each in ids if each in own]
-            add_functions(response, name, [f for f in nodes if f is not None])
-            add_names(response, name, [f for each in ids if (f := function_of(hardware, base_of(each))) is not None])
-        bases = named_bases(devices)
-        if names := [f.name for base in bases if (f := function_of(hardware, base)) is not None and f.name]:
+        co_allocated = (each for _, ids in reported_co_allocated(devices.allocation) for each in ids)
+        own = [*devices.functions, *functions_of(hardware, co_allocated)]
+        # NICs of a described machine have no nodes.
+        paths = [f"/dev/infiniband/{function.verbs}" for function in own if function.verbs is not None]
+        response.devices += [device_node(path, path) for path in (*paths, *([RDMA_CM] if paths else []))]
+        named = {name: functions_of(hardware, map(base_of, ids)) for name, ids in devices.named.items()}
+        for resource, functions in ({devices.resource: devices.functions} | named).items():
+            if addresses := [function.pci for function in functions if function.pci is not None]:
+                # As sriov-network-device-plugin names it: PCIDEVICE_TOPOALIGN_IO_NIC for topoalign.io/nic.
+                variable = f"PCIDEVICE_{re.sub('[^A-Z0-9]', '_', resource.upper())}"
+                response.envs[variable] = ",".join(addresses)
+        all_named = functions_of(hardware, named_bases(devices)) or devices.functions
+        if names := [function.name for function in all_named if function.name]:
             response.envs[NICS_VARIABLE] = ",".join(names)
 
 
@@ -287,24 +290,9 @@ def bases_of(devices: Iterable[DeviceID]) -> Iterable[DeviceID]:
     return devices.bases if isinstance(devices, DeviceSet) else dict.fromkeys(map(base_of, devices))
 
 
-def add_functions(
-    response: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[NicFunction]
-) -> None:
-    """Adds the names of NICs, their verbs devices and the connection manager. NICs of a described machine have no nodes."""
-    add_names(response, resource, functions)
-    paths = [f"/dev/infiniband/{function.verbs}" for function in functions if function.verbs is not None]
-    response.devices += [device_node(path, path) for path in (*paths, *([RDMA_CM] if paths else []))]
-
-
-def add_names(
-    response: v1beta1.ContainerAllocateResponse, resource: ResourceName, functions: Sequence[NicFunction]
-) -> None:
-    """Sets the variables of an answer that name NICs and virtual functions."""
-    if names := [function.name for function in functions if function.name]:
-        response.envs[NICS_VARIABLE] = ",".join(names)
-    if addresses := [function.pci for function in functions if function.pci is not None]:
-        # As sriov-network-device-plugin names it: PCIDEVICE_TOPOALIGN_IO_NIC for topoalign.io/nic.
-        response.envs[f"PCIDEVICE_{re.sub('[^A-Z0-9]', '_', resource.upper())}"] = ",".join(addresses)
+def functions_of(topology: Topology, bases: Iterable[DeviceID]) -> list[NicFunction]:
+    """Returns the NICs and virtual functions among these devices."""
+    return [function for base in bases if (function := function_of(topology, base)) is not None]
 
 
 def function_of(topology: Topology, base: DeviceID) -> NicFunction | None:

@@ -82,8 +82,6 @@ class Plugin:
         """The stream from before the registration."""
         self._judges_starts: bool | None = None
         """Whether the registration asked the kubelet to call PreStartContainer."""
-        self._hidden = 0
-        """Number of healthy devices that were listed to the kubelet and that it does not show."""
 
     async def run(self) -> None:
         """Polls repeatedly until cancelled or no longer `wanted`, then closes the socket."""
@@ -170,7 +168,7 @@ class Plugin:
         """Why the kubelet is assumed to have lost the devices although its stream is open; None: it shows them."""
         if not self._registration.visibility.is_lost:
             return None
-        return f"the kubelet listens to {self.resource}, and shows none of its {self._hidden} healthy devices"
+        return f"the kubelet listens to {self.resource}, and shows none of its healthy devices"
 
     def lists(self, devices: Iterable[DeviceID]) -> bool:
         """Whether any of these devices is listed for the resource."""
@@ -190,12 +188,8 @@ class Plugin:
         listed = () if self.lists(shown) else state.hardware.devices.get(self.resource, ())
         healthy = sum(api_health(state, device) == HEALTHY for device in listed)
         if not healthy:
-            if visibility.is_lost:
-                log.info("the kubelet shows our devices again", resource=self.resource)
             visibility.show()
             return
-        if visibility.was_hidden:
-            self._hidden = healthy
         now = self._clock.monotonic()
         if visibility.hide(now):
             log.error("the kubelet has lost the devices: registering again", resource=self.resource, devices=healthy)

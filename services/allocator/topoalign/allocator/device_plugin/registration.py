@@ -1,8 +1,8 @@
 """
-The registration of one resource with the kubelet, as a state with a table of transitions. No I/O: the time is an argument.
+The registration of one resource with the kubelet, as a state that follows from the last event. No I/O: the time is an
+argument.
 
-`TRANSITIONS` has, for each state, the next state after each `RegistrationEvent`. An event that is missing for a state cannot
-happen in it. The effect of an event on counters and deadlines does not depend on the state (`Registration.apply`).
+In each state an event has the same effect: on the state (`NEXT_STATE`), and on counters and deadlines (`apply`).
 
 A kubelet with an open stream may have lost the devices. So the devices that it shows as allocatable are checked
 independently (`DeviceVisibility`). The first loss leads to a new registration at once; later ones at least 10, 20, 40 ...
@@ -73,28 +73,11 @@ class RegistrationEvent(Enum):
     """The plugin's socket was closed."""
 
 
-S = RegistrationState
-E = RegistrationEvent
-WHILE_REGISTERED = {
-    E.KUBELET_AWAY: S.UNREGISTERED,
-    E.KUBELET_CHANGED: S.UNREGISTERED,
-    E.WATCHED: S.LISTENING,
-    E.UNWATCHED: S.UNREGISTERED,
-    E.LOST: S.UNREGISTERED,
-    E.STOPPED: S.UNREGISTERED,
+NEXT_STATE: Mapping[RegistrationEvent, RegistrationState] = {
+    RegistrationEvent.ACCEPTED: RegistrationState.REGISTERED,
+    RegistrationEvent.WATCHED: RegistrationState.LISTENING,
 }
-TRANSITIONS: Mapping[RegistrationState, Mapping[RegistrationEvent, RegistrationState]] = {
-    S.UNREGISTERED: {
-        E.KUBELET_AWAY: S.UNREGISTERED,
-        E.KUBELET_CHANGED: S.UNREGISTERED,
-        E.ACCEPTED: S.REGISTERED,
-        E.REFUSED: S.UNREGISTERED,
-        E.SOCKET_LOST: S.UNREGISTERED,
-        E.STOPPED: S.UNREGISTERED,
-    },
-    S.REGISTERED: WHILE_REGISTERED,
-    S.LISTENING: WHILE_REGISTERED,
-}
+"""The state after an event. After any other event the resource is UNREGISTERED."""
 
 
 class DeviceVisibility:
@@ -176,11 +159,8 @@ class Registration:
         return event
 
     def apply(self, event: RegistrationEvent, now: float) -> None:
-        """
-        Moves to the state that follows from an event at monotonic second `now`, and sets counters and deadlines. Raises
-        KeyError for an event that cannot happen in this state: a defect of the caller.
-        """
-        self.state = TRANSITIONS[self.state][event]
+        """Moves to the state that follows from an event at monotonic second `now`, and sets counters and deadlines."""
+        self.state = NEXT_STATE.get(event, RegistrationState.UNREGISTERED)
         match event:
             case RegistrationEvent.KUBELET_CHANGED:
                 self.failures = 0

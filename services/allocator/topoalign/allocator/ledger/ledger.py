@@ -8,10 +8,10 @@ and synced. Only then do they count, and only then may a call be answered. Facts
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple, Protocol, TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import anyio
 import msgspec
@@ -45,11 +45,8 @@ from topoalign.core.ports import Clock, Journal, JournalEntry
 from topoalign.core.state.fold import NodeState, replay
 from topoalign.runtime.recent_dict import RecentDict
 
-
-class UnsequencedFact(Protocol):
-    """A fact without its position in the journal: called with node, epoch and seq, it returns the event."""
-
-    def __call__(self, *, node: NodeName, epoch: int, seq: int) -> LedgerEvent: ...
+UnsequencedFact = Callable[..., LedgerEvent]
+"""A fact without its position in the journal: called with `node`, `epoch` and `seq`, it returns the event."""
 
 
 class Binding(NamedTuple):
@@ -70,11 +67,6 @@ class Observed(TypedDict, total=False):
     exceeding: tuple[MemoryExcess, ...]
 
 
-def unobserved(node: NodeName, epoch: int) -> UsageObserved:
-    """Returns the `UsageObserved` before the first reading of the kubelet: revision 0, and no container known."""
-    return UsageObserved(node=node, epoch=epoch, revision=0, containers=(), containers_known=False)
-
-
 def observed(had: UsageObserved, seen: Observed, live: Container[AllocationID]) -> UsageObserved:
     """Returns the next revision after what was `seen`; the same one if nothing is new."""
     now = msgspec.structs.replace(had, **seen, containers_known=had.containers_known or "containers" in seen)
@@ -82,13 +74,6 @@ def observed(had: UsageObserved, seen: Observed, live: Container[AllocationID]) 
     exceeding = tuple(each for each in now.exceeding if any(name in live for name in each.allocations))
     now = msgspec.structs.replace(now, exceeding=exceeding)
     return had if now == had else msgspec.structs.replace(now, revision=had.revision + 1)
-
-
-def releases(
-    allocations: Iterable[AllocationID], reasons: Mapping[AllocationID, str], otherwise: str
-) -> list[UnsequencedFact]:
-    """Returns `AllocationReleased` for these allocations, each with its reason in `reasons`, or `otherwise`."""
-    return [partial(AllocationReleased, allocation=name, reason=reasons.get(name, otherwise)) for name in allocations]
 
 
 PUBLISHED_SECONDS = 1.0
@@ -178,7 +163,9 @@ class Ledger:
 
     def observe(self, **seen: Unpack[Observed]) -> None:
         """Updates `UsageObserved` if this data has changed."""
-        had = self.state.usage or unobserved(self.node, self._begun)
+        had = self.state.usage
+        if had is None:  # no reading yet
+            had = UsageObserved(node=self.node, epoch=self._begun, revision=0, containers=(), containers_known=False)
         if (now := observed(had, seen, self.state.allocations)) != had:
             self.take_reading(now)
 
@@ -229,7 +216,9 @@ class Ledger:
         `superseded`, unless `reasons` has another), and has the `preferred` devices that the kubelet did not take. Raises
         StateFault.
         """
-        gone = releases(instead_of, reasons, "superseded")
+        gone = [
+            partial(AllocationReleased, allocation=name, reason=reasons.get(name, "superseded")) for name in instead_of
+        ]
         granted = [partial(AllocationGranted, allocation=allocation) for allocation in allocations]
         deviated = [
             partial(
@@ -252,7 +241,7 @@ class Ledger:
         for name in allocations:
             if name not in self.state.allocations:
                 raise NotFound("live allocation", name, "it may be released already: see `topoalign watch --since 1`")
-        self._record(*releases(allocations, {}, reason))
+        self._record(*(partial(AllocationReleased, allocation=name, reason=reason) for name in allocations))
 
     def refuse(self, pod: PodRequest, refusal: Refusal) -> None:
         """Records that a pod was refused, and why. Raises StateFault."""
@@ -395,7 +384,9 @@ class ReleaseLog:
         granted = [event.allocation for event in events if isinstance(event, AllocationGranted)]
         for event in events:
             if isinstance(event, AllocationReleased) and (gone := live.get(event.allocation)) is not None:
-                names: set[str] = {gone.id} if gone.owner is None else {gone.id, f"{gone.owner.namespace}/{gone.owner.pod}"}
+                names: set[str] = (
+                    {gone.id} if gone.owner is None else {gone.id, f"{gone.owner.namespace}/{gone.owner.pod}"}
+                )
                 devices = ", ".join(sorted(gone.device_ids))
                 uid = f", pod UID {gone.pod_uid}" if gone.pod_uid else ""
                 ended = (

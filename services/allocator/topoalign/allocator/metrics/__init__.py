@@ -1,1 +1,1 @@
-"""What the allocator exposes at /metrics."""
+"""The metrics of the allocator, and the display of gpu-manager."""

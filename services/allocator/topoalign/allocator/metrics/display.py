@@ -1,9 +1,8 @@
 """
 The display of gpu-manager (Gaia), for its clients and dashboards: the tree of GPUs, who uses them, and the version.
 
-It is served as gRPC `display.GPUDisplay` on its own socket, and as pages next to /metrics: /graph, /usage
-and /version in the JSON of Gaia's gateway, /metric with its series. Each answer is measured for itself; where nothing can
-be measured, that is the answer. The socket is made again if it is removed.
+It is served as gRPC `display.GPUDisplay` on its own socket, and as pages next to /metrics: /graph, /usage and /version in
+the JSON of Gaia's gateway, /metric with its series. Each call measures. A removed socket is created again.
 
 Source: gpu-manager 8cd842ed, api/runtime/display, server.
 """
@@ -28,7 +27,7 @@ from topoalign.runtime.context import JSON, PROMETHEUS, Page
 
 FIELD = "TOPOALIGN_DISPLAY"
 LOOK_SECONDS = 2.0
-"""Between two looks whether the socket is there."""
+"""Between two checks of the socket."""
 DRAIN_SECONDS = 1.0
 VERSION = metadata.version("topoalign")
 
@@ -39,7 +38,7 @@ class Display(Servicer, display.GpuDisplayBase):
     """Answers from the node's state and the use of its GPUs."""
 
     def __init__(self, state: Callable[[], NodeState], shares: Callable[[], Awaitable[NodeShares]]) -> None:
-        """`shares`: the use of the GPUs now; raises a TopoalignError where they cannot be measured."""
+        """`shares`: the use of the GPUs now; raises a TopoalignError if they cannot be measured."""
         self._state = state
         self._shares = shares
 
@@ -56,7 +55,7 @@ class Display(Servicer, display.GpuDisplayBase):
         return display.VersionResponse(version=VERSION)
 
     def pages(self) -> Mapping[str, Page]:
-        """The same by path, and the series."""
+        """Path -> its handler."""
 
         async def graph() -> tuple[bytes, str]:
             return msgspec.json.encode({"graph": await self._graph()}), JSON
@@ -74,7 +73,7 @@ class Display(Servicer, display.GpuDisplayBase):
         return {"/graph": graph, "/usage": usage, "/version": version, "/metric": metric}
 
     async def run(self, path: Path, clock: Clock) -> None:
-        """Serves on this socket, for ever. Raises InvalidField for a path that no socket can have."""
+        """Serves on this socket until cancelled. Raises InvalidField for a path that no socket can have."""
         server = None
         finding = ""
         try:

@@ -1,7 +1,7 @@
 """
 The use of GPUs as families of metrics: under our names, those of gpu-manager (Gaia), and those of HAMi's monitor.
 
-What is not known has no sample. Utilisation is a ratio, 1 for all of the time, under our names; percent under the others'.
+Unknown values have no sample. Utilisation is a ratio (1: all of the time) under our names, and percent under the others.
 Labels of others: gpu-manager 8cd842ed and HAMi's vGPUmonitor, v2.9.
 """
 
@@ -11,10 +11,10 @@ from typing import NamedTuple
 from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.processes import LibraryCount
+from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts
 from topoalign.core.usage.attribution import DeviceShares, Excess, HolderUse, NodeShares
-from topoalign.core.usage.given import WHOLE_DEVICE
 from topoalign.runtime.metrics import format_header, format_sample
 
 Labels = tuple[tuple[str, str], ...]
@@ -22,7 +22,7 @@ Sample = tuple[Mapping[str, str], float | None]
 
 
 class Family(NamedTuple):
-    """One gauge with its samples. Those with equal labels are added up; where one of them is not known, nor is the sum."""
+    """One gauge with its samples. Those with equal labels are added up; if one of them is unknown, so is the sum."""
 
     name: str
     meaning: str
@@ -30,12 +30,12 @@ class Family(NamedTuple):
 
 
 def render_families(families: Iterable[Family]) -> bytes:
-    """The families in the form that Prometheus reads; nothing of those without samples."""
+    """The families in Prometheus' text format, without families that have no sample."""
     return b"".join(chunk for family in families for chunk in lines(family))
 
 
 def lines(family: Family) -> Iterator[bytes]:
-    """One family, line by line."""
+    """The lines of one family."""
     sums: dict[Labels, float | None] = {}
     for labels, value in family.samples:
         key = tuple(labels.items())
@@ -105,7 +105,7 @@ def own_use_families(shares: NodeShares, lasting: Iterable[Excess]) -> Iterator[
 
 
 def gaia(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
-    """Under gpu-manager's names: percent, MiB, and GPUs; each container also in total."""
+    """Under gpu-manager's names: percent, MiB and GPUs, for each container by GPU and in total."""
 
     def each(label: str, value: Callable[[HolderUse], float | None], *, total: bool = False) -> list[Sample]:
         found: list[Sample] = []
@@ -177,7 +177,7 @@ def hami_use_families(shares: NodeShares, hardware: Topology) -> Iterator[Family
 
 
 def hami_hosts(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
-    """Those of whole GPUs; HAMi has no label `node` at the last."""
+    """The families of whole GPUs. HAMi's last one has no label `node`."""
     hosts: list[tuple[dict[str, str], DeviceShares]] = [
         (
             {
@@ -204,7 +204,7 @@ def hami_hosts(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
 
 
 def hami_library(now: float, counts: Sequence[tuple[Mapping[str, str], LibraryCount]]) -> Iterator[Family]:
-    """The series that only the files of HAMi-core contain, as HAMi's monitor reads them. `now`: wall seconds."""
+    """The families of the files of HAMi-core, as HAMi's monitor reads them. `now`: wall seconds."""
     name = "hami_vgpu_memory_"
     yield Family(f"{name}context_bytes", "GPU memory of CUDA contexts", [(at, each.context) for at, each in counts])
     yield Family(f"{name}module_bytes", "GPU memory of programs", [(at, each.modules) for at, each in counts])
@@ -217,7 +217,7 @@ def hami_library(now: float, counts: Sequence[tuple[Mapping[str, str], LibraryCo
 
 
 def known_holders(shares: NodeShares) -> Iterator[tuple[DeviceShares, HolderUse, dict[str, str]]]:
-    """Each container that is known with each device that it holds, and the labels that name it."""
+    """Yields each known container with each of its devices, and the labels of its name."""
     for row in shares.devices:
         for holder in row.holders:
             if (owner := holder.owner) is not None:
@@ -231,7 +231,7 @@ def device_labels(row: DeviceShares) -> dict[str, str]:
 
 def part(percent: int | None) -> float | None:
     """Hundredths as a ratio."""
-    return None if percent is None else percent / WHOLE_DEVICE
+    return None if percent is None else percent / CORES
 
 
 def mib(size: int | None) -> float | None:
@@ -239,9 +239,9 @@ def mib(size: int | None) -> float | None:
     return None if size is None else size / MIB
 
 
-# What is given of each GPU, and what is left of it, comes from the record, and needs no measurement. What has no amount, as
-# time slices, has no sample of memory and time; nor has a GPU in MIG mode one of time. Labels of others: HAMi's scheduler,
-# 0511293c; its ratios are percent, but for `hami_node_gpu_memory_allocated_ratio`.
+# What is allocated of each GPU, and what is left of it, is in the record and needs no measurement. Time slices have no
+# sample of memory and time, and a GPU in MIG mode has none of time. Labels of others: HAMi's scheduler, 0511293c; its
+# ratios are percent, except `hami_node_gpu_memory_allocated_ratio`.
 
 
 class Amounts(NamedTuple):
@@ -260,14 +260,12 @@ class GpuUsage(NamedTuple):
 
     gpu: Gpu
     containers: int
-    """
-    That hold a part of it, or all; not those of which later ones have taken over all.
-    """
+    """Containers with a part of it, or all, except those of which later containers have taken over everything."""
     offered: Amounts
     asked: Amounts
-    """What containers were given; what an init container left to later ones counts once."""
+    """What is allocated. What later containers reuse of an init container counts once."""
     left: Amounts
-    """What may be handed out now."""
+    """What may be allocated now."""
 
 
 def gpu_usages(divided: Mapping[DeviceID, GpuPartitioning], hardware: Topology) -> list[GpuUsage]:
@@ -287,9 +285,8 @@ def gpu_usages(divided: Mapping[DeviceID, GpuPartitioning], hardware: Topology) 
 
 def sum_granted(gpu: Gpu, division: GpuPartitioning) -> Amounts:
     """
-    What containers were given. Whoever was given all units of computing time was given all memory, and nobody else gets any
-    until its record ends: also an init container of which a later one has taken over some. Two containers with half of the
-    time each were given their blocks.
+    What is allocated of a GPU. A container with all units of computing time has all memory until its record ends, also an
+    init container of which a later one reuses some. Two containers with half of the time each have their blocks.
     """
     found = sum_parts(gpu, division, [each.alone for each in division.held])
     if found.memory is None or not any(has_all_time(each.parts) for each in division.held):
@@ -299,7 +296,7 @@ def sum_granted(gpu: Gpu, division: GpuPartitioning) -> Amounts:
 
 def has_all_time(parts: Parts) -> bool:
     """Whether these are all units of computing time of a GPU. With slots this does not depend on memory."""
-    return parts.cores >= WHOLE_DEVICE and not parts.slots
+    return parts.cores >= CORES and not parts.slots
 
 
 def sum_parts(gpu: Gpu, division: GpuPartitioning, parts: Iterable[Parts]) -> Amounts:
@@ -315,8 +312,8 @@ def sum_parts(gpu: Gpu, division: GpuPartitioning, parts: Iterable[Parts]) -> Am
     known = [size for size in sizes if size is not None]
     memory = None if len(known) < len(sizes) else sum(known)
     if not slotted and memory is not None and gpu.memory is not None:
-        memory = min(memory, gpu.memory)  # whoever has all computing time has all memory, whatever is known of others
-    cores = sum(WHOLE_DEVICE if each.whole else each.cores for each in found)
+        memory = min(memory, gpu.memory)  # a container with all computing time has all memory
+    cores = sum(CORES if each.whole else each.cores for each in found)
     return Amounts(None if gpu.mig is not None else cores, memory, slots)
 
 
@@ -362,7 +359,7 @@ def hami_partition_families(rows: Iterable[GpuUsage], node: NodeName) -> Iterato
     yield Family(
         "hami_gpu_core_limit_ratio",
         "GPU cores to give, 100",
-        [(to, WHOLE_DEVICE if row.offered.cores else None) for to, row in at],
+        [(to, CORES if row.offered.cores else None) for to, row in at],
     )
     yield Family(
         "hami_gpu_memory_allocated_bytes",
@@ -387,7 +384,7 @@ def hami_partition_families(rows: Iterable[GpuUsage], node: NodeName) -> Iterato
 
 
 def core_percent(row: GpuUsage) -> float | None:
-    """Cores that are given as percent of those that are offered, rounded up as HAMi does."""
+    """Allocated cores as percent of the offered ones, rounded up as in HAMi."""
     if row.asked.cores is None or not row.offered.cores:
         return None
-    return float(-(-row.asked.cores * WHOLE_DEVICE // row.offered.cores))
+    return float(-(-row.asked.cores * CORES // row.offered.cores))

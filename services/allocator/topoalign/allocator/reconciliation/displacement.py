@@ -23,11 +23,14 @@ from topoalign.allocator.reconciliation.liveness import (
 from topoalign.allocator.reconciliation.usage_publisher import is_recorded_here
 from topoalign.core.model.events import Allocation, Displaced, Owner
 from topoalign.core.model.holdings import HoldingSet
-from topoalign.core.model.ids import DeviceID, ResourceName
+from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.ownership import Ownership
+
+UNNAMED = AllocationID("")
+"""The id of an allocation until `Ledger.named` gives it one."""
 
 
 def in_offered_order(hardware: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
@@ -60,18 +63,15 @@ def adopt_unrecorded(
 
     def take_in(owner: Owner | None, resource: ResourceName, devices: tuple[DeviceID, ...], pod_uid: str) -> None:
         displaced = of_devices(state, [former for each in contradicted for former in each.displaced], devices)
-        found.append(
-            Allocation(
-                id=ledger.next_id(len(found)),
-                owner=owner,
-                devices={resource: devices},
-                boot=ledger.boot,
-                machine=ledger.machine,
-                parents=ownership.parents_of(devices),
-                pod_uid=pod_uid,
-                displaced=displaced,
-            )
+        allocation = Allocation(
+            id=UNNAMED,
+            owner=owner,
+            devices={resource: devices},
+            parents=ownership.parents_of(devices),
+            pod_uid=pod_uid,
+            displaced=displaced,
         )
+        found.append(ledger.named(allocation, len(found)))
         taken.update(map(ownership.holding, devices))
 
     for holding in listing.holdings:
@@ -112,19 +112,16 @@ def return_displaced(
         }
         if devices:
             back = {device for ids in devices.values() for device in ids}
-            found.append(
-                Allocation(
-                    id=ledger.next_id(len(granted) + len(found)),
-                    owner=former.owner,
-                    devices=devices,
-                    boot=ledger.boot,
-                    machine=ledger.machine,
-                    parents=state.ownership.parents_of(back),
-                    pod_uid=former.pod_uid,
-                    slots={slot: amount for slot, amount in former.slots.items() if slot in back},
-                    instances={slot: uuid for slot, uuid in former.instances.items() if slot in back},
-                )
+            allocation = Allocation(
+                id=UNNAMED,
+                owner=former.owner,
+                devices=devices,
+                parents=state.ownership.parents_of(back),
+                pod_uid=former.pod_uid,
+                slots={slot: amount for slot, amount in former.slots.items() if slot in back},
+                instances={slot: uuid for slot, uuid in former.instances.items() if slot in back},
             )
+            found.append(ledger.named(allocation, len(granted) + len(found)))
             state = state.holding(found[-1])
     returned: list[Allocation] = []
     for each in found:

@@ -10,6 +10,7 @@ Decides whether the container of an allocation has ended, from three sources of 
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from topoalign.allocator.ports import KubeletListing, Place, ReportedDevices, ResourceEntry
@@ -43,7 +44,8 @@ class Rest(NamedTuple):
     """The replaced allocation."""
 
 
-class Evidence(NamedTuple):
+@dataclass
+class Evidence:
     """What the kubelet has reported and written about one allocation."""
 
     reported_by: Kubelet | None = None
@@ -68,21 +70,19 @@ class LivenessCheck:
         names = {each.id for each in asked}
         for each in new:
             if each.id in names or each.owner is None:
-                given = grant if each.id in names else grant._replace(written=NEVER)
-                self._evidence[each.id] = self._evidence[each.id]._replace(grant=given)
+                self._evidence[each.id].grant = grant if each.id in names else grant._replace(written=NEVER)
 
     def inherit(self, rests: Iterable[Rest]) -> None:
         """Copies what is remembered of former allocations to their remainders."""
         for rest in rests:
             former = self._evidence[rest.former]
             own = self._evidence[rest.allocation.id]
-            self._evidence[rest.allocation.id] = own._replace(
-                reported_by=former.reported_by or own.reported_by, written_by=former.written_by or own.written_by
-            )
+            own.reported_by = former.reported_by or own.reported_by
+            own.written_by = former.written_by or own.written_by
 
     def shown(self, allocation: AllocationID, kubelet: Kubelet) -> None:
         """Remembers that this run of the kubelet has reported the allocation."""
-        self._evidence[allocation] = self._evidence[allocation]._replace(reported_by=kubelet)
+        self._evidence[allocation].reported_by = kubelet
 
     def was_reported(self, allocation: AllocationID, kubelet: Kubelet) -> bool:
         """Whether this run of the kubelet was the last to report the allocation."""
@@ -96,7 +96,7 @@ class LivenessCheck:
         entries = {(part.pod_uid, part.resource, device) for part in listing.parts for device in part.devices}
         for each in new:
             if any((each.pod_uid, *place) in entries for place in kubelet_places(each)):
-                self._evidence[each.id] = self._evidence[each.id]._replace(written_by=listing.kubelet)
+                self._evidence[each.id].written_by = listing.kubelet
 
     def forget_all_but(self, live: Collection[AllocationID]) -> None:
         """Forgets allocations that are no longer live."""

@@ -40,8 +40,6 @@ class OwnerPolls:
         self._poll = poll
         self._waiting = dict.fromkeys(state().allocations, clock.monotonic() + GIVE_UP_SECONDS)
         """Allocation -> monotonic second until which its owner is polled for."""
-        self._is_repeated = False
-        """Whether an allocation with an owner was granted again since the last poll."""
         self._expected = anyio.Event()
         self._expected.set()
         self._interval = FIRST_SECONDS
@@ -49,16 +47,12 @@ class OwnerPolls:
         """Seconds until the next poll, and the monotonic second of the last grant."""
 
     def expect(self, granted: Iterable[Allocation]) -> None:
-        """Starts polls for the owners of these allocations, which were just granted or repeated."""
+        """Starts polls for the owners of those of these allocations that have none yet."""
         now = self._clock.monotonic()
         if not self._waiting and now >= self._granted + LONGEST_SECONDS:
             self._interval = FIRST_SECONDS
         self._granted = now
-        for each in granted:
-            if each.owner is None:
-                self._waiting[each.id] = now + GIVE_UP_SECONDS
-            else:
-                self._is_repeated = True
+        self._waiting.update({each.id: now + GIVE_UP_SECONDS for each in granted if each.owner is None})
         self._expected.set()
 
     async def run(self) -> None:
@@ -70,7 +64,6 @@ class OwnerPolls:
                 await self._clock.sleep(self._interval)
                 if self._still_waiting():
                     self._interval = min(2 * self._interval, LONGEST_SECONDS)
-                    self._is_repeated = False
                     is_answered = False
                     if self._state().topology is not None:
                         with suppress(Unavailable):
@@ -86,4 +79,4 @@ class OwnerPolls:
         unseen = {name for name, held in state.allocations.items() if held.owner is None}
         unseen |= state.allocations.keys() if state.topology is None else {*state.stale}
         self._waiting = {name: until for name, until in self._waiting.items() if now <= until and name in unseen}
-        return bool(self._waiting) or self._is_repeated
+        return bool(self._waiting)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import structlog
 
 from topoalign.allocator.hardware_watch import is_confirmed
-from topoalign.allocator.ledger.ledger import Binding, Ledger, container_title
+from topoalign.allocator.ledger.ledger import Binding, Ledger
 from topoalign.allocator.ports import KubeletListing, Place, Poll, ReportedDevices
 from topoalign.allocator.reconciliation.displacement import (
     adopt_unrecorded,
@@ -31,7 +31,6 @@ from topoalign.allocator.reconciliation.liveness import (
     Kubelet,
     LivenessCheck,
     checkpoint_entries_of,
-    has_other_devices,
     is_before,
     kubelet_places,
     still_displaced,
@@ -262,12 +261,6 @@ class Reconciliation:
         before = is_before(allocation, self._ledger.boot)
         displaced = () if before else still_displaced(allocation.displaced, listing, owner, uid)
         binding = Binding(allocation.id, owner, uid or known, displaced)
-        if displaced and allocation.owner is None:
-            log.error(
-                "two containers have the same devices: delete one of the two pods",
-                devices=sorted(device for each in displaced for device in each.device_ids),
-                owners=[container_title(owner), *(container_title(each.owner) for each in displaced)],
-            )
         boot = self._ledger.boot
         recorded = Binding(allocation.id, allocation.owner or owner, allocation.pod_uid, allocation.displaced)
         is_recorded = allocation.owner is not None and binding == recorded and (not boot or boot == allocation.boot)
@@ -275,13 +268,6 @@ class Reconciliation:
 
     def _release(self, gone: Sequence[Allocation], listing: KubeletListing) -> None:
         """Records in one journal entry that these have ended and that displaced ones return."""
-        for each in gone:
-            if has_other_devices(each.owner, each.pod_uid, each.from_kubelet, listing):
-                log.error(
-                    "a container was admitted again with other devices: check that it does not use its former ones",
-                    container=container_title(each.owner),
-                    devices=sorted(each.device_ids),
-                )
         for reason, ended in (
             ("gone", [each for each in gone if not self._presence[each.id].is_inherited]),
             ("orphan", [each for each in gone if self._presence[each.id].is_inherited]),

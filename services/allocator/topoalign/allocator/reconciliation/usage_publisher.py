@@ -45,8 +45,6 @@ class UsagePublisher:
         self._published: UsageObserved | None = None
         self._position = 0
         """Position of `_published` in the stream."""
-        self._shortened = False
-        """Whether the last reading was too large for one message."""
         self._renewed: float | None = None
         """Monotonic seconds at which the last epoch of `announce` began."""
 
@@ -93,15 +91,11 @@ class UsagePublisher:
 
     async def _publish(self, usage: UsageObserved) -> bool:
         """Publishes a reading. Returns False if it has to be tried again."""
-        message = self._message(usage)
-        if len(message.body) > wire.LARGEST_BODY:
-            log.error("usage too large for the bus", containers=len(usage.containers), bytes=len(message.body))
-        else:
-            try:
-                self._position = await self._publisher.publish(message)
-            except Unavailable as error:
-                log.debug("usage not published", finding=error.finding)
-                return False
+        try:
+            self._position = await self._publisher.publish(self._message(usage))
+        except Unavailable as error:
+            log.debug("usage not published", finding=error.finding)
+            return False
         self._published = usage
         return True
 
@@ -109,17 +103,13 @@ class UsagePublisher:
         """Builds the message. If it is too large, the kubelet's containers are left out and the message states that."""
         message = wire.encode_event(usage, self._clock.wall())
         size = len(message.body)
-        had = self._shortened
-        self._shortened = size > wire.LARGEST_BODY
-        if not self._shortened:
+        full = usage.kubelet
+        if size <= wire.LARGEST_BODY or full is None:
             return message
-        if not had:
-            log.error("the data for predictions is too large for the bus: subscribers cannot predict", bytes=size)
-        if (full := usage.kubelet) is not None:
-            why = f"the data of the kubelet is too large for one message: {size} bytes, limit {wire.LARGEST_BODY}"
-            rules = KubeletObserved(version=full.version, rules=full.rules, record_doubt=full.record_doubt, unknown=why)
-            usage = msgspec.structs.replace(usage, kubelet=rules)
-        return wire.encode_event(usage, self._clock.wall())
+        log.error("the data for predictions is too large for the bus: subscribers cannot predict", bytes=size)
+        why = f"the data of the kubelet is too large for one message: {size} bytes, limit {wire.LARGEST_BODY}"
+        rules = KubeletObserved(version=full.version, rules=full.rules, record_doubt=full.record_doubt, unknown=why)
+        return wire.encode_event(msgspec.structs.replace(usage, kubelet=rules), self._clock.wall())
 
 
 def is_recorded_here(hardware: Topology, resource: ResourceName, device: DeviceID) -> bool:

@@ -1,5 +1,5 @@
 """
-What is asked over the bus: admissions, releases, predictions and explanations, with their deadlines and refusals.
+The requests of the bus: admissions, releases, predictions and explanations, with their deadlines and refusals.
 
-What the kubelet asks comes in by `device_plugin`.
+The kubelet's calls are in `device_plugin`.
 """

@@ -1,9 +1,8 @@
 """
-Answers the requests of the bus: a client asks for a pod, and `admit` decides; or it asks for a prediction.
+Answers the requests of the bus: admissions, which `admit` decides, and predictions.
 
-Hints are asked from the hinting service, which answers from what the question carries. If it is silent, or what it says
-cannot be used, the same providers are asked in process for the rest of the decision, so that it waits for a neighbour once
-at most, however many containers the pod has.
+The hints come from the hinting service. If it is silent, or its answer cannot be used, the same providers run in this
+process for the rest of the decision, so a decision waits for the service once at most.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,8 +21,7 @@ from topoalign.core.admission.admit import answer_to, decide_demand, drive_async
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
 from topoalign.core.admission.prediction import describe_unconfirmed_record, predict
 from topoalign.core.admission.resolvability import explain_decision, with_resolvability
-from topoalign.core.demand.device_lists import list_notes
-from topoalign.core.demand.pod_demand import PodDemand, pod_demand, read_pod
+from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.hints.answer_checks import check_answer
@@ -74,12 +72,12 @@ from topoalign.runtime.replies import answer_with
 
 def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bool:
     """
-    Whether these allocations are what the pod asks for: one for each container, with as many of each device, CPU and byte.
-    Of NICs that are decided together there may be more (`core.deviceshare.joint_allocation`).
+    Whether these allocations are what the pod requests: one for each container, with the same number of each device, CPU
+    and byte. There may be more NICs if they are decided jointly (`core.deviceshare.joint_allocation`).
     """
     asked = {container.container: container for container in demand.containers}
     if asked.keys() != {allocation.owner.container for allocation in held if allocation.owner is not None}:
-        return False  # a part of it may have been given back
+        return False  # a part of it may have been released
     for allocation in held:
         container = asked.get(allocation.owner.container) if allocation.owner is not None else None
         if container is None:
@@ -95,12 +93,9 @@ def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeStat
         for block in allocation.memory:
             sizes[block.resource] += block.size
         asked_sizes = {name: container.asked.get(name, 0) for name in sizes}
-        if (
-            allocation.role == "init"
-        ):  # later containers of the pod take what they reuse of its memory out of its record
+        has_sizes = sizes == asked_sizes
+        if allocation.role == "init":  # memory that a later container of the pod reuses is no longer in its record
             has_sizes = all(sizes[name] <= asked_sizes[name] for name in sizes)
-        else:
-            has_sizes = sizes == asked_sizes
         if (
             {name: len(ids) for name, ids in allocation.from_kubelet.items() if name not in together} != devices
             or (allocation.virtual_functions and not (together or allocation.co_allocated))
@@ -119,29 +114,26 @@ UNKNOWN = (
 
 class Deadlines:
     """
-    The clock of one process of an allocator, and the check of requests against it.
+    Refuses requests after their deadline, by the clock of this process (docs/decisions/0009-deadlines.md).
 
-    A request can wait anywhere: in a socket buffer, at the NATS server, in this process while it is stopped. Its asker
-    has given up by then, and what is granted to it all the same is held for good. So a request names a deadline, on the
-    clock of the process that judges it: the asker reads this clock first (`NodeRequest`). The clock is a new one with each
-    start. docs/decisions/0009-deadlines.md has the reasons.
-
-        clock read: 100.0; the asker waits 10 s in all, 0.5 s of which are gone: deadline 109.5; at 131.0 it is refused
+    A request may wait until its caller has given up; devices granted to it then would stay allocated. So the caller first
+    reads this clock, which is another one after each start, and sends a deadline on it. Example: the clock was 100.0, the
+    caller waits 10 s, of which 0.5 s are over: deadline 109.5. At 131.0 the request is refused.
     """
 
     def __init__(self, clock: Clock, epoch: int) -> None:
-        """`epoch`: that of the ledger since this start. With the time of the start it names the clock."""
+        """`epoch`: of the ledger since this start. It and the time of the start identify the clock."""
         self._clock = clock
         self._name = f"{epoch:x}-{int(clock.monotonic() * 1_000_000):x}"
         self.missed = 0
-        """Requests that came too late."""
+        """Number of refused requests."""
 
     def reading(self) -> ClockReading:
         """The clock's name, and its time in seconds."""
         return ClockReading(clock=self._name, now=self._clock.monotonic())
 
     def check(self, deadline: Deadline | None, request: str) -> None:
-        """Refuses a request after its deadline. `request` names it in the error. Raises DeadlinePassed."""
+        """Raises DeadlinePassed after the deadline. `request` names the request in the error."""
         if deadline is None:
             return
         now = self._clock.monotonic()
@@ -154,18 +146,16 @@ class Deadlines:
 
 
 CHOICES = frozenset({"policy", "scope", "mode", "placement", "compat", "prefer_closest_numa_nodes"})
-"""The rules that a request for an allocation may choose. The others are the node's own; a prediction may change any."""
+"""The rules that a request for an allocation may choose. A prediction may change any rule."""
 
 
 class Predictions:
     """
-    Answers what-if and confirm for one node: predicts the decision about a pod, without any effect. `what-if` is for people,
-    `confirm` for the registry before it binds.
+    Predicts the decision about a pod: `what-if` for people, `confirm` for the registry before it binds.
 
-    On a node with a kubelet both predict what it would decide, from its files as they are at that moment: `what-if` reads
-    them all, `confirm` those that have changed by their times, because a scheduler waits for it. A registry that knows pods
-    as terminated which the node still shows with devices has everything read anew: such a pod may leave no trace in these
-    times.
+    On a node with a kubelet both predict its decision, from its files at that moment. `what-if` reads all of them. A
+    scheduler waits for `confirm`, so that reads only files with a new time, unless the registry names terminated pods that
+    still hold devices here: their end may change no file.
     """
 
     def __init__(
@@ -176,15 +166,12 @@ class Predictions:
         *,
         kubelet_owns_devices: bool,
         confirmed: Callable[[], None] = lambda: None,
-        by_variable_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """
-        `kubelet`: reads what predictions are based on; None: the node's own rules and record. `confirmed` is called for
-        each pod that is confirmed. `by_variable_alone`: whether containers see what NVIDIA_VISIBLE_DEVICES names, and
-        nothing else.
+        `kubelet`: reads the data for predictions; None: the node's own rules and record are used. `confirmed` is called for
+        each confirmed pod.
         """
         self._confirmed = confirmed
-        self._by_variable_alone = by_variable_alone
         self._ledger = ledger
         self._kubelet = kubelet
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET) if kubelet_owns_devices else rules
@@ -195,13 +182,10 @@ class Predictions:
         check_discovered(self._ledger)
         if self._kubelet is not None:
             await self._kubelet.read_all()
-        decision = self._predict(request.pod, request.rules, explain=True)
-        if not self._by_variable_alone():
-            return decision
-        return with_notes(decision, list_notes(self._ledger.state.hardware, read_pod(request.pod, self._rules)))
+        return self._predict(request.pod, request.rules, explain=True)
 
     async def confirm(self, request: ConfirmRequest) -> Decision:
-        """Predicts the decision after others were given what is reserved for them. Nothing is recorded."""
+        """Predicts the decision after all other reservations are allocated. Nothing is recorded."""
         check_own(self._ledger, request.node)
         check_discovered(self._ledger)
         if self._kubelet is not None:
@@ -239,7 +223,7 @@ def check_own(ledger: Ledger, node: NodeName) -> None:
 
 
 def check_discovered(ledger: Ledger) -> None:
-    """Before the hardware is known nothing can be decided: not a refusal, and nothing to record. Raises HardwareUnknown."""
+    """Raises HardwareUnknown if the topology or the health of the devices is not known yet."""
     state = ledger.state
     if state.topology is None or state.health is None:
         raise HardwareUnknown(ledger.node, "no facts of discovery have been received")
@@ -302,10 +286,11 @@ class Admissions:
 
     async def allocate(self, request: AllocateRequest) -> Decision:
         """
-        Admits the pod and records what it gets, or refuses it and records that. A pod that holds just this gets it again.
+        Admits the pod and records its allocations, or refuses it and records that. If the pod already holds just this, the
+        answer is the same.
 
-        Raises InvalidField, KubeletOwnsDevices, HardwareUnknown, DeadlinePassed, PodAlreadyAllocated, and StateFault where
-        the record is unconfirmed or cannot be written.
+        Raises InvalidField, KubeletOwnsDevices, HardwareUnknown, DeadlinePassed, PodAlreadyAllocated, and StateFault if the
+        record is unconfirmed or cannot be written.
         """
         check_own(self._ledger, request.node)
         if self._kubelet_owns_devices:
@@ -318,7 +303,7 @@ class Admissions:
         demand = pod_demand(pod, rules)
         await self._ensure_fresh()
         check_discovered(self._ledger)
-        if rules.mode is Mode.KUBELET:  # it passes over what no plugin serves, relying on a scheduler that there is not
+        if rules.mode is Mode.KUBELET:  # it ignores resources that no plugin serves, because a scheduler checks them
             for container in demand.containers:
                 check_resources_known(self._ledger.state.hardware, container)
         name = f"{demand.namespace}/{demand.pod}"
@@ -328,7 +313,7 @@ class Admissions:
                 if not has_requested(held, demand, self._ledger.state):
                     raise PodAlreadyAllocated(name)
                 return self._again(name, held)
-            if self._ledger.unconfirmed is not None:  # no kubelet shows here what else is held
+            if self._ledger.unconfirmed is not None:  # there is no kubelet to report the missing allocations
                 raise StateFault(
                     describe_unconfirmed_record(self._ledger.unconfirmed),
                     "compare what runs with `topoalign watch`, cordon devices that are busy without an allocation, then run "
@@ -339,7 +324,7 @@ class Admissions:
             return self._record(demand.request, decision)
 
     async def release(self, request: ReleaseRequest) -> tuple[AllocationID, ...]:
-        """Releases one allocation, by its id, or all of a pod, by NAMESPACE/NAME; returns the ids. Raises NotFound."""
+        """Releases an allocation by its id, or all of a pod by NAMESPACE/NAME; returns the ids. Raises NotFound."""
         check_own(self._ledger, request.node)
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
@@ -354,10 +339,7 @@ class Admissions:
             return names
 
     async def explain(self, request: ExplainRequest) -> Explained:
-        """
-        Explains an allocation, by its id, or a pod, by NAMESPACE/NAME: what it holds and how that was decided. Raises
-        NotFound.
-        """
+        """Explains an allocation by its id, or a pod by NAMESPACE/NAME. Raises NotFound."""
         check_own(self._ledger, request.node)
         live = tuple(self._named(request.target))
         decision = self._decisions.get(request.target)
@@ -373,7 +355,7 @@ class Admissions:
         return self._ledger.announce()
 
     async def clock(self, request: NodeRequest) -> ClockReading:
-        """The reading of this process's clock, from which the asker makes the deadline of its next request."""
+        """Returns the reading from which the caller computes the deadline of its next request."""
         check_own(self._ledger, request.node)
         return self.deadlines.reading()
 
@@ -391,11 +373,7 @@ class Admissions:
         return [a for a in live.values() if a.owner is not None and f"{a.owner.namespace}/{a.owner.pod}" == target]
 
     async def _decide(self, demand: PodDemand) -> Decision:
-        """
-        Decides with hints from the hinting service; again and at once if the node changed meanwhile.
-
-        A service that once gave no answer or no usable one is not asked again for this pod: others wait for the decision.
-        """
+        """Decides with hints from the hinting service; in this process if the node has changed meanwhile."""
         state = self._ledger.state
         served = True
 
@@ -442,9 +420,9 @@ class Admissions:
         return decision
 
     def _again(self, name: str, held: Sequence[Allocation]) -> Admission:
-        """The same answer as before; whoever asks for it again has it in this boot of the node."""
+        """The same answer as before. The pod is confirmed to run in this boot of the node."""
         stale = [(each.id, each.owner) for each in held if each.id in self._ledger.state.stale]
-        with suppress(StateFault):  # they are held all the same
+        with suppress(StateFault):  # the allocations are held anyway
             self._ledger.bind([Binding(name, owner) for name, owner in stale if owner is not None])
         had = self._decisions.get(name)
         ids = {each.id for each in held}

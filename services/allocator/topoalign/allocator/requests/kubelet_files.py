@@ -1,10 +1,9 @@
 """
 Reads the files of the node's kubelet, for predictions.
 
-Its configuration contains the rules by which it decides; its checkpoints contain which CPUs, how much memory and which
-devices containers have, including those for which it never called the allocator. The files are read in a thread that is not
-waited for longer than a second. `core.admission.prediction` predicts from what is read here and published on the bus; for
-what cannot be read the reason is published.
+Its configuration contains the rules by which it decides; its checkpoints contain the CPUs, the memory and the devices of
+containers, including those for which it never called the allocator. The files are read in a thread, for at most a second.
+The result is published for `core.admission.prediction`; for data that cannot be read, the reason is published.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -48,7 +47,7 @@ from topoalign.kubelet.files.node_state import (
 )
 from topoalign.kubelet.files.pod_directories import ListedPods
 from topoalign.kubelet.files.reading import file_version
-from topoalign.runtime.clock import backoff_seconds, until_tick
+from topoalign.runtime.clock import until_tick
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.thread_reader import ThreadReader
 
@@ -75,8 +74,8 @@ class KubeletFiles:
         settle_seconds: float = SETTLE_SECONDS,
     ) -> None:
         """
-        `rules`: the node's own, for what the kubelet's configuration does not contain. `version`: the kubelet's; empty: not
-        known.
+        `rules`: the node's own, for settings that the kubelet's configuration does not have. `version`: the kubelet's;
+        empty: not known.
         """
         self._config = config
         self._root = root
@@ -93,7 +92,7 @@ class KubeletFiles:
         )
         self._stamped = [path for path in paths if path.is_relative_to(root)]
         self.directories = (root, root / DEVICE_PLUGINS, root / pod_directories.NAME)
-        """Those whose entries `stamp` asks for, or that it asks for itself; parents first."""
+        """The directories whose changes may change `stamp`; parents first."""
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET)
         self._reader: ThreadReader[KubeletObserved] = ThreadReader()
         self._noted: tuple[str, ...] = ()
@@ -102,9 +101,9 @@ class KubeletFiles:
 
     async def read(self, state: NodeState, ended: Sequence[AllocationID] = ()) -> KubeletObserved:
         """
-        Reads all files as they are now, in at most `READ_SECONDS`; if it takes longer, the result has the reason
-        (`unknown`). `state`: that of the node before this reading. `ended`: live allocations whose containers are known to
-        have ended; what the files list for their pods counts no more.
+        Reads all files, in at most `READ_SECONDS`; if it takes longer, the result has the reason (`unknown`). `state`: of
+        the node before this reading. `ended`: live allocations whose containers have ended: the files' entries for their
+        pods do not count.
         """
         try:
             found = await self._reader.read(lambda: self._read(state, tuple(ended)), self._seconds)
@@ -116,14 +115,13 @@ class KubeletFiles:
 
     def stamp(self) -> tuple[object, ...]:
         """
-        A value that differs once a file was changed, made or removed, or the kubelet was started. No file is looked at
-        outside the kubelet's root directory, as its configuration may be: that file system may hang alone, and a kubelet
-        that has read it anew was started.
+        A value that changes if a file is changed, created or removed, or the kubelet starts. Files outside the kubelet's
+        root directory are left out: their file system may hang, and the kubelet reads them only when it starts.
         """
         return tuple(map(file_version, self._stamped))
 
     def _log_unreadable(self, found: KubeletObserved) -> None:
-        """Logs what could not be read, once per change, not once per question."""
+        """Logs each change of what could not be read."""
         parts = (
             found.unknown,
             found.rules.unknown,
@@ -137,9 +135,9 @@ class KubeletFiles:
             return
         self._noted = notes
         if notes:
-            log.warning("predictions do not have all that the kubelet has", notes=notes)
+            log.warning("predictions lack data of the kubelet", notes=notes)
         else:
-            log.info("predictions have all that the kubelet has")
+            log.info("predictions have all data of the kubelet")
 
     def _read(self, state: NodeState, ended: tuple[AllocationID, ...]) -> KubeletObserved:
         hardware = state.hardware
@@ -179,7 +177,7 @@ class KubeletFiles:
 
 
 def read_or_explain(what: str, read: Callable[[], ManagerHoldings]) -> ManagerHoldings:
-    """The result of `read`; an empty one with the reason where that fails. `what` names it in the reason."""
+    """The result of `read`; if that fails, an empty one with the reason, in which `what` names the data."""
     try:
         return read()
     except TopoalignError as error:
@@ -187,11 +185,7 @@ def read_or_explain(what: str, read: Callable[[], ManagerHoldings]) -> ManagerHo
 
 
 def held_entries(held: ManagerHoldings, is_mounted: Callable[[str], bool]) -> tuple[CheckpointEntry, ...]:
-    """
-    One entry for each container that holds something, sorted by pod UID and name.
-
-    `is_mounted`: whether a pod of this UID has a mounted volume.
-    """
+    """One entry for each container, sorted by pod UID and name. `is_mounted`: whether a pod has a mounted volume."""
     return tuple(
         CheckpointEntry(
             pod_uid=uid,
@@ -206,32 +200,30 @@ def held_entries(held: ManagerHoldings, is_mounted: Callable[[str], bool]) -> tu
 
 
 POLL_SECONDS = 0.5
-"""Between two polls: what changes is announced within a second."""
+"""Between two polls: changes are published within a second."""
 REREAD_SECONDS = 5.0
 """Between two readings of files that have not changed by their times."""
 LAGS = "the record may lag behind the kubelet, and what containers had that have ended meanwhile counts as held"
 """The reason in answers while it is not known which containers have ended."""
-FIRST_PAUSE = 1.0
-LONGEST_PAUSE = 30.0
-"""Seconds before files that could not be read in time are read again, doubled each time."""
+PAUSE_SECONDS = 10.0
+"""Time from a reading that was late to the next one."""
 
 
 class KubeletWatch:
     """
-    Reads the kubelet's files and its plugins' devices into the ledger, so that the node and every subscriber predict from
-    the same facts: a changed result becomes a part of the node's `UsageObserved`.
+    Reads the kubelet's files and its plugins' devices into the ledger, which publishes them in `UsageObserved`. So the node
+    and every subscriber predict from the same facts.
 
-    Only the times of the files are polled: at the next half second after the kernel has reported a change in their
-    directories, and every half second where it cannot. The files and the plugins' devices are read after a change, and every
-    five seconds in any case, because the volumes of a pod disappear without a change of these times. A pod that succeeds or
-    fails changes none of them either. So while allocations are live, PodResources is asked every half second which of their
-    containers have ended, and everything is read when another one has.
+    Only the times of the files are polled: half a second after the kernel has reported a change in their directories, or
+    every half second if it cannot. Files and devices are read after a change, and at least every five seconds, because the
+    volumes of a pod disappear without a change of these times. A pod that succeeds or fails changes no time either. So while
+    allocations are live, PodResources is polled every half second for ended containers.
 
-    As long as other plugins than ours are shown, or the question fails, devices are asked for every half second: a kubelet
-    leaves its checkpoint as it is when a plugin goes away (kubelet v1.36.3, devicemanager `PluginDisconnected`).
+    Devices are polled every half second while other plugins are shown or the poll fails: the kubelet does not change its
+    checkpoint when a plugin disconnects (kubelet v1.36.3, devicemanager `PluginDisconnected`).
 
-    Where the files cannot be read in time, what was read last stands, with the time of that reading, and they are read again
-    after 1, 2, 4 ... 30 seconds.
+    If the files cannot be read in time, the last reading stays in use, with its time, and they are read again after
+    `PAUSE_SECONDS`.
     """
 
     def __init__(
@@ -244,9 +236,8 @@ class KubeletWatch:
         changes: DirectoryChanges | None = None,
     ) -> None:
         """
-        `devices` is asked for the devices of all plugins apart from those of the given resources; None: nobody is asked.
-        `ended` is asked for what the record still has of containers that have ended. Both raise Unavailable. `changes`
-        reports changes in directories; None: no reports.
+        `devices` returns the devices of all plugins without those of these resources; None: they are not read. `ended`
+        returns the live allocations of ended containers. Both raise Unavailable. `changes`: None: no changes are reported.
         """
         self._ledger = ledger
         self._files = files
@@ -256,20 +247,19 @@ class KubeletWatch:
         self._changes = changes or DirectoryChanges()
         self._turn = anyio.Lock(fast_acquire=True)
         self._begun = self._done = 0
-        """Whole readings: how many began, and which was the last to come to an end."""
+        """Readings by `read_all`: how many have begun, and the last that is done."""
         self._stamp: tuple[object, ...] | None = None
-        """Of the files as they were read last; None: they are to be read anew."""
+        """The stamp of the last reading; None: the files must be read again."""
         self._read_at = 0.0
         """Monotonic seconds."""
-        self._late = 0
         self._again = 0.0
-        """Readings in a row that were late, and the monotonic seconds before which `poll` begins no other."""
+        """Monotonic seconds before which `poll` begins no other reading, after a late one."""
         self._answer: tuple[Listed | None, str] = (None, "")
-        """The devices as they were listed last, or None and why they are not known."""
+        """The devices of the last poll, or None and why they are not known."""
         self._is_ended_known = True
         """Whether the last reading knew which containers have ended."""
         self._last: tuple[KubeletObserved, float] | None = None
-        """What was read last, and when, in seconds since 1970."""
+        """The last reading in time, and its time in seconds since 1970."""
 
     async def run(self) -> None:
         """
@@ -289,7 +279,7 @@ class KubeletWatch:
             await self._clock.sleep(until_tick(self._clock, POLL_SECONDS))
 
     async def read_all(self) -> None:
-        """Reads all files and devices now. One reading serves every caller that asked before it began."""
+        """Reads all files and devices now. One reading serves all callers that came before it began."""
         begun = self._begun
         async with self._turn:
             if self._done <= begun:
@@ -298,10 +288,7 @@ class KubeletWatch:
                 self._done = self._begun
 
     async def poll(self) -> None:
-        """
-        As `read_changed`, and reads everything where another container has ended. Files that were late wait for their time.
-        Does nothing before the hardware is known.
-        """
+        """As `read_changed`, and reads everything if another container has ended. Needs the hardware."""
         ended = set[AllocationID]()
         if self._known() is not None:
             with suppress(Unavailable):
@@ -319,10 +306,7 @@ class KubeletWatch:
                 await self._read_changed()
 
     async def read_changed(self) -> None:
-        """
-        Reads the files unless they are, by their times as they are now, those that were read in the last
-        `REREAD_SECONDS`; and the devices if they may have changed.
-        """
+        """Reads the files if one has changed or the reading is older than `REREAD_SECONDS`, and the devices if necessary."""
         async with self._turn:
             await self._read_changed()
 
@@ -335,18 +319,18 @@ class KubeletWatch:
             self._observe(known, *(await self._listed() if self._may_have_gone() else self._answer))
 
     def _known(self) -> KubeletObserved | None:
-        """What was observed last."""
+        """The last published reading."""
         usage = self._ledger.state.usage
         return usage.kubelet if usage is not None else None
 
     def _changed(self) -> tuple[object, ...]:
-        """What differs when a file or the hardware has changed."""
+        """A value that changes if a file or the hardware changes."""
         topology = self._ledger.state.topology
         place = (topology.epoch, topology.revision) if topology is not None else ()
         return (*self._files.stamp(), place)
 
     async def _read(self, stamp: tuple[object, ...]) -> None:
-        """`stamp`: of before the reading, so that what changes meanwhile is read again."""
+        """`stamp`: from before the reading, so that later changes are read again."""
         found: list[tuple[Listed | None, str]] = []
 
         async def ask() -> None:
@@ -365,11 +349,9 @@ class KubeletWatch:
         self._read_at = self._again = self._clock.monotonic()
         if kubelet.unknown:
             self._stamp = None
-            self._late = self._late + 1
-            self._again += backoff_seconds(self._late, FIRST_PAUSE, LONGEST_PAUSE)
+            self._again += PAUSE_SECONDS
         else:
             self._stamp = stamp
-            self._late = 0
             self._last = kubelet, self._clock.wall()
         if kubelet.unknown and self._last is not None:
             last, at = self._last
@@ -378,12 +360,12 @@ class KubeletWatch:
         self._observe(msgspec.structs.replace(kubelet, notes=(*kubelet.notes, *notes)), *found[0])
 
     def _may_have_gone(self) -> bool:
-        """Whether devices of other plugins were shown, which may go without a change of the files, or nobody knows."""
+        """Whether other plugins may have gone: the files do not show it."""
         listed, _ = self._answer
         return listed is None or not listed.keys() <= self._ledger.state.hardware.offers_of.keys()
 
     async def _listed(self) -> tuple[Listed | None, str]:
-        """The devices of all plugins, or None and why they are not known."""
+        """Polls the devices of all plugins; None with the reason if they are not known."""
         if self._devices is None:
             return None, ""
         try:
@@ -393,10 +375,7 @@ class KubeletWatch:
         return self._answer
 
     def _observe(self, kubelet: KubeletObserved, listed: Listed | None, unknown: str) -> None:
-        """
-        Takes in the kubelet with these devices of plugins; None: they are not known, and why. Those that are offered here
-        are left out: discovery announces them, and there may be tens of thousands of shares.
-        """
+        """Publishes the reading with the `listed` devices, without our own: discovery publishes those."""
         unconfirmed = clean(self._ledger.unconfirmed or "", LONGEST)
         ours = self._ledger.state.hardware.offers_of
         others = {name: parts for name, parts in listed.items() if name not in ours} if listed is not None else None

@@ -30,7 +30,14 @@ from topoalign.core.model.errors import InvalidField, Undecodable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.kubernetes import objects
-from topoalign.registry.kubernetes.api_requests import CALL_SECONDS, Credentials, Expired, Requests, answer_error
+from topoalign.registry.kubernetes.api_requests import (
+    CALL_SECONDS,
+    LIST_SECONDS,
+    Credentials,
+    Expired,
+    Requests,
+    answer_error,
+)
 from topoalign.registry.ports import (
     ApiConflict,
     ApiNotFound,
@@ -120,7 +127,9 @@ class ObjectWatch(Generic[S]):
         here: set[str] = set()
         parameters = {"limit": str(PAGE)}
         while True:
-            page = objects.decode_object(await self._requests.page(self._path, parameters), Listed)
+            page = objects.decode_object(
+                await self._requests.send("GET", self._path, parameters=parameters, seconds=LIST_SECONDS), Listed
+            )
             for raw in page.items:
                 if (seen := self._decode(raw)) is not None:
                     here.add(seen.key)

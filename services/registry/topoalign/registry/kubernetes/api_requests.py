@@ -86,10 +86,6 @@ class Requests:
         self._http, self._server, self._credentials = http, server.rstrip("/"), credentials
         self._call_seconds = call_seconds
 
-    async def page(self, path: str, parameters: Mapping[str, str]) -> bytes:
-        """Reads a page of a list. Raises ApiUnavailable, ApiRefused, ApiNotFound and Expired."""
-        return await self.send("GET", path, parameters=parameters, seconds=LIST_SECONDS)
-
     async def send(
         self,
         method: str,

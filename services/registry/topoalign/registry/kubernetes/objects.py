@@ -120,10 +120,11 @@ def what_prevents_scheduling(spec: PodSpec, status: PodStatus) -> str:
     return f"waits for the resource claim {quoted(missing[:1])}" if missing else ""
 
 
-class NodeMetadata(msgspec.Struct, frozen=True):
-    """The needed fields of a node's `metadata`."""
+class ObjectMetadata(msgspec.Struct, frozen=True):
+    """The needed fields of the `metadata` of a node or a quota."""
 
     name: str
+    namespace: str = ""
     uid: str = ""
     labels: dict[str, str] | None = None
     annotations: NodeAnnotations | None = None
@@ -145,7 +146,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
 class ShownNode(msgspec.Struct, frozen=True):
     """A v1 Node."""
 
-    metadata: NodeMetadata
+    metadata: ObjectMetadata
     spec: NodeSpec | None = None
     status: NodeStatus | None = None
 
@@ -166,14 +167,6 @@ class ShownNode(msgspec.Struct, frozen=True):
         )
 
 
-class QuotaMetadata(msgspec.Struct, frozen=True):
-    """The needed fields of a quota's `metadata`."""
-
-    name: str
-    namespace: str
-    uid: str = ""
-
-
 class QuotaSpec(msgspec.Struct, frozen=True, rename="camel"):
     """The needed fields of a quota's `spec`."""
 
@@ -185,7 +178,7 @@ class QuotaSpec(msgspec.Struct, frozen=True, rename="camel"):
 class ShownQuota(msgspec.Struct, frozen=True):
     """A v1 ResourceQuota."""
 
-    metadata: QuotaMetadata
+    metadata: ObjectMetadata
     spec: QuotaSpec | None = None
 
     def to_seen(self) -> SeenQuota:

@@ -6,8 +6,8 @@ that decide about a pod's devices or its gang, or cause a refusal, and a pod wit
 of 256 uuids has 11 kB.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -77,17 +77,12 @@ class Victims(msgspec.Struct, frozen=True, kw_only=True):
     """PodDisruptionBudgets that would be violated, as the scheduler counts them."""
 
 
-class BindsPods(Protocol):
-    """Binds pods as the extender protocol asks for it."""
-
-    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
-        """
-        Binds the pod to the node; when this returns, the Binding exists. Returns or raises well within the five seconds
-        after which a scheduler retries.
-
-        Raises a TopoalignError if the Binding was not created, or if that is not known.
-        """
-
+Bind = Callable[[str, str, str, NodeName], Coroutine[Any, Any, None]]
+"""
+Binds the pod of this namespace, name and UID to the node; when this returns, the Binding exists. Returns or raises well
+within the five seconds after which a scheduler retries. Raises a TopoalignError if the Binding was not created, or if that
+is not known.
+"""
 
 MOST_CHARACTERS = 32 * 1024
 """Length of the relevant annotations with their keys."""

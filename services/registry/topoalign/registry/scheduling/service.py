@@ -1,7 +1,7 @@
 """Builds and runs what serves kube-scheduler in the registry."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 import anyio
@@ -33,10 +33,10 @@ from topoalign.registry.scheduling.filter.namespace_quotas import Quotas
 from topoalign.registry.scheduling.filter.scheduler import PodChecks, Scheduler
 from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
 from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesRecords, KubernetesWatch
-from topoalign.registry.scheduling.kubernetes.pod_events import BindEvents, EventWriter, refusal_event
+from topoalign.registry.scheduling.kubernetes.pod_events import EventWriter, refusal_event
 from topoalign.registry.scheduling.kubernetes.requeue import Requeue
 from topoalign.registry.scheduling.kubernetes.topology_objects import TopologyObjects
-from topoalign.registry.scheduling.scheduling_api import BindsPods, PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import Bind, PodToSchedule
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
@@ -100,11 +100,7 @@ def counter_family(name: str, meaning: str, label: str, counts: Mapping[str, int
 
 
 class NoKubernetes(Unavailable):
-    """
-    Raised for a bind if the registry has no access to Kubernetes.
-
-    Remedy: Set `TOPOALIGN_KUBERNETES`, or remove `bindVerb` from the scheduler.
-    """
+    """Raised for a bind if the registry has no access to Kubernetes."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -113,12 +109,9 @@ class NoKubernetes(Unavailable):
         )
 
 
-class NoBinder:
-    """Binds no pods, in a registry without access to Kubernetes."""
-
-    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
-        """Raises NoKubernetes."""
-        raise NoKubernetes
+async def refuse_bind(namespace: str, name: str, uid: str, node: NodeName) -> None:
+    """Binds no pods, in a registry without access to Kubernetes. Raises NoKubernetes."""
+    raise NoKubernetes
 
 
 NATS_AWAY_SECONDS = 5.0
@@ -138,19 +131,17 @@ class SchedulingService:
         registry: Registry,
         api: KubernetesApi | None,
         replica: str,
-        freeze: Callable[[], None] = lambda: None,
         foreign: ForeignNodes | None = None,
     ) -> None:
         """
         `client`, `cluster`: of the registry; they keep usage. `api`: None if the registry has no access to Kubernetes.
-        `replica`: an id that no other registry has. `freeze`: as of `Registry`. `foreign`: None: an object of its own.
+        `replica`: an id that no other registry has. `foreign`: None: an object of its own.
         """
         clock = context.clock
         self._context = context
         self._settings = settings
         self._registry = registry
         self._cluster = cluster
-        self._freeze = freeze
         self._is_serving = False
         """Whether all nodes were read once, or could not be read without NATS."""
         self._nodes = ReportedNodes(cluster, pass_unknown=settings.unknown_nodes == "pass")
@@ -198,7 +189,7 @@ class SchedulingService:
             quotas=self.quotas,
         )
         self.watch: KubernetesWatch | None = None
-        self.binder: BindsPods = NoBinder()
+        self.bind: Bind = refuse_bind
         self.topologies: TopologyObjects | None = None
         context.readiness[READINESS] = {"nodes": self.unread_nodes}
         context.checks["scheduler"] = self.behind
@@ -229,13 +220,13 @@ class SchedulingService:
             BindChecks(self.scheduler, settings.scheduler_name),
             partial(gangs.plan, self.scheduler.best),
             self._pods,
+            self._reports.submit,
         )
-        self.binder = BindEvents(binder, self.reservations.of_pod, self._reports.submit)
+        self.bind = binder.bind
         if settings.publish_topologies:
             self.topologies = TopologyObjects(api, clock, self.view, self._nodes.uids.get)
         context.metrics.register(SchedulingMetrics(self.watch, binder.counts, self.reservations.counts, self.foreign))
         context.notes["managed"] = self._nodes.finding
-        context.notes["managedResources"] = self._bypassed.finding
         context.notes["kubernetes"] = lambda: api.trouble
         context.readiness[READINESS]["kubernetes"] = self.watch.behind
 
@@ -271,7 +262,7 @@ class SchedulingService:
                 self._context,
                 self._settings,
                 self.scheduler,
-                self.binder,
+                self.bind,
                 webhook,
                 lambda: watch.version if watch is not None else None,
                 task_status=task_status,
@@ -306,7 +297,6 @@ class SchedulingService:
         if self._is_serving:  # filters were answered with an error meanwhile
             self._requeue.ask("NodesRead")
         self._is_serving = True
-        self._freeze()  # so that the garbage collector does not scan what stays at the next call
 
     def offers(self, resource: ResourceName) -> bool:
         """Whether some node offers this resource; every one before all nodes are read, so that no pod bypasses us."""
@@ -314,7 +304,7 @@ class SchedulingService:
 
     def left_out(self, pod: PodRequest) -> Sequence[FilledIn]:
         """The amounts that a pod with slots does not name; empty before all nodes are read."""
-        return () if self.view.waiting() is not None else self.view.offers.left_out(pod)
+        return self._complete_offers().left_out(pod)
 
     def check_new(self, pod: PodRequest) -> None:
         """Raises the reason to deny a new pod: it is invalid, or exceeds the quota of its namespace."""
@@ -324,9 +314,11 @@ class SchedulingService:
 
     def check_valid(self, pod: PodRequest) -> None:
         """Raises the reason to deny an invalid pod."""
-        # Nothing is offered before all nodes are read: a part of the offers could deny it for too much memory.
-        checks = self.scheduler.checks if self.view.waiting() is None else PodChecks(OfferedResources())
-        checks.check(pod)
+        PodChecks(self._complete_offers()).check(pod)
+
+    def _complete_offers(self) -> OfferedResources:
+        """The offers of all nodes; none before all are read, because a part could deny a pod for too much memory."""
+        return self.view.offers if self.view.waiting() is None else OfferedResources()
 
     def _hold(self, node: NodeName) -> None:
         """Passes the reservations of a node to the view."""

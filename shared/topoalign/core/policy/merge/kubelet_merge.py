@@ -18,13 +18,14 @@ with less work:
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import reduce
+from itertools import islice
 from operator import add, and_, mul, sub
 
 from topoalign.core.model.hints import HintRule, Hints, ProviderHints, TopologyHint
 from topoalign.core.model.topology.bitmask import EVERYWHERE, Mask, nodes_of, union
 from topoalign.core.numa_sets.search import Choosing, NumaSearchBudget, mask_meets_needs
 from topoalign.core.numa_sets.subsets import hints_of_rule, subsets
-from topoalign.core.policy.merge.closest_numa import Distances, choose_narrowest_mask, closest
+from topoalign.core.policy.merge.closest_numa import Distances, choose_narrowest_mask
 
 Offer = Sequence[TopologyHint] | HintRule
 """The hints of one resource, as a list or as a rule."""
@@ -94,8 +95,8 @@ def _preferred_mask(
         elif len(sizes) == 1:
             nodes = reduce(and_, (rule.nodes for rule in rules))
             choosing = Choosing(nodes, [need for rule in rules for need in rule.needs], work)
-            found = closest(choosing.masks, choosing.nodes, sizes.pop(), distances)
-            masks += [found] if found else []
+            lowest_first = choosing.masks(sizes.pop())
+            masks += islice(lowest_first, None if distances is not None else 1)
     return choose_narrowest_mask(masks, distances) if masks else None
 
 

@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from math import prod
 
 from topoalign.core.model.errors import clean
-from topoalign.core.model.hints import HintRule, Hints, ProviderHints
-from topoalign.core.model.ids import ContainerName, ResourceName
+from topoalign.core.model.ids import ResourceName
 from topoalign.core.model.requests import Policy
 from topoalign.core.policy import POLICIES
-from topoalign.core.policy.merge.kubelet_merge import offer_of_hints
 
 MICROSECONDS = 0.25
 """For one combination."""
@@ -28,14 +26,6 @@ UNITS = {"years": 31_536_000, "days": 86_400, "hours": 3_600, "minutes": 60}
 """In seconds."""
 
 
-def slow_merge(providers: Mapping[str, ProviderHints], policy: Policy, container: ContainerName | None) -> str | None:
-    """A warning for people where the kubelet's merge of these hints takes long. `container`: None for the whole pod."""
-    lengths = {name: length(hints, policy) for each in providers.values() for name, hints in each.items()}
-    slow = warn_of_combinations(lengths)
-    whose = "the pod" if container is None else f"container {clean(container)}"
-    return None if slow is None else f"for {whose} {slow}"
-
-
 def warn_of_combinations(lengths: Mapping[ResourceName, int]) -> str | None:
     """Returns the warning for these numbers of hints per resource; None below `MANY` combinations."""
     combinations = min(prod(lengths.values()), MOST)
@@ -45,17 +35,6 @@ def warn_of_combinations(lengths: Mapping[ResourceName, int]) -> str | None:
     return (
         f"the kubelet merges about {combinations:.1e} combinations of hints ({product}), which takes a whole core about "
         f"{duration(combinations * MICROSECONDS / 1e6)}; it admits no other pod meanwhile"
-    )
-
-
-def length(hints: Hints, policy: Policy) -> int:
-    """The number of hints of a resource that the merge walks through; for a rule, the most that it can stand for."""
-    offer = offer_of_hints(hints)
-    single = POLICIES[policy].single_node
-    if isinstance(offer, HintRule):
-        return longest(offer.nodes.bit_count(), policy) + (0 if single else len(offer.besides))
-    return (
-        sum(1 for hint in offer if hint.preferred and (hint.affinity or 0).bit_count() <= 1) if single else len(offer)
     )
 
 

@@ -18,12 +18,12 @@ from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.hints import HintRule, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
 from topoalign.core.numa_sets.search import Choosing, NumaSearchBudget
-from topoalign.core.numa_sets.subsets import MOST_NODES, Subsets, subsets
-from topoalign.core.policy.merge.closest_numa import Distances, MaskOrder, choose_narrowest_mask, closest
+from topoalign.core.numa_sets.subsets import MOST_NODES, Subsets, hints_of_rule, subsets
+from topoalign.core.policy.merge.closest_numa import Distances, MaskOrder, choose_narrowest_mask
 from topoalign.core.policy.merge.kubelet_merge import Offer, narrowest_width
 
-MOST_ORDERED = 64
-"""Equally narrow masks of one search that are compared by their GPUs."""
+MOST_COMPARED = 64
+"""Equally narrow masks that one search finds, the lowest first; the best of them is taken."""
 
 
 def narrowest_fit(
@@ -35,10 +35,16 @@ def narrowest_fit(
 ) -> TopologyHint:
     """
     Returns the narrowest hint that has room for one hint of each offer; the whole machine, not preferred, if there is none,
-    and any node if no offer names one. The closest of equally narrow ones is searched within the limit on work. Raises
-    TooMuchWork if even the narrowest is not found within it.
+    and any node if no offer names one. Of more than MOST_NODES NUMA nodes the lowest MOST_COMPARED masks that a search
+    finds are compared. Raises TooMuchWork if the narrowest is not found within the limit on work.
     """
     work = work or NumaSearchBudget()
+    offers = [
+        hints_of_rule(offer)
+        if isinstance(offer, HintRule) and union((offer.nodes, *offer.besides)).bit_count() <= MOST_NODES
+        else offer
+        for offer in offers
+    ]
     widths = [_width_of(offer, work) for offer in offers]
     naming = [offer for offer, width in zip(offers, widths, strict=True) if width]
     if not naming:
@@ -48,7 +54,8 @@ def narrowest_fit(
     if not any(isinstance(offer, HintRule) for offer in naming) and (named & machine).bit_count() <= MOST_NODES:
         masks = _listed_fits(listed, subsets(nodes_of(named & machine)))
     else:
-        masks = _searched_fits(naming, machine, distances, work, several=order is not None)
+        most = 1 if distances is None and order is None else MOST_COMPARED
+        masks = _searched_fits(naming, machine, work, most)
     if not masks:
         return TopologyHint(machine, False)
     mask = choose_narrowest_mask(masks, distances, order)
@@ -97,15 +104,8 @@ def _lattice(nodes: int) -> tuple[list[int], list[int]]:
     return without, sized
 
 
-def _searched_fits(
-    offers: Sequence[Offer],
-    machine: Mask,
-    distances: Distances | None,
-    work: NumaSearchBudget,
-    *,
-    several: bool = False,
-) -> list[Mask]:
-    """The best of the narrowest masks; with `several` also the lowest MOST_ORDERED of each search. Raises TooMuchWork."""
+def _searched_fits(offers: Sequence[Offer], machine: Mask, work: NumaSearchBudget, most: int) -> list[Mask]:
+    """Of the narrowest masks of each search the lowest, at most so many. Raises TooMuchWork."""
     leaner = [offer if isinstance(offer, HintRule) else _minimal(_masks_of(offer)) for offer in offers]
     searches = []
     for members, mask in _combinations(leaner, work):
@@ -118,12 +118,9 @@ def _searched_fits(
     narrow = [search for size, search in sizes if size == least]
     lowest = [next(search.masks(least)) for search in narrow]
     try:
-        found = [closest(search.masks, search.nodes, least, distances, search.fixed) for search in narrow]
-        if several:
-            found += [mask for search in narrow for mask in islice(search.masks(least), MOST_ORDERED)]
+        return [mask for search in narrow for mask in islice(search.masks(least), most)]
     except TooMuchWork:
         return lowest
-    return [mask for mask in found if mask is not None]
 
 
 def _combinations(offers: Sequence[Offer], work: NumaSearchBudget) -> set[tuple[frozenset[int], Mask]]:

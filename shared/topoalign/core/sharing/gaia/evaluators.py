@@ -14,6 +14,7 @@ Source: gpu-manager 8cd842ed, algorithm/nvidia, and allocateOne for `evaluate`.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from enum import StrEnum
 
 import msgspec
 
@@ -30,58 +31,42 @@ from topoalign.core.sharing.gaia.pcie_tree import (
     build_free_tree,
     build_pcie_tree,
 )
-from topoalign.core.sharing.share_refusals import (
-    AmountMissing,
-    MemoryAboveGpu,
-    NothingAsked,
-    NotWholeGpus,
-    ShareDoesNotFit,
-    ShareFields,
-)
 from topoalign.core.sharing.shared_gpus import SharedGpu
 
 Chosen = tuple[SharedGpu, ...]
 """The GPUs in the order in which the container gets them; () if there are not enough."""
 
-FIELDS = ShareFields()
+
+class GaiaRefusal(StrEnum):
+    """Why gpu-manager's evaluators give no GPU."""
+
+    NOTHING_ASKED = "zero-request"
+    NOT_WHOLE_GPUS = "cores-not-multiple-of-100"
+    AMOUNT_MISSING = "zero-cores-or-memory-in-share-mode"
+    MEMORY_ABOVE_GPU = "request-memory-larger-than-one-card"
+    NO_FREE_GPU = "no-free-node"
 
 
-class NoFreeGpu(ShareDoesNotFit):
-    """Raised when no GPU, or not enough GPUs, have what is asked for."""
-
-    def __init__(self, request: Amount) -> None:
-        super().__init__(
-            FIELDS.cores,
-            f"no GPU of the node has {request.cores} cores and {request.memory} bytes of memory left"
-            if request.cores < CORES
-            else f"the node has fewer than {request.cores // CORES} GPUs of which nobody holds anything",
-        )
-
-
-def evaluate(tree: GpuTree, request: Amount) -> Chosen:
+def evaluate(tree: GpuTree, request: Amount) -> Chosen | GaiaRefusal:
     """
-    The GPUs that a container gets. Above 100, cores count whole GPUs: 300 are three GPUs, whatever memory is asked for.
-
-    Raises NothingAsked, NotWholeGpus, AmountMissing, MemoryAboveGpu and NoFreeGpu.
+    The GPUs that a container gets, or why it gets none. Above 100, cores count whole GPUs: 300 are three GPUs, whatever
+    memory is asked for.
     """
     cores = request.cores
     memory = request.memory
     if not cores and not memory:
-        raise NothingAsked(FIELDS)
+        return GaiaRefusal.NOTHING_ASKED
     if cores > CORES and cores % CORES:
-        raise NotWholeGpus(FIELDS, cores)
+        return GaiaRefusal.NOT_WHOLE_GPUS
     if cores >= CORES:
-        chosen = (choose_linked_gpus if cores > CORES else fragment)(tree, cores // CORES)
-    elif cores and memory:
-        chosen = share(tree, cores, memory)
-        # of the first GPU alone, and only after no GPU had enough: of unequal GPUs a larger amount may be given
-        if not chosen and tree.gpus and memory > tree.gpus[0].offered.memory:
-            raise MemoryAboveGpu(FIELDS, memory, tree.gpus[0].offered.memory)
-    else:
-        raise AmountMissing(*((FIELDS.memory, FIELDS.cores) if cores else (FIELDS.cores, FIELDS.memory)))
-    if not chosen:
-        raise NoFreeGpu(request)
-    return chosen
+        return (choose_linked_gpus if cores > CORES else fragment)(tree, cores // CORES) or GaiaRefusal.NO_FREE_GPU
+    if not cores or not memory:
+        return GaiaRefusal.AMOUNT_MISSING
+    chosen = share(tree, cores, memory)
+    # of the first GPU alone, and only after no GPU had enough: of unequal GPUs a larger amount may be given
+    if not chosen and tree.gpus and memory > tree.gpus[0].offered.memory:
+        return GaiaRefusal.MEMORY_ABOVE_GPU
+    return chosen or GaiaRefusal.NO_FREE_GPU
 
 
 def share(tree: GpuTree, cores: int, memory: int) -> Chosen:
@@ -168,7 +153,7 @@ def choose_gpus_as_gaia(
 ) -> Chosen:
     """
     The GPUs `among` these that a container gets, by gpu-manager's evaluators over the tree of the node's GPUs. `gpus`:
-    all of the machine's, in its order. Raises InvalidField and ShareDoesNotFit.
+    all of the machine's, in its order. (): there are not enough.
 
     What may not be chosen counts as held whole: GPUs that the caller leaves out, as a kubelet's alignment does, and
     those with less memory than is asked for of each, at which gpu-manager does not look for whole GPUs. Memory without
@@ -183,6 +168,6 @@ def choose_gpus_as_gaia(
         gpu if may_be else msgspec.structs.replace(gpu, held=gpu.offered)
         for gpu, may_be in zip(gpus, may_be_chosen, strict=True)
     ]
-    return evaluate(
-        build_free_tree(tree_root(topology), seen), msgspec.structs.replace(request, cores=max(1, request.cores))
-    )
+    tree = build_free_tree(tree_root(topology), seen)
+    found = evaluate(tree, msgspec.structs.replace(request, cores=max(1, request.cores)))
+    return () if isinstance(found, GaiaRefusal) else found

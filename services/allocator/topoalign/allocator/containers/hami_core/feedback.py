@@ -2,8 +2,8 @@
 Lets containers of low priority wait while one of high priority computes on their GPU, through HAMi-core's shared files.
 
 Every few seconds the launches of all containers are read, and a note of four bytes is written to each file through the
-descriptor that was just checked. A file that cannot be used is logged once: its container does not wait and lets no other
-wait. A container waits until its note changes, so all notes are reset when this is switched off or the agent stops.
+descriptor that was just checked. The container of an unusable file does not wait and lets no other wait (`shared_files` logs
+it). A container waits until its note changes, so all notes are reset when this is switched off or the agent stops.
 """
 
 import os
@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import structlog
 from anyio import CancelScope, to_thread
 
 from topoalign.allocator.containers.hami_core import slot_directories
@@ -33,8 +32,6 @@ from topoalign.runtime.clock import until_tick
 ROUND_SECONDS = 5.0
 """As HAMi's monitor."""
 
-log = structlog.get_logger("topoalign.allocator.containers.hami_core")
-
 
 class Feedback:
     """Reads and writes the files of all containers of a node."""
@@ -44,10 +41,6 @@ class Feedback:
         self._root = root
         self._is_on = is_on
         self._state = state
-        self._may_wait = True
-        """Whether a file may contain a note to wait, also of a former process."""
-        self._unusable: dict[str, str] = {}
-        """Directory -> why its file could not be used in the last round."""
 
     async def run(self, clock: Clock) -> None:
         """Updates all notes every `ROUND_SECONDS` until cancelled, and then resets them."""
@@ -57,54 +50,35 @@ class Feedback:
                 await clock.sleep(until_tick(clock, ROUND_SECONDS))
         finally:
             with CancelScope(shield=True):
-                await self._release()
+                await self._write({})
 
     async def update_notes(self) -> None:
-        """Updates the notes of all containers once."""
-        root = self._root().rstrip("/")
-        if not root or not self._is_on():
-            await self._release()
-            return
-        self._may_wait = True
-        gpus = {each.directory: each.gpus for each in all_limited(self._state())}
-        unusable = await to_thread.run_sync(write_notes, Path(root), gpus)
-        for directory in unusable.keys() - self._unusable.keys():
-            log.warning(
-                "the priority of a container has no effect: the file that HAMi-core shares in it cannot be used",
-                directory=directory,
-                reason=unusable[directory],
-            )
-        self._unusable = unusable
+        """Updates the notes of all containers once. If this is switched off, no container waits."""
+        limited = all_limited(self._state()) if self._is_on() else ()
+        await self._write({each.directory: each.gpus for each in limited})
 
-    async def _release(self) -> None:
-        root = self._root().rstrip("/")
-        if root and self._may_wait:
-            await to_thread.run_sync(write_notes, Path(root), {})
-            self._may_wait = False
+    async def _write(self, gpus: Mapping[str, frozenset[DeviceID]]) -> None:
+        if root := self._root().rstrip("/"):
+            await to_thread.run_sync(write_notes, Path(root), gpus)
 
 
-def write_notes(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> dict[str, str]:
+def write_notes(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> None:
     """
     Reads the launches of all containers, and writes their notes. `gpus`: directory -> GPUs of its container; without an
-    entry it holds nothing and stops waiting. Returns directory -> why its file cannot be used.
+    entry it holds nothing and stops waiting.
     """
     found: list[tuple[str, Launches]] = []
-    unusable: dict[str, str] = {}
     with suppress(OSError):
         for name in list_own_directories(root, slot_directories.NAME):
-            try:
-                with suppress(OSError), opened_file(root, name, os.O_RDONLY) as opened:
-                    region = read_region(*opened) if opened is not None else None
-                    if region is not None:
-                        _, tail = region
-                        found.append((name, Launches(gpus.get(name, frozenset()), tail.recent_kernel, tail.priority)))
-            except Unusable as error:
-                unusable[name] = str(error)
+            with suppress(Unusable, OSError), opened_file(root, name, os.O_RDONLY) as opened:
+                region = read_region(*opened) if opened is not None else None
+                if region is not None:
+                    _, tail = region
+                    found.append((name, Launches(gpus.get(name, frozenset()), tail.recent_kernel, tail.priority)))
     notes = next_notes([each for _, each in found])
     for (name, each), note in zip(found, notes, strict=True):
         if note != each.recent_kernel and (gpus or each.recent_kernel < 0):
             write_note(root, name, each.recent_kernel, note)
-    return unusable
 
 
 def write_note(root: Path, name: str, before: int, note: int) -> None:

@@ -12,7 +12,6 @@ container stays valid even if the journal is lost, and a missing directory can b
 The root is closed to other users of the host (mode 0700), because root in a container may leave setuid programs there.
 """
 
-import errno
 import os
 import re
 import secrets
@@ -22,7 +21,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import structlog
 from anyio import to_thread
 
 from topoalign.allocator.allocate.service import DeviceAllocations
@@ -63,7 +61,6 @@ from topoalign.plugin_config.hook_files import (
     PRELOAD,
     find_missing_file,
 )
-from topoalign.runtime.clock import until_tick
 from topoalign.runtime.whole_files import replace_file
 
 NAME = re.compile(r"slots-[0-9a-f]{32}")
@@ -142,11 +139,9 @@ def make_open(at: int, name: str) -> None:
 # of the kubelet, or if its checkpoint cannot be read.
 
 
-COLLECT_SECONDS = 5.0
 NOBODY = DirectoryOwner(AllocationID(""))
 """Owner of slots that only the checkpoint has: those of an init container, which may run again."""
 
-log = structlog.get_logger("topoalign.allocator.containers.hami_core")
 Held = tuple[ResourceName, frozenset[DeviceID]]
 
 
@@ -156,25 +151,18 @@ class DirectoryCleanup:
     def __init__(self, root: Callable[[], str]) -> None:
         """`root`: `flags.hamiRoot` of the newest configuration, empty: there is none."""
         self._root = root
-        self._owners: dict[str, DirectoryOwner | None] = {}
-        """Directory -> the owner that is written in it."""
 
     async def run(self, allocations: DeviceAllocations, clock: Clock) -> None:
         """Cleans up every `COLLECT_SECONDS` until cancelled. Logs a failure once."""
-        failing = None
-        while True:
+
+        async def sweep() -> None:
             try:
-                try:
-                    self.clean_up(allocations.state, allocations.polled)
-                finally:
-                    if self._root():
-                        await to_thread.run_sync(self.remove_leftovers)
-                failing = None
-            except OSError as error:
-                if failing != (reason := f"{error.strerror}: {error.filename}"):
-                    log.warning("the directories of containers cannot be kept", reason=clean(reason, 200))
-                failing = reason
-            await clock.sleep(until_tick(clock, COLLECT_SECONDS))
+                self.clean_up(allocations.state, allocations.polled)
+            finally:
+                if self._root():
+                    await to_thread.run_sync(self.remove_leftovers)
+
+        await limiter_files.keep_directories(sweep, clock, limiter_files.COLLECT_SECONDS)
 
     def clean_up(self, state: NodeState, poll: Poll | None) -> None:
         """Restores and removes directories once. Raises OSError after it has done all that is possible."""
@@ -190,15 +178,13 @@ class DirectoryCleanup:
         limited = {slots_directory_name(*each) for each in places if is_limited(state, each[0])}
         entered = {slots_directory_name(*each) for each in in_checkpoint}
         present = limiter_files.list_own_directories(root, NAME)
-        self._owners = {name: self._owners.get(name) or read_directory_owner(root, name) for name in present}
         for name in present:
-            owner = self._owners[name]
+            owner = read_directory_owner(root, name)
             try:
                 if name in held:
                     if (now := held[name]) is not None and now != owner:
                         with open_directory(root) as at, open_directory(name, at) as directory:
                             replace_file(OWNER, "\n".join(now).encode(), directory=directory)
-                        self._owners[name] = now
                 elif (
                     poll is not None
                     and name not in entered
@@ -208,7 +194,7 @@ class DirectoryCleanup:
             except OSError as error:
                 failure = error
         try:
-            for name in limited - self._owners.keys():
+            for name in limited.difference(present):
                 if (owner := held.get(name, NOBODY)) is not None:
                     make_locks(root)
                     prepare_slots_directory(root, name, owner)
@@ -220,11 +206,7 @@ class DirectoryCleanup:
     def remove_leftovers(self) -> None:
         """Removes the content of renamed directories. Raises OSError if some of it cannot be removed."""
         if configured := self._root().rstrip("/"):
-            try:
-                limiter_files.remove_leftovers(Path(configured))
-            except OSError as error:
-                if error.errno != errno.ENOTEMPTY:  # the next cleanup continues
-                    raise
+            limiter_files.remove_leftovers(Path(configured))
 
     def _held(self, state: NodeState) -> dict[str, DirectoryOwner | None]:
         return {

@@ -18,7 +18,6 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple, cast
 
 import anyio
-import structlog
 from anyio import to_thread
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
@@ -30,20 +29,17 @@ from topoalign.allocator.allocate.pre_start import (
 )
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers import limiter_files
-from topoalign.allocator.containers.limiter_files import is_pod_present, with_checkpoint
+from topoalign.allocator.containers.limiter_files import is_pod_present, keep_directories, with_checkpoint
 from topoalign.allocator.containers.vcuda import unit_directories
 from topoalign.allocator.containers.vcuda.unit_directories import (
-    CONFIG_FILE,
-    PIDS_FILE,
     SOCKET,
     Limits,
-    encode_config,
     pids_of,
     read_config_owner,
     units_directory_name,
 )
 from topoalign.allocator.ports import Poll, ResourceEntry
-from topoalign.core.model.errors import StateFault, TopoalignError, Unavailable, clean
+from topoalign.core.model.errors import StateFault, Unavailable, clean
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
@@ -56,7 +52,6 @@ from topoalign.kubelet.grpc import unix_sockets
 from topoalign.kubelet.grpc.api import vcuda
 from topoalign.kubelet.grpc.grpc_connection import GrpcConnection
 from topoalign.kubelet.grpc.transport import LONGEST_MESSAGE, GrpcServer, Load, Servicer, caller
-from topoalign.runtime.clock import until_tick
 from topoalign.runtime.metrics import ServiceMetric
 
 # The owner of a directory comes from the kubelet's checkpoint.
@@ -193,11 +188,8 @@ def caller_of(proc: Path, pid: int) -> Caller | None:
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-COLLECT_SECONDS = 5.0
 AGAIN_SECONDS = 0.5
 DRAIN_SECONDS = 0.5
-
-log = structlog.get_logger("topoalign.allocator.containers.vcuda")
 
 
 class VcudaLimiter:
@@ -259,14 +251,8 @@ class VcudaLimiter:
         if not pids:
             remedy = f"see that the host's control groups are mounted at {self._cgroups}"
             raise StateFault(f"no process is found in the control group {who.group}", remedy)
-        holder = Holder(who.pod_uid, who.container)
-        if any(entries_of_holder(holder, self._parts)):
-            config = encode_config(limits_for(holder, self._parts, self._hardware()))
-        else:
-            config = unit_directories.config_in(root, name)
-        files = {CONFIG_FILE: config, PIDS_FILE: pids_of(pids)}
         try:
-            unit_directories.write_registered(root, name, who.container_id, files, PIDS_FILE)
+            unit_directories.write_registered(root, name, who.container_id, pids_of(pids))
         except OSError as error:
             raise StateFault(
                 f"the processes of the container cannot be written: {error.strerror}", "make room on the node's disk"
@@ -274,17 +260,8 @@ class VcudaLimiter:
 
     async def run(self, allocations: DeviceAllocations, clock: Clock) -> None:
         """Cleans up every `COLLECT_SECONDS`, sooner after a failure: a predecessor may still have the sockets."""
-        failing = None
         try:
-            while True:
-                try:
-                    await self.clean_up(allocations.state, allocations.polled)
-                    failing = None
-                except (OSError, TopoalignError) as error:
-                    if failing != str(error):
-                        log.warning("the directories of containers cannot be kept", reason=clean(str(error), 200))
-                    failing = str(error)
-                await clock.sleep(until_tick(clock, COLLECT_SECONDS if failing is None else AGAIN_SECONDS))
+            await keep_directories(lambda: self.clean_up(allocations.state, allocations.polled), clock, AGAIN_SECONDS)
         finally:
             with anyio.CancelScope(shield=True):
                 await self.close()
@@ -344,8 +321,7 @@ class VcudaLimiter:
                 ) from error
 
     async def _prepare(self, root: Path, name: str, limits: Limits) -> None:
-        if read_config_owner(root, name) != (limits.pod_uid, limits.container):
-            await self._stop(root / name)
+        await self._stop(root / name)
         unit_directories.prepare_units_directory(root, name, limits)
         await self._serve(root, name)
 

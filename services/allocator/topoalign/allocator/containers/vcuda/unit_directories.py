@@ -11,7 +11,7 @@ uses the same mount each time a container starts.
         vcuda.sock
         <container id>/         copies of the two files, which the library reads if there is no vcuda.config above
 
-If another container gets the same units, its directory is created again. A former container that still runs finds its
+The directory is created again each time a container starts. A former container that still runs finds its
 mount empty, and the library ends its processes (vcuda-controller 72e0115, src/hijack_call.c). The root is closed to
 other users (mode 0700): callers are identified by their cgroups and mounts, and a user of the host could imitate those
 of a container.
@@ -19,7 +19,6 @@ of a container.
 
 import os
 import re
-import stat
 import struct
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -31,11 +30,8 @@ from topoalign.allocator.containers.limiter_files import (
     MODE,
     digest_of,
     discard,
-    is_real_directory,
-    list_entries,
     make_root,
     open_directory,
-    put_aside,
     read_file,
     remove_tree,
 )
@@ -125,8 +121,6 @@ def text_of(field: bytes) -> str:
 
 SOCKET = "vcuda.sock"
 NAME = re.compile(r"units-[0-9a-f]{32}")
-MOST_KEPT = 64
-"""A directory with more entries is created again; the agent writes four and a temporary file."""
 
 
 def units_directory_name(resource: ResourceName, units: Collection[DeviceID]) -> str:
@@ -134,18 +128,13 @@ def units_directory_name(resource: ResourceName, units: Collection[DeviceID]) ->
     return f"units-{digest_of(resource, frozenset(units))}"
 
 
-def config_in(root: Path, name: str) -> bytes:
-    """Reads the `vcuda.config` of a directory; empty if there is none."""
-    try:
-        with open_directory(root) as at, open_directory(name, at) as directory:
-            return read_file(directory, CONFIG_FILE)
-    except OSError:
-        return b""
-
-
 def read_config_owner(root: Path, name: str) -> tuple[str, str] | None:
     """Reads pod UID and container of a directory's owner; None if it has none yet, or an invalid `vcuda.config`."""
-    config = config_in(root, name)
+    try:
+        with open_directory(root) as at, open_directory(name, at) as directory:
+            config = read_file(directory, CONFIG_FILE)
+    except OSError:
+        return None
     if len(config) != CONFIG.size:
         return None
     pod_uid, _, container, *_ = CONFIG.unpack(config)
@@ -153,32 +142,27 @@ def read_config_owner(root: Path, name: str) -> tuple[str, str] | None:
 
 
 def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
-    """Prepares the directory of a container that is about to start. Raises OSError; then it can be repeated."""
+    """
+    Creates the directory of a container that is about to start, in place of a former one. Raises OSError; then it can be
+    repeated.
+    """
     make_root(root)
     with open_directory(root) as at:
-        if read_config_owner(root, name) != (limits.pod_uid, limits.container) or count_entries(at, name) > MOST_KEPT:
-            if gone := discard(at, name):
-                with suppress(OSError):  # a former container that still runs sees an empty directory at once
-                    remove_tree(at, gone)
-            os.mkdir(name, MODE, dir_fd=at)
+        if gone := discard(at, name):
+            with suppress(OSError):  # a former container that still runs sees an empty directory at once
+                remove_tree(at, gone)
+        os.mkdir(name, MODE, dir_fd=at)
         with open_directory(name, at) as directory:
             os.fchmod(directory, MODE)
-            for each in list_entries(directory):
-                if is_real_directory(directory, each):
-                    put_aside(directory, each, at)
-                    continue
-                found = os.stat(each, dir_fd=directory, follow_symlinks=False)
-                if each != CONFIG_FILE and not (each == SOCKET and stat.S_ISSOCK(found.st_mode)):
-                    os.unlink(each, dir_fd=directory)
-            if read_file(directory, CONFIG_FILE) != (config := encode_config(limits)):
-                replace_file(CONFIG_FILE, config, durable=True, directory=directory)
+            replace_file(CONFIG_FILE, encode_config(limits), durable=True, directory=directory)
 
 
-def write_registered(root: Path, name: str, container_id: str, files: dict[str, bytes], pids: str) -> None:
+def write_registered(root: Path, name: str, container_id: str, pids: bytes) -> None:
     """
-    Writes the changed files into the directory `container_id`, and the one named `pids` also above it. Raises OSError.
+    Writes `pids.config`, and into the directory `container_id` both files, as far as they have changed. Raises OSError.
     """
     with open_directory(root) as at, open_directory(name, at) as directory:
+        files = {CONFIG_FILE: read_file(directory, CONFIG_FILE), PIDS_FILE: pids}
         with suppress(FileExistsError):
             os.mkdir(container_id, MODE, dir_fd=directory)
         with open_directory(container_id, directory) as own:
@@ -186,14 +170,8 @@ def write_registered(root: Path, name: str, container_id: str, files: dict[str, 
             for file, content in files.items():
                 if read_file(own, file) != content:
                     replace_file(file, content, directory=own)
-        if read_file(directory, pids) != files[pids]:
-            replace_file(pids, files[pids], directory=directory)
-
-
-def count_entries(at: int, name: str) -> int:
-    """Counts the entries of a directory, `MOST_KEPT` + 1 at most. Raises OSError if it does not exist."""
-    with open_directory(name, at) as directory:
-        return len(list_entries(directory, MOST_KEPT + 1))
+        if read_file(directory, PIDS_FILE) != pids:
+            replace_file(PIDS_FILE, pids, directory=directory)
 
 
 # The edits of a container in Allocate's answers. Computing time and memory have separate answers, and if both mount at

@@ -20,7 +20,7 @@ replaces it, or it expires.
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from weakref import WeakValueDictionary
 
@@ -32,7 +32,7 @@ from topoalign.core import wire
 from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.diagnosis.hami_nodes import REASONS
 from topoalign.core.model.decisions import Admission, Refusal
-from topoalign.core.model.errors import BusConflict, NoFit, TopoalignError, Unavailable, clean
+from topoalign.core.model.errors import BusConflict, NoFit, TopoalignError, Unavailable, clean, quoted
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import ConfirmRequest
 from topoalign.core.model.reservations import Reservation
@@ -44,6 +44,7 @@ from topoalign.registry.ports import (
     ApiRefused,
     ApiUnavailable,
     KubernetesApi,
+    PodEvent,
     SeenPod,
 )
 from topoalign.registry.scheduling.binding.cluster_reservations import (
@@ -71,11 +72,7 @@ class NodeForbidden(NoFit):
 
 
 class OtherScheduler(NoFit):
-    """
-    Raised for a pod that names another scheduler.
-
-    Remedy: Nothing: the other scheduler binds it.
-    """
+    """Raised for a pod that names another scheduler."""
 
     def __init__(self, scheduler: str) -> None:
         super().__init__(f"the pod names scheduler {clean(scheduler)}", "nothing: that scheduler binds it")
@@ -103,11 +100,7 @@ log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class PodGone(NoFit):
-    """
-    Raised for a pod that is deleted, or replaced by another one of the same name.
-
-    Remedy: Nothing.
-    """
+    """Raised for a pod that is deleted, or replaced by another one of the same name."""
 
     def __init__(self, pod: str) -> None:
         super().__init__(
@@ -116,22 +109,14 @@ class PodGone(NoFit):
 
 
 class BoundElsewhere(NoFit):
-    """
-    Raised for a pod that is bound to another node already.
-
-    Remedy: Nothing.
-    """
+    """Raised for a pod that is bound to another node already."""
 
     def __init__(self, pod: str, node: NodeName) -> None:
         super().__init__(f"pod {clean(pod, 300)} is bound to node {clean(node)}", "no action is needed")
 
 
 class NodeRefuses(NoFit):
-    """
-    Raised when the node would refuse the pod although the registry expected it to fit.
-
-    Remedy: Nothing: the scheduler tries again.
-    """
+    """Raised when the node would refuse the pod although the registry expected it to fit."""
 
     def __init__(self, node: NodeName, code: str, finding: str) -> None:
         self.reason = code
@@ -141,13 +126,7 @@ class NodeRefuses(NoFit):
 
 
 class PodsPending(NoFit):
-    """
-    Raised when other pods of the node must be admitted or must end first.
-
-    Their end could lead the kubelet to refuse the pod. The pod's reservation stays.
-
-    Remedy: Nothing: the scheduler tries again.
-    """
+    """Raised while the kubelet could refuse the pod because of other pods that begin or end. Its reservation stays."""
 
     code = PODS_PENDING
 
@@ -159,11 +138,7 @@ class PodsPending(NoFit):
 
 
 class BindUnknown(Unavailable):
-    """
-    Raised when it is not known at the deadline whether the pod is bound.
-
-    Remedy: Nothing: the scheduler tries again.
-    """
+    """Raised when it is not known at the deadline whether the pod is bound."""
 
     def __init__(self, pod: str, node: NodeName) -> None:
         super().__init__(
@@ -173,13 +148,12 @@ class BindUnknown(Unavailable):
 
 
 class BindChecks:
-    """The registry's data that a bind needs: the view of a scheduler, quotas, and what Kubernetes allows."""
+    """What a bind asks the scheduler: quotas, what Kubernetes allows, and whether the pod fits."""
 
     def __init__(self, scheduler: Scheduler, scheduler_name: str) -> None:
         """`scheduler_name`: the configured name; empty: the extender serves all profiles that it is configured for."""
-        self.foreign = scheduler.view.foreign
+        self.view = scheduler.view
         self._scheduler = scheduler
-        self._view = scheduler.view
         self._scheduler_name = scheduler_name
 
     def check_placement(self, pod: SeenPod, node: NodeName) -> None:
@@ -202,11 +176,7 @@ class BindChecks:
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
         """Assumes the pod on the node, because the scheduler filters the next pod meanwhile."""
         if holds_something(pod.request):
-            self._view.assume(node, pod)
-
-    def unassume(self, node: NodeName, uid: str) -> None:
-        """Ends the assumption after the bind."""
-        self._view.unassume(node, uid)
+            self.view.assume(node, pod)
 
     async def fits(self, node: NodeName, pod: PodToSchedule) -> str:
         """
@@ -216,28 +186,16 @@ class BindChecks:
         Raises NotReadYet while reservations and binds are not known.
         """
         self._scheduler.check_ready()
-        if not self._view.pods_on(node).has_others(pod.uid):
+        if not self.view.pods_on(node).has_others(pod.uid):
             return await self._scheduler.lone.refusal(node, pod)
         return await self._scheduler.fits_in_every_order(node, pod)
 
-    def terminated(self, node: NodeName) -> Sequence[str]:
-        """UIDs of pods that the API server reports as terminated and that the node's facts still have."""
-        return self._view.terminated(node)
-
     def is_being_freed(self, node: NodeName, pod: PodToSchedule) -> bool:
         """Whether pods of the node are ending, so that missing resources may be free within seconds."""
-        leaving = self._view.terminating(node) if pod.nominated == node else frozenset[str]()
-        if not leaving and not self._view.terminated(node):
+        leaving = self.view.terminating(node) if pod.nominated == node else frozenset[str]()
+        if not leaving and not self.view.terminated(node):
             return False
         return self._scheduler.would_admit_without(node, pod, leaving)
-
-    def version_of(self, node: NodeName) -> int:
-        """Rises with each change of what is known of the node."""
-        return self._view.version_of(node)
-
-    async def until_changed(self, node: NodeName, version: int) -> None:
-        """Waits until the node has changed since this version."""
-        await self._view.until_changed(node, version)
 
 
 class PodBinder:
@@ -252,10 +210,11 @@ class PodBinder:
         checks: BindChecks,
         plan: Callable[[PodToSchedule, NodeName], Awaitable[str]],
         reported: ReportedPods,
+        submit: Callable[[PodEvent], None] = lambda event: None,
     ) -> None:
         """
         `plan` reserves devices for the pod's gang, if it has one that is not reserved yet, and returns the gang's name;
-        raises NoFit if the pod must not be bound there. `reported`: the pods of the watch.
+        raises NoFit if the pod must not be bound there. `reported`: the pods of the watch. `submit` queues an Event.
         """
         self.counts: Counter[str] = Counter()
         """Binds by result: `bound`, or the code of the error; `stale`: the node contradicted the view."""
@@ -266,11 +225,12 @@ class PodBinder:
         self._checks = checks
         self._plan = plan
         self._reported = reported
+        self._submit = submit
         self._turns: WeakValueDictionary[NodeName, anyio.Lock] = WeakValueDictionary()
         """Node -> its lock, while a bind waits for it or has it."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
-        """As `BindsPods.bind`."""
+        """As `Bind`."""
         try:
             with anyio.move_on_after(BIND_SECONDS) as scope:
                 await self._bind(namespace, name, uid, node)
@@ -278,10 +238,18 @@ class PodBinder:
                 raise BindUnknown(f"{namespace}/{name}", node)
         except TopoalignError as error:
             self.counts[error.code] += 1
+            note = f"not bound to {clean(node)}: {error.code}: {error.finding}; {error.remedy}"
+            self._submit(
+                PodEvent(namespace=namespace, name=name, uid=uid, reason="BindFailed", note=note, kind="Warning")
+            )
             raise
         self.counts["bound"] += 1
+        reserved = self._reservations.of_pod(uid)
+        if node in reserved and (devices := list_devices(reserved[node])):
+            note = f"reserved on {clean(node)}: {quoted(devices)}"
+            self._submit(PodEvent(namespace=namespace, name=name, uid=uid, reason="DevicesReserved", note=note))
         # Reservations on other nodes are of earlier attempts. The pod is bound, with or without the bus.
-        if others := {*self._reservations.of_pod(uid)} - {node}:
+        if others := reserved.keys() - {node}:
             with anyio.move_on_after(TIDY_SECONDS), suppress(Unavailable):
                 await self._reservations.cancel(uid, others)
 
@@ -304,7 +272,7 @@ class PodBinder:
                     await self._reserve(pod, node, until)
                 await self._create_binding(seen, node)
             finally:
-                self._checks.unassume(node, uid)
+                self._checks.view.unassume(node, uid)
 
     async def _create_binding(self, seen: SeenPod, node: NodeName) -> None:
         """Creates the Binding until the pod is on the node. Raises a permanent error after cancelling the reservation."""
@@ -350,7 +318,7 @@ class PodBinder:
         turn = self._turns.setdefault(node, anyio.Lock())
         has_waited = False
         while True:
-            version = self._checks.version_of(node)
+            version = self._checks.view.version_of(node)
             async with turn:
                 obstacle = await self._try_to_reserve(pod, node, gang)
             if obstacle is None:
@@ -362,7 +330,7 @@ class PodBinder:
             self.counts["waited"] += not has_waited
             has_waited = True
             with anyio.move_on_after(min(RETRY_SECONDS, until - anyio.current_time())):
-                await self._checks.until_changed(node, version)
+                await self._checks.view.until_changed(node, version)
 
     async def _try_to_reserve(self, pod: PodToSchedule, node: NodeName, gang: str) -> NoFit | None:
         """Reserves without waiting. Returns a temporary obstacle; None: the devices are reserved."""
@@ -385,18 +353,17 @@ class PodBinder:
             held = {each.pod_uid for each in self._reservations.held(node)} - {pod.uid}
             if not all(map(self._reported.has, held)):
                 return PodsPending(node)
-            if reserved_device_set(made) & self._reserved_for_others(pod.uid, node):
-                # The node has allocated the devices to another pod, which is not reported yet.
-                await self._clock.sleep(PAUSE)
-                continue
-            self._reported.note_reserved(pod.uid, pod.request)
+            if not self._reserved_for_others(pod.uid, node).isdisjoint(list_devices(made)):
+                return PodsPending(
+                    node
+                )  # the node has allocated these devices to another pod, which is not reported yet
             with suppress(BusConflict):
                 await self._reservations.write([ReservationChange(node=node, position=position, made=(made,))])
                 return None
 
     async def _judged(self, pod: PodToSchedule, node: NodeName) -> Admission:
         """Returns the node's admission of the pod. Raises NodeRefuses, PodsPending, and the errors of the confirmation."""
-        if code := self._checks.foreign(node):
+        if code := self._checks.view.foreign(node):
             raise NodeRefuses(node, code, REASONS[code]().finding)
         admission = await self._confirmed(pod, node)
         refusal = await self._checks.fits(node, pod)
@@ -408,12 +375,12 @@ class PodBinder:
 
     def _reserved_for_others(self, uid: str, node: NodeName) -> frozenset[DeviceID]:
         held = (each for each in self._reservations.held(node) if each.pod_uid != uid)
-        return frozenset[DeviceID]().union(*map(reserved_device_set, held))
+        return frozenset[DeviceID]().union(*map(list_devices, held))
 
     async def _confirmed(self, pod: PodToSchedule, node: NodeName) -> Admission:
         """Asks the node for its admission of the pod. Raises NodeRefuses, and Unavailable if it does not answer."""
         others = tuple(each for each in self._reservations.held(node) if each.pod_uid != pod.uid)
-        terminated = tuple(self._checks.terminated(node))
+        terminated = self._checks.view.terminated(node)
         request = ConfirmRequest(node=node, pod=pod.request, reserved=others, terminated=terminated)
         answer = await self._bus.ask(
             wire.admission_subject(node, "confirm"), msgspec.json.encode(request), CONFIRM_SECONDS
@@ -426,12 +393,12 @@ class PodBinder:
         return decision
 
 
-def reserved_device_set(reservation: Reservation) -> frozenset[DeviceID]:
-    """Returns all whole devices of a reservation; for shared NICs, their virtual functions."""
-    return frozenset(
+def list_devices(reservation: Reservation) -> list[DeviceID]:
+    """Returns all devices of a reservation; for shared NICs, their virtual functions."""
+    return [
         DeviceID(part)
         for each in reservation.containers
         for ids in (*each.devices.values(), *each.co_allocated.values())
         for device in ids
         for part in each.virtual_functions.get(device, (device,))
-    )
+    ]

@@ -217,7 +217,7 @@ class ClusterReservations:
         if received is None:  # the stream was lost: the next change writes the known state again
             self._known[node] = msgspec.structs.replace(self.of(node), position=0)
         elif received.position != self.of(node).position:
-            self._take(received)
+            self._take(node, received)
 
     async def run(self) -> None:
         """Follows the reservations of all nodes and writes ended ones, until cancelled."""
@@ -267,7 +267,7 @@ class ClusterReservations:
             except (BusUnavailable, BusRefused):
                 await self._clock.sleep(TIDY_SECONDS)
         last = 0
-        past: dict[str, Received] = {}  # subject -> its newest message, until all stored messages are read
+        past: dict[NodeName, Received] = {}  # node -> its newest message, until all stored messages are read
         self._read = not end
         async with self._bus.follow(Stream.RESERVATIONS, wire.reservation_subject()) as messages:
             async for received in messages:
@@ -275,30 +275,25 @@ class ClusterReservations:
                     for node, known in self._known.items():
                         self._known[node] = msgspec.structs.replace(known, position=0)
                 last = received.position
-                past[received.message.subject] = received
+                try:
+                    past[wire.decode_node_token(received.message.subject.rpartition(".")[2])] = received
+                except Undecodable as error:
+                    log.warning("reservations cannot be read", position=received.position, finding=error.finding)
                 if self._read or received.position >= end:
-                    for newest in past.values():
-                        if newest.position > self._position_of(newest):
-                            self._take(newest)
+                    for node, newest in past.items():
+                        if newest.position > self.of(node).position:
+                            self._take(node, newest)
                     past = {}
                     self._read = True
 
-    def _position_of(self, received: Received) -> int:
-        """The position of the newest known message of this subject."""
-        with suppress(Undecodable):
-            return self.of(wire.decode_node_token(received.message.subject.rpartition(".")[2])).position
-        return received.position
-
-    def _take(self, received: Received) -> None:
+    def _take(self, node: NodeName, received: Received) -> None:
         """Applies the newest message of a node. If it is unreadable, only the position for the next write changes."""
         try:
             event = wire.decode_event(received.message)
         except (Undecodable, wire.UnknownEvent) as error:
             log.warning("reservations cannot be read", position=received.position, finding=error.finding)
-            with suppress(Undecodable):
-                node = wire.decode_node_token(received.message.subject.rpartition(".")[2])
-                self._known[node] = msgspec.structs.replace(self.of(node), position=received.position)
-                self._changed(node)
+            self._known[node] = msgspec.structs.replace(self.of(node), position=received.position)
+            self._changed(node)
             return
         if isinstance(event, ReservationsChanged):
             self._apply(event, received.position)

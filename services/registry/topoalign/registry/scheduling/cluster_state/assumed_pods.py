@@ -48,11 +48,6 @@ Requested = Callable[[Reservation], PodRequest | None]
 """The request of a reserved pod, if it is known."""
 
 
-def unknown_request(reserved: Reservation) -> PodRequest | None:
-    """A `Requested` that knows no requests."""
-    return None
-
-
 @dataclass(slots=True)
 class BoundPod:
     """A pod that is bound to the node, or will be soon."""
@@ -189,7 +184,7 @@ class NodePods:
         """Reservations of pods that are planned with their gangs and not bound."""
         return [each for uid, each in self._reserved.items() if self._is_planned(uid)]
 
-    def waiting(self, state: NodeState, requested: Requested = unknown_request) -> list[tuple[PodToSchedule, bool]]:
+    def waiting(self, state: NodeState, requested: Requested) -> list[tuple[PodToSchedule, bool]]:
         """
         The pods that the kubelet may admit next, in any order, each with whether it is predicted to be admitted. Call after
         `settle`. `state`: the node without assumed pods; it has reported nothing of these pods.
@@ -198,10 +193,10 @@ class NodePods:
         # are planned with their gang, which the kubelet has not received yet.
         found: list[tuple[PodToSchedule, Reservation | None]] = []
         for uid, hold in self._reserved.items():
-            request = None if self._is_planned(uid) else requested(hold)
+            if self._is_planned(uid):
+                continue
             bound = self._bound.get(uid)
-            if request is None and not self._is_planned(uid) and bound is not None and bound.waiting is not None:
-                request = bound.waiting.request
+            request = bound.waiting.request if bound is not None and bound.waiting is not None else requested(hold)
             if request is not None:
                 found.append((PodToSchedule(uid=uid, request=request), hold))
         found += [

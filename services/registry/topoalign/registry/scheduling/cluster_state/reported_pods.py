@@ -4,18 +4,17 @@ Keeps the data of the API server's watch: the nodes, the requests of pending pod
 Some nodes are not managed by topoalign, for example those of NVIDIA's device plugin. The extender passes them for every pod,
 except for pods of gangs, which cannot be reserved as a whole there. A node without published facts is unmanaged if its Node
 has the label `topoalign.io/managed: "false"`, or by the setting `TOPOALIGN_UNKNOWN_NODES`. A node with published facts is
-always managed, because its devices would otherwise be allocated twice. If it has the label, this is logged once and shown in
-the readiness. `topoalign forget` makes a former node unmanaged.
+always managed, because its devices would otherwise be allocated twice. If it has the label, the readiness shows this.
+`topoalign forget` makes a former node unmanaged.
 """
 
 from collections.abc import Callable
 
 import anyio
 import msgspec
-import structlog
 
 from topoalign.core.demand.node_filters import NodeTraits, is_node_eligible
-from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, PodRequest
 from topoalign.core.model.reservations import Reservation
@@ -23,14 +22,9 @@ from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.ports import SeenNode, SeenPod
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule, drop_other_annotations
-from topoalign.runtime.recent_dict import RecentDict
 
-REQUESTS_KEPT = 10_000
-"""Reserved pods whose requests are cached: far more than are bound and not yet reported."""
 MANAGED = "topoalign.io/managed"
 """Label of a Node. `false`: topoalign does not manage it."""
-
-log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class ReportedNodes:
@@ -45,9 +39,6 @@ class ReportedNodes:
         self._traits: dict[NodeName, NodeTraits] = {}
         self._cluster = cluster
         self._pass_unknown = pass_unknown
-        self._logged: set[NodeName] = set()
-        """Managed nodes whose label `false` was logged."""
-        cluster.listeners.append(self._log_managed)
 
     def see(self, node: SeenNode) -> NodeName | None:
         """Records a Node. Returns its name if its label `topoalign.io/managed` has changed."""
@@ -56,16 +47,12 @@ class ReportedNodes:
         self._traits[node.name] = NodeTraits(
             name=node.name, labels=node.labels, taints=node.taints, unschedulable=node.unschedulable
         )
-        if not self._is_labelled(node.name):
-            self._logged.discard(node.name)
-        self._log_managed(node.name)
         return node.name if self._is_labelled(node.name) != before else None
 
     def lose(self, node: NodeName) -> None:
         """Removes a node that was deleted."""
         self.uids.pop(node, None)
         self._traits.pop(node, None)
-        self._logged.discard(node)
 
     def is_unmanaged(self, node: NodeName) -> bool:
         """Whether topoalign does not manage this node of Kubernetes."""
@@ -88,13 +75,6 @@ class ReportedNodes:
     def _is_labelled(self, node: NodeName) -> bool:
         return node in self._traits and self._traits[node].labels.get(MANAGED) == "false"
 
-    def _log_managed(self, node: NodeName) -> None:
-        if self._is_labelled(node) and node not in self._logged and node in self._cluster:
-            self._logged.add(node)
-            log.warning(
-                f"topoalign manages a node that is labelled {MANAGED}=false: the label has no effect", node=clean(node)
-            )
-
     def allows(self, pod: PodToSchedule, node: NodeName) -> bool:
         """Whether Kubernetes has the node, and its own filters accept it for the pod (`node_filters`)."""
         traits = self._traits.get(node)
@@ -115,8 +95,6 @@ class ReportedPods:
         """The nodes of bound pods that have neither ended nor been deleted."""
         self.listed = False
         """Whether all pods were reported."""
-        self._reserved = RecentDict[str, PodRequest](REQUESTS_KEPT)
-        """UID -> request, of the pods that this registry reserved last."""
         self._changed = anyio.Event()
         """Set when the next pod is reported. One event is enough, because only a few binds wait at a time."""
 
@@ -131,18 +109,11 @@ class ReportedPods:
         self.bound[uid] = node
         self._notify_reported()
 
-    def note_reserved(self, uid: str, request: PodRequest) -> None:
-        """Keeps the request of a pod that this registry reserves for."""
-        self._reserved[uid] = request
-
     def request_of(self, reserved: Reservation) -> PodRequest | None:
-        """The request of a reserved pod: cached if this registry has reserved for it, or from the watch."""
-        own = self._reserved.get(reserved.pod_uid)
+        """The request of a reserved pod; None: the watch has not reported it, or reports that it is bound."""
         waiting = self.waiting.get(reserved.pod_uid)
-        if own is not None or waiting is None:
-            return own
-        asked = read_scheduled_pod(waiting)
-        return asked.request if asked is not None else None
+        asked = None if waiting is None else read_scheduled_pod(waiting)
+        return None if asked is None else asked.request
 
     def has(self, uid: str) -> bool:
         """Whether the watch has reported the pod, and it has neither ended nor been deleted."""

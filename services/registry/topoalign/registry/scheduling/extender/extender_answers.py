@@ -40,11 +40,9 @@ FINDINGS: Mapping[str, str] = {
     "TooLarge": "more devices than a node of this type has; ask for fewer",
     "DevicesDoNotFit": "no free devices as the annotations ask; ease the annotations or wait until pods end",
     "ShareSplit": "too few GPUs have what is asked for at once; wait until pods end or ease amounts and annotations",
-    "SlotsBeyondNumaNode": "more slots than a NUMA node has GPUs; ask for fewer or leave out sharing.slots.numaTopology",
     "WholeGpuInUse": "a whole GPU of which others have parts; wait until pods end",
     "MemoryAboveGpu": "more memory than a GPU has; ask for less",
     "NoGpuAccepted": "no GPU that may be chosen; ease the lists in metadata.annotations or look at topoalign gpu list",
-    "NoFreeGpu": "no GPU has enough left; wait until pods end or ask for less",
     "NotEnoughShareGpus": "fewer GPUs than asked; ask for fewer GPUs",
     "NotEnoughUnusedGpus": "too few unused GPUs; wait until pods end or ask for fewer",
     "NotEnoughShareCores": "too few cores of a GPU left; wait until pods end or ask for less",
@@ -77,8 +75,7 @@ FINDINGS: Mapping[str, str] = {
     "DistancesUnknown": "the distances of the NUMA nodes are not known; look at the discovery of the node",
     "NumaIdsSparse": "the kubelet panics over the ids of the NUMA nodes; switch prefer-closest-numa-nodes off there",
     "HugepagesUnevenlyKnown": "hugepages are known of some NUMA nodes only; look at the discovery of the node",
-    "CpuManagerWouldNotStart": "a kubelet would not start with this CPU manager; correct its configuration",
-    "MemoryManagerWouldNotStart": "a kubelet would not start with this memory manager; correct its configuration",
+    "KubeletWouldNotStart": "a kubelet would not start with these rules on the node; correct its configuration",
     "TooManyNumaNodes": "more NUMA nodes than the kubelet takes; raise max-allowable-numa-nodes",
     "TooMuchWork": "the search for an alignment is too long; ask for fewer kinds of resources",
     "PreferenceFailed": "the device plugin gave no preference; look at the allocator of the node",
@@ -96,7 +93,7 @@ FINDINGS: Mapping[str, str] = {
     "GangWaits": "the gang cannot start as a whole now; wait until pods end or all of its pods are there",
     # binds
     "NoKubernetes": "the registry has no access to Kubernetes; leave bindVerb out or give it access",
-    "NodeRefuses": "the node knows better than the registry did; the scheduler tries again",
+    "NodeRefuses": "the node would refuse the pod although the registry expected it to fit; the scheduler tries again",
     "NodeNotAllowed": "Kubernetes keeps the pod off the node; look at its cordon and taints and at the affinity of the pod",
     "OtherScheduler": "the pod names another scheduler; leave it to that one",
     "PodsPending": "other pods of the node come first; the scheduler tries again",
@@ -168,18 +165,6 @@ class Score(msgspec.Struct, frozen=True, gc=False):
     score: int = field(name="Score")
 
 
-class PreemptAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to preempt."""
-
-    victims: Mapping[NodeName, MetaVictims] = field(name="NodeNameToMetaVictims")
-
-
-class BindAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to bind; without an error the pod is bound."""
-
-    error: str = field(name="Error", default="")
-
-
 def filter_answer(asked: ExtenderCall, filtered: Filtered, kubernetes: tuple[int, int]) -> bytes:
     """Encodes the answer to filter. `kubernetes`: the scheduler's version, major and minor."""
     helps = kubernetes >= VICTIMS_COUNT_FROM
@@ -226,15 +211,12 @@ def refuse_all(asked: ExtenderCall, error: TopoalignError) -> bytes:
 
 def preempt_answer(victims: Mapping[NodeName, Victims]) -> bytes:
     """Encodes the nodes with victims, by their UIDs."""
-    return encode(
-        PreemptAnswer(
-            victims={
-                node: MetaVictims(pods=[MetaPod(uid=uid) for uid in each.uids], disruptions=each.disruptions)
-                for node, each in victims.items()
-                if each.uids
-            }
-        )
-    )
+    helped = {
+        node: MetaVictims(pods=[MetaPod(uid=uid) for uid in each.uids], disruptions=each.disruptions)
+        for node, each in victims.items()
+        if each.uids
+    }
+    return encode({"NodeNameToMetaVictims": helped})
 
 
 encode = msgspec.json.Encoder().encode

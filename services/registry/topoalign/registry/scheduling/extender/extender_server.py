@@ -1,6 +1,5 @@
 """Runs the server that a kube-scheduler and an API server call: its address, certificates and handlers."""
 
-import re
 import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,11 +11,11 @@ from anyio import to_thread
 from anyio.abc import TaskStatus
 from prometheus_client import CollectorRegistry, Histogram
 
-from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.ports import Clock
 from topoalign.registry.scheduling.extender.handlers import Extender, make_application
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
-from topoalign.registry.scheduling.scheduling_api import BindsPods
+from topoalign.registry.scheduling.scheduling_api import Bind
 from topoalign.registry.scheduling.webhook.reviews import Webhook
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime.context import Context
@@ -53,7 +52,6 @@ class Certificates:
         self._directory = directory
         self._clock = clock
         self._files = read_files(directory)
-        self._refused: Files | str | None = None
         self._current = context_of(directory, self._files)
         self._valid_until = not_after(self._files[CERTIFICATE])
         self._trouble: str | None = None
@@ -77,7 +75,6 @@ class Certificates:
 
     def look(self) -> None:
         """Uses the files as they are now, if they have changed and fit together."""
-        files: Files | None = None
         try:
             files = read_files(self._directory)
             if files != self._files:
@@ -89,13 +86,12 @@ class Certificates:
                 self.context.verify_mode = current.verify_mode
                 self.context.minimum_version = current.minimum_version
                 log.info("certificate changed", directory=str(self._directory), valid_until=until.isoformat())
-            self._trouble = self._refused = None
+            self._trouble = None
         except InvalidField as error:
-            refused = files if files is not None else error.finding
-            if refused != self._refused:
+            trouble = f"not in use: {error.finding}"
+            if trouble != self._trouble:
                 log.warning("the new certificate was refused, and the old one stays in use", finding=error.finding)
-            self._refused = refused
-            self._trouble = f"not in use: {error.finding}"
+            self._trouble = trouble
 
     def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         connection.context = self._current
@@ -171,9 +167,8 @@ def elements(body: bytes) -> list[tuple[int, bytes]]:
 IDLE_SECONDS = 120
 """An idle connection is closed after this time: more than the 90 s of Go's client, whose next call would fail else."""
 
-VERSION = re.compile(r"v?(\d{1,3})\.(\d{1,3})([.+-].*)?")
 OLDEST = (1, 36)
-"""Used if the version is not known. Later versions accept its answers, too."""
+"""The version of Kubernetes if it is not known. Later versions accept its answers, too."""
 
 READINESS = "scheduler"
 """The Service of extender and webhook, whose readiness page is /readyz/scheduler."""
@@ -181,21 +176,21 @@ READINESS = "scheduler"
 DRAIN_SECONDS = 5.0
 """How long calls are answered after SIGTERM: longer than the 4 s of a bind."""
 
-HELP = "Time of a call of the scheduler, from the end of the request to the answer."
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
 """Histogram buckets. A scheduler waits for five seconds."""
 
 
 def call_seconds(registry: CollectorRegistry) -> Histogram:
     """The metric of the time that calls take."""
-    return Histogram("topoalign_scheduler_call_seconds", HELP, ["call"], buckets=SECONDS, registry=registry)
+    meaning = "Time of a call of the scheduler, from the end of the request to the answer."
+    return Histogram("topoalign_scheduler_call_seconds", meaning, ["call"], buckets=SECONDS, registry=registry)
 
 
 async def serve_scheduler(
     context: Context,
     settings: RegistrySettings,
     scheduling: Scheduler,
-    binder: BindsPods,
+    bind: Bind,
     webhook: Webhook,
     kubernetes: Callable[[], tuple[int, int] | None] = lambda: None,
     *,
@@ -203,17 +198,15 @@ async def serve_scheduler(
 ) -> None:
     """
     Serves extender and webhook until cancelled, and `DRAIN_SECONDS` longer after SIGTERM. Reports its URL as started once it
-    listens. The settings must have a port. `kubernetes`: the version of the API server, which counts as the scheduler's if
-    the settings have none.
+    listens. The settings must have a port. `kubernetes`: the version of the API server, which counts as the scheduler's.
 
-    Raises InvalidField for an invalid version or certificates that cannot be used, and AddressInUse.
+    Raises InvalidField for certificates that cannot be used, and AddressInUse.
     """
     assert settings.scheduler_port is not None, "there is a port"
     context.drain.seconds = DRAIN_SECONDS
-    version = parse_kubernetes_version(settings.scheduler_kubernetes)
     seconds = call_seconds(context.metrics)
     extender = Extender(
-        scheduling, binder, lambda: version or kubernetes() or OLDEST, timing=lambda call: seconds.labels(call).time()
+        scheduling, bind, lambda: kubernetes() or OLDEST, timing=lambda call: seconds.labels(call).time()
     )
     certificates = None
     if settings.scheduler_tls_dir:
@@ -233,14 +226,3 @@ async def serve_scheduler(
             draining=context.drain.begun,
             task_status=task_status,
         )
-
-
-def parse_kubernetes_version(text: str) -> tuple[int, int] | None:
-    """Major and minor version: `1.36`, `v1.38.2`. None for an empty text. Raises InvalidField."""
-    if not text:
-        return None
-    found = VERSION.fullmatch(text)
-    if found is None:
-        finding = f"{quoted([text])} is not a version"
-        raise InvalidField("TOPOALIGN_SCHEDULER_KUBERNETES", finding, "write it as 1.36")
-    return int(found[1]), int(found[2])

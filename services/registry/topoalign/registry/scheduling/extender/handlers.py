@@ -13,6 +13,7 @@ Only bind has an effect.
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from functools import partial
 
 import anyio
 import structlog
@@ -22,19 +23,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError, clean, quoted
-from topoalign.registry.api import answer_defect, answer_product_error, error
+from topoalign.core.model.errors import InvalidField, NoFit, TopoalignError, quoted
+from topoalign.registry.api import answer_defect, answer_product_error, error, http_error_answers
 from topoalign.registry.scheduling.extender import extender_answers
 from topoalign.registry.scheduling.extender.arguments import read_arguments, read_bind, read_called_pod, read_preempt
 from topoalign.registry.scheduling.extender.extender_answers import (
-    BindAnswer,
     FilterAnswer,
     Score,
     encode,
     text_of_error,
 )
 from topoalign.registry.scheduling.filter.scheduler import Scheduler
-from topoalign.registry.scheduling.scheduling_api import BindsPods
+from topoalign.registry.scheduling.scheduling_api import Bind
 from topoalign.runtime.request_turns import outlive_connection, take_turn
 
 LARGEST_BODY = 64 * 1024 * 1024
@@ -62,12 +62,12 @@ class RequestRefused(Exception):
 
 
 class Extender:
-    """Answers kube-scheduler's calls by a `Scheduler`, and binds pods by `BindsPods`."""
+    """Answers kube-scheduler's calls by a `Scheduler`, and binds pods."""
 
     def __init__(
         self,
         scheduling: Scheduler,
-        binder: BindsPods,
+        bind: Bind,
         kubernetes: Callable[[], tuple[int, int]],
         *,
         seconds: float = BODY_SECONDS,
@@ -78,7 +78,7 @@ class Extender:
         context manager that measures a call of this name.
         """
         self._scheduling = scheduling
-        self._binder = binder
+        self._bind = bind
         self._kubernetes = kubernetes
         self._seconds = seconds
         self._timing = timing
@@ -93,16 +93,9 @@ class Extender:
             "preempt": self.preempt,
         }
         return [
-            call_route(f"/scheduler/{verb}", self._timed(verb, call), LARGEST_BODY, self._seconds)
+            call_route(f"/scheduler/{verb}", call, LARGEST_BODY, self._seconds, partial(self._timing, verb))
             for verb, call in calls.items()
         ]
-
-    def _timed(self, verb: str, call: Call) -> Call:
-        async def timed(body: bytes) -> bytes:
-            with self._timing(verb):
-                return await call(body)
-
-        return timed
 
     async def filter(self, body: bytes) -> bytes:
         """Answers filter: the nodes that would admit the pod."""
@@ -149,13 +142,13 @@ class Extender:
         outlive_connection()
         asked = read_bind(body)
         try:
-            await self._binder.bind(asked.pod_namespace, asked.pod_name, asked.pod_uid, asked.node)
+            await self._bind(asked.pod_namespace, asked.pod_name, asked.pod_uid, asked.node)
         except TopoalignError as failure:
             log.warning(
                 "not bound", pod=f"{asked.pod_namespace}/{asked.pod_name}", node=asked.node, finding=str(failure)
             )
-            return encode(BindAnswer(error=text_of_error(failure.code)))
-        return encode(BindAnswer())
+            return encode({"Error": text_of_error(failure.code)})
+        return encode({"Error": ""})
 
 
 def make_application(routes: list[BaseRoute]) -> Starlette:
@@ -163,7 +156,7 @@ def make_application(routes: list[BaseRoute]) -> Starlette:
     handlers = {
         TopoalignError: answer_product_error,
         RequestRefused: answer_refused,
-        HTTPException: not_served,
+        HTTPException: http_error_answers("POST", "/scheduler/filter, prioritize, bind or preempt, or /webhook"),
         Exception: answer_defect,
     }
     served = Starlette(routes=routes, exception_handlers=handlers)
@@ -171,8 +164,17 @@ def make_application(routes: list[BaseRoute]) -> Starlette:
     return served
 
 
-def call_route(path: str, call: Call, most: int, seconds: float) -> Route:
-    """A route for a call. `most`: maximum bytes of the body; `seconds`: maximum time for its arrival."""
+def call_route(
+    path: str,
+    call: Call,
+    most: int,
+    seconds: float,
+    timing: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Route:
+    """
+    A route for a call. `most`: maximum bytes of the body; `seconds`: maximum time for its arrival; `timing`: context manager
+    that measures the call.
+    """
     large = anyio.Lock()
 
     async def endpoint(request: Request) -> Response:
@@ -181,7 +183,9 @@ def call_route(path: str, call: Call, most: int, seconds: float) -> Route:
         except ClientDisconnect:
             return Response(status_code=400)  # the client has disconnected
         await take_turn()
-        return Response(await call(body), media_type="application/json")
+        with timing():
+            answer = await call(body)
+        return Response(answer, media_type="application/json")
 
     return Route(path, endpoint, methods=["POST"])
 
@@ -220,14 +224,3 @@ async def answer_refused(request: Request, exc: Exception) -> Response:
     answer = error(exc.code, exc.finding, exc.remedy, exc.status)
     answer.headers["Connection"] = "close"
     return answer
-
-
-async def not_served(request: Request, exc: Exception) -> Response:
-    """Answers a request with an unknown address, or a method other than POST."""
-    assert isinstance(exc, HTTPException)
-    if exc.status_code == 405:
-        answer = error("MethodNotAllowed", f"method {clean(request.method, 20)} is not supported", "send a POST", 405)
-        answer.headers["Allow"] = "POST"
-        return answer
-    remedy = "use /scheduler/filter, prioritize, bind or preempt, or /webhook"
-    return error("NotFound", f"nothing at {quoted([request.url.path])}", remedy, exc.status_code)

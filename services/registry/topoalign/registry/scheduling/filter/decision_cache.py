@@ -22,7 +22,7 @@ from topoalign.core.admission.share_alignment import containers_aligned_to_gpus
 from topoalign.core.demand.pod_demand import PodDemand, pod_demand
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.share_annotations import CHOOSING, NO_USE_UUID, NODE_POLICY, USE_UUID
-from topoalign.core.demand.shares import USUAL_SLOTS, amount_resources
+from topoalign.core.demand.shares import USUAL_AMOUNTS, amount_resources
 from topoalign.core.deviceshare.koordinator_names import ANNOTATIONS
 from topoalign.core.hints.preconditions import UnknownResource
 from topoalign.core.model.decisions import Admission, Resolvability
@@ -364,7 +364,7 @@ def unlisted(demand: PodDemand, kind: NodeKind, view: ClusterView) -> str:
         return DEVICES_UNKNOWN
     # As in the kubelet, a resource that no node offers and no plugin has registered is ignored. But amounts of GPUs in slots
     # are not ignored, because the pod would get the whole GPU, or none.
-    return UnknownResource.code if missing & (view.offers.names | {GPU, NIC, *USUAL_SLOTS.slots.resources}) else ""
+    return UnknownResource.code if missing & (view.offers.names | {GPU, NIC, *USUAL_AMOUNTS}) else ""
 
 
 def nameless(pod: PodRequest) -> PodRequest:

@@ -1,17 +1,16 @@
 """
 Predicts the decision of a node that does not exist yet, such as one that cluster-autoscaler may add, from its labels.
 
-The template is an existing node with the same label `topoalign.io/machine`, one that simulates this machine, the machine in
-the catalogue, or an existing node with the same label `node.kubernetes.io/instance-type`, in this order. Of several nodes
-the first by name counts. The template has the hardware and the kubelet's rules of the node, with nothing allocated. A
-machine of the catalogue has the rules of a kubelet without configuration.
+The template is an existing node with the same label `topoalign.io/machine`, the machine of that name in the catalogue, or an
+existing node with the same label `node.kubernetes.io/instance-type`, in this order. Of several nodes the first by name
+counts. The template has the hardware and the kubelet's rules of the node, with nothing allocated. A machine of the catalogue
+has the rules of a kubelet without configuration.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from topoalign.core.admission.prediction import NodeKind
-from topoalign.core.model.events import DESCRIBED
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode, Policy
 from topoalign.machines import catalogue
@@ -38,10 +37,8 @@ class NewNodes:
         # A call may have thousands of unknown nodes, so equal ones are judged once.
         self._codes: dict[str | NodeKind, int] = {}
         """Code of a refusal, or kind of the template -> number of the refusal."""
-        self._templates: dict[tuple[str, str], NodeKind | None] = {}
-        """Values of the two labels -> the template."""
         self._labelled: dict[tuple[str, str], NodeKind] | None = None
-        """(Label, value) -> the kind of the first node with it. The empty label means the simulated machine."""
+        """(Label, value) -> the kind of the first node with it."""
 
     def number(self, node: NodeName, labels: Mapping[str, str]) -> int:
         """Returns the number of the refusal by a node with these labels; 0 if it would admit the pod or is unmanaged."""
@@ -56,43 +53,26 @@ class NewNodes:
 
     def _template(self, labels: Mapping[str, str]) -> NodeKind | None:
         """Returns the kind of a new node with these labels. None: there is no template."""
-        wanted = labels.get(MACHINE, ""), labels.get(INSTANCE_TYPE, "")
-        if wanted not in self._templates:
-            self._templates[wanted] = next(self._possible_kinds(*wanted), None)
-        return self._templates[wanted]
-
-    def _possible_kinds(self, machine: str, instance_type: str) -> Iterator[NodeKind]:
-        """Yields possible kinds, the most certain first. Empty labels match nothing."""
-        if not machine and not instance_type:
-            return
         if self._labelled is None:
-            self._labelled = labelled(self._view)
-        alike = self._labelled.get((INSTANCE_TYPE, instance_type)) if instance_type else None
-        if machine:
-            yield from filter(None, (self._labelled.get((label, machine)) for label in (MACHINE, "")))
-            if machine in catalogue.names():
-                of_machine = template_of_machine(machine)
-                yield of_machine if alike is None else NodeKind(of_machine.topology, alike.rules, None)
-        if alike is not None:
-            yield alike
+            self._labelled = kinds_by_label(self._view)
+        machine = labels.get(MACHINE, "")
+        of_machine = self._labelled.get((MACHINE, machine)) or template_of_machine(machine)
+        return of_machine or self._labelled.get((INSTANCE_TYPE, labels.get(INSTANCE_TYPE, "")))
 
 
-def labelled(view: ClusterView) -> dict[tuple[str, str], NodeKind]:
-    """Returns the kinds by the labels of the offered nodes' Kubernetes Nodes, and by the machines that they simulate."""
+def kinds_by_label(view: ClusterView) -> dict[tuple[str, str], NodeKind]:
+    """Returns the kinds of the offered nodes by the two labels of their Kubernetes Nodes."""
     found: dict[tuple[str, str], NodeKind] = {}
     for name in sorted(view.nodes):
         kind = view.nodes[name].kind
-        announced = view.facts(name).topology
-        if kind is None:
-            continue
-        for label in (MACHINE, INSTANCE_TYPE):
-            found.setdefault((label, view.labels(name).get(label, "")), kind)
-        if announced is not None and announced.source.startswith(DESCRIBED):
-            found.setdefault(("", announced.source.removeprefix(DESCRIBED)), kind)
+        labels = view.labels(name)
+        if kind is not None:
+            for label in labels.keys() & {MACHINE, INSTANCE_TYPE}:
+                found.setdefault((label, labels[label]), kind)
     return found
 
 
 @lru_cache(maxsize=32)
-def template_of_machine(machine: str) -> NodeKind:
-    """Returns a machine of the catalogue under a kubelet without any configuration."""
-    return NodeKind(catalogue.machine(machine), UNCONFIGURED, None)
+def template_of_machine(machine: str) -> NodeKind | None:
+    """Returns a machine of the catalogue under a kubelet without any configuration. None: there is none of this name."""
+    return NodeKind(catalogue.machine(machine), UNCONFIGURED, None) if machine in catalogue.names() else None

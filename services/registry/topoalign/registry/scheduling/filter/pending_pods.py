@@ -26,7 +26,7 @@ from topoalign.core.admission.realignment import PendingPod, fit_as_counted, lef
 from topoalign.core.admission.share_alignment import finds_gpus
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.model.ids import NodeName, PodName
-from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested, unknown_request
+from topoalign.registry.scheduling.cluster_state.assumed_pods import Requested
 from topoalign.registry.scheduling.cluster_state.view import ClusterView, NodeView
 from topoalign.registry.scheduling.filter.admission_order import (
     Later,
@@ -105,7 +105,7 @@ class PlannedPods:
         self,
         view: ClusterView,
         request: Callable[[PodToSchedule], PodClass],
-        requested: Requested = unknown_request,
+        requested: Requested,
     ) -> None:
         """`request`: the class of a pod. `requested`: the request of a reserved pod; None: it counts as held."""
         self._requested = requested

@@ -16,14 +16,13 @@ from topoalign.core.demand.share_annotations import uuid_selection
 from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, clean
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.model.requests import GANG, Compat, PodRequest
-from topoalign.core.scoring.scorers import HAMI
 from topoalign.core.sharing.pod_checks import Offers, check_gpus_known, check_pod
 from topoalign.core.sharing.pod_warnings import warnings_of
 from topoalign.core.sharing.quota_amounts import OverQuota
+from topoalign.registry.ports import NotReadYet
 from topoalign.registry.scheduling.cluster_state.assumed_pods import (
     Requested,
     devices_of_unknown_containers,
-    unknown_request,
 )
 from topoalign.registry.scheduling.cluster_state.offered import OfferedResources
 from topoalign.registry.scheduling.cluster_state.view import UNKNOWN_NODE, ClusterView
@@ -48,10 +47,8 @@ PODS_KEPT = 4_096
 class PodChecks:
     """Finds pods that are invalid for all nodes: the webhook denies them, and the filter refuses them on all nodes."""
 
-    def __init__(self, offers: OfferedResources, *, ranks_as_hami: bool = False) -> None:
-        """`ranks_as_hami`: whether a pod's HAMi policy ranks the nodes."""
+    def __init__(self, offers: OfferedResources) -> None:
         self._offers = offers
-        self._ranks_as_hami = ranks_as_hami
         self._known = RecentDict[str, tuple[PodRequest, object, InvalidField | NoFit | None]](PODS_KEPT)
         """UID -> the pod, the offers at that time, and the error."""
 
@@ -69,7 +66,7 @@ class PodChecks:
 
     def warnings(self, annotations: Mapping[str, str], limits: Mapping[ResourceName, str]) -> tuple[str, ...]:
         """Returns warnings about a pod's probable mistakes (`warnings_of`)."""
-        return warnings_of(annotations, limits, self._offers.names, ranks_as_hami=self._ranks_as_hami)
+        return warnings_of(annotations, limits, self._offers.names)
 
     def check_waiting(self, pod: PodToSchedule) -> None:
         """As `check` for a pending pod, with a cached result."""
@@ -99,17 +96,6 @@ GANGS_KEPT = 256
 """Gangs whose candidate nodes are kept."""
 
 
-class NotReadYet(Unavailable):
-    """
-    Raised while the registry has not read all data that an answer depends on.
-
-    Remedy: Wait until the registry has read what the nodes published; `/readyz` shows when.
-    """
-
-    def __init__(self, finding: str) -> None:
-        super().__init__(finding, "wait until the registry has read what the nodes have published; /readyz shows when")
-
-
 class VictimsTerminating(Unavailable):
     """
     Raised for a pod that has preempted others on a node which still reports them. A refusal would start another preemption,
@@ -134,7 +120,7 @@ class Scheduler:
         planned: Callable[[str], NodeName | None] = lambda uid: None,
         allows: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: True,
         passes: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: False,
-        requested: Requested = unknown_request,
+        requested: Requested = lambda reserved: None,
         refused: Callable[[PodToSchedule, Counter[str]], None] = lambda pod, counts: None,
         quotas: Quotas | None = None,
     ) -> None:
@@ -147,7 +133,7 @@ class Scheduler:
         """
         self.view = view
         self.passes = passes
-        self.checks = PodChecks(view.offers, ranks_as_hami=view.scorer is HAMI)
+        self.checks = PodChecks(view.offers)
         """Refuses invalid pods."""
         self.behind = behind
         self._planned_node = planned

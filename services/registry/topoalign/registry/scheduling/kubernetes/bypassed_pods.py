@@ -8,9 +8,7 @@ because the bus may deliver the reservation after the API server reports the Bin
 
 from collections.abc import Callable, Collection
 
-import structlog
-
-from topoalign.core.model.errors import InvalidField, clean, quoted
+from topoalign.core.model.errors import InvalidField, clean
 from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName, ResourceName
 from topoalign.core.ports import Clock
@@ -20,12 +18,8 @@ from topoalign.runtime.recent_dict import RecentDict
 CHECK_SECONDS = 15.0
 """A pod is checked after this time, or at most twice as long. Within it a node that does not answer is known: the bus may be
 disconnected."""
-NOTED_SECONDS = 3600.0
-"""How long a resource is noted after the last such pod."""
 MOST_REMEMBERED = 10_000
 """Reserved pods that are kept: many more than are bound within `CHECK_SECONDS`."""
-
-log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class BypassedPods:
@@ -52,8 +46,6 @@ class BypassedPods:
         """UIDs of pods with a present or former reservation."""
         self._bound: dict[str, tuple[SeenPod, NodeName]] = {}
         """Pods that were bound since the last check, without a reservation that was known then."""
-        self._noted: dict[ResourceName, float] = {}
-        """Resource that `managedResources` lacks -> when a pod was last bound so, in monotonic seconds."""
 
     def observe(self, event: ReservationsChanged) -> None:
         """Notes the pods of changed reservations, which are or were reserved."""
@@ -77,14 +69,6 @@ class BypassedPods:
             due = self._bound
             self._bound = {}
 
-    def finding(self) -> str | None:
-        """Names the resources that `managedResources` lacks; None: none is known."""
-        since = self._clock.monotonic() - NOTED_SECONDS
-        names = sorted(name for name, at in self._noted.items() if at > since)
-        if not names:
-            return None
-        return f"pods were bound without asking the extender; add to managedResources of the scheduler: {quoted(names)}"
-
     def _check(self, pod: SeenPod, node: NodeName) -> None:
         if pod.uid in self._reserved:
             return
@@ -97,15 +81,6 @@ class BypassedPods:
         names = sorted(requested.intersection(self._offered(node)))
         if not names:
             return
-        for name in names:
-            if name not in self._noted:
-                log.warning(
-                    "pods are bound without asking the extender: add the resource to managedResources of the scheduler",
-                    resource=clean(name),
-                    pod=clean(f"{pod.namespace}/{pod.name}"),
-                    node=clean(node),
-                )
-            self._noted[name] = self._clock.monotonic()
         entries = ", ".join(f"{{name: {clean(name)}}}" for name in names)
         note = (
             f"bound to {clean(node)} without asking topoalign, so nothing is reserved; "

@@ -11,18 +11,17 @@ cluster's own store keeps them; more are dropped and counted. A failed Event is 
 
 from asyncio import Queue
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 
 import anyio
 import anyio.lowlevel
 import structlog
 
-from topoalign.core.model.errors import TopoalignError, clean, quoted
+from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.reservations import Reservation
 from topoalign.core.ports import Clock
 from topoalign.registry.ports import KubernetesApi, PodEvent
-from topoalign.registry.scheduling.scheduling_api import BindsPods, PodToSchedule
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.runtime.recent_dict import RecentDict
 
 AGAIN_SECONDS = 600.0
@@ -100,43 +99,6 @@ class EventWriter:
                 log.info("an event was not written", reason=report.reason, finding=error.finding)
             else:
                 self.counts["written"] += 1
-
-
-class BindEvents:
-    """Binds pods through another binder, and writes Events about it."""
-
-    def __init__(
-        self,
-        binder: BindsPods,
-        reserved: Callable[[str], Mapping[NodeName, Reservation]],
-        submit: Callable[[PodEvent], None],
-    ) -> None:
-        """`reserved`: UID of a pod -> its reservations by node. `submit` queues an Event."""
-        self._binder = binder
-        self._reserved = reserved
-        self._submit = submit
-
-    async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
-        """As `BindsPods.bind`."""
-        try:
-            await self._binder.bind(namespace, name, uid, node)
-        except TopoalignError as error:
-            note = f"not bound to {clean(node)}: {error.code}: {error.finding}; {error.remedy}"
-            self._submit(
-                PodEvent(namespace=namespace, name=name, uid=uid, reason="BindFailed", note=note, kind="Warning")
-            )
-            raise
-        reservation = self._reserved(uid).get(node)
-        devices = [
-            device
-            for container in (reservation.containers if reservation is not None else ())
-            for by_resource in (container.devices, container.co_allocated)
-            for ids in by_resource.values()
-            for device in ids
-        ]
-        if devices:
-            note = f"reserved on {clean(node)}: {quoted(devices)}"
-            self._submit(PodEvent(namespace=namespace, name=name, uid=uid, reason="DevicesReserved", note=note))
 
 
 def refusal_event(pod: PodToSchedule, counts: Counter[str], nodes: Collection[NodeName]) -> PodEvent:

@@ -19,7 +19,6 @@ change the pod, and the validating one sees it with the changes of others.
 """
 
 import base64
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -50,8 +49,6 @@ MIRROR = "kubernetes.io/config.mirror"
 """The annotation of a pod by which a kubelet shows one of its static pods: it runs already."""
 NODES = "system:nodes"
 """The group of kubelets."""
-PLACE = re.compile(r"spec\.(\w+)\[(\d+)\]")
-POSITION = re.compile(r"\.(\d+)(?=\.|$)")
 
 log = structlog.get_logger("topoalign.registry.webhook")
 
@@ -144,47 +141,12 @@ class Review(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     request: ReviewRequest
 
 
-class DenialStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a pod is denied."""
-
-    code: int
-    message: str
-    reason: str
-
-
-class Response(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """The response to the request of the same UID."""
-
-    uid: str
-    allowed: bool
-    status: DenialStatus | None = None
-    patch: str | None = None
-    patch_type: str | None = None
-    warnings: tuple[str, ...] | None = None
-    """Shown by the client that creates the pod."""
-
-
-class ReviewAnswer(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The message to the API server."""
-
-    api_version: str = API_VERSION
-    kind: str = KIND
-    response: Response
-
-
 class JsonPatch(msgspec.Struct, frozen=True, kw_only=True):
     """A change of the pod, as JSON Patch (RFC 6902) has it."""
 
     op: str = "add"
     path: str
     value: object
-
-    @property
-    def field(self) -> str:
-        """The path as errors have it: `spec.containers[0].resources.limits[nvidia.com/gpucores]`."""
-        path = POSITION.sub(r"[\1]", self.path[1:].replace("/", "."))
-        before, limits, name = path.partition(".limits.")
-        return f"{before}.limits[{name.replace('~1', '/')}]" if limits else path
 
 
 class Webhook:
@@ -236,18 +198,15 @@ class Webhook:
         asked = review.request
         try:
             changes = self._judge(asked, mutating=mutating)
-            if changes and not mutating:
-                change = changes[0]
-                raise Forbidden(change.field, f"is not {clean(str(change.value))}", "leave it to the mutating webhook")
         except (BadRequest, NoFit, Unavailable) as error:
             log.info("pod denied", namespace=asked.namespace, code=error.code, finding=error.finding)
-            return msgspec.json.encode(ReviewAnswer(response=deny_pod(asked.uid, error)))
+            return review_answer(asked.uid, allowed=False, status=denial_status(error))
         # The API server shows each warning once, whichever webhook returns it.
-        response = Response(uid=asked.uid, allowed=True, warnings=self._warnings(asked) or None)
+        response: dict[str, object] = {"warnings": warnings} if (warnings := self._warnings(asked)) else {}
         if changes:
             patch = base64.b64encode(msgspec.json.encode(changes)).decode()
-            response = msgspec.structs.replace(response, patch=patch, patch_type="JSONPatch")
-        return msgspec.json.encode(ReviewAnswer(response=response))
+            response |= {"patch": patch, "patchType": "JSONPatch"}
+        return review_answer(asked.uid, allowed=True, **response)
 
     def _judge(self, asked: ReviewRequest, *, mutating: bool) -> list[JsonPatch]:
         """Returns the changes of a pod. Raises Forbidden, InvalidField and the errors of the checks for a denied one."""
@@ -285,6 +244,8 @@ class Webhook:
         if not self._scheduler or pod.spec.scheduler_name == self._scheduler:
             return changes
         if pod.spec.scheduler_name in (None, "", DEFAULT_SCHEDULER):
+            if not mutating:
+                raise Forbidden("spec.schedulerName", f"is not {self._scheduler}", "leave it to the mutating webhook")
             return [JsonPatch(path="/spec/schedulerName", value=self._scheduler), *changes]
         finding = f"{quoted([pod.spec.scheduler_name])} does not know which devices fit together"
         raise Forbidden("spec.schedulerName", finding, f"leave it out, or name {self._scheduler}")
@@ -359,9 +320,7 @@ def reviewed_request(pod: ReviewedPod, namespace: str) -> PodRequest:
 
 def changes_of(filled: FilledIn, spec: ReviewedSpec) -> Iterator[JsonPatch]:
     """Yields the changes of one container. A variable that it sets itself stays."""
-    found = PLACE.fullmatch(filled.where)
-    assert found is not None, "spec.containers[0]"
-    at = f"/spec/{found[1]}/{found[2]}"
+    at = "/" + filled.where.replace(".", "/").replace("[", "/").removesuffix("]")
     for name, amount in filled.limits.items():
         yield JsonPatch(path=f"{at}/resources/limits/{name.replace('~', '~0').replace('/', '~1')}", value=str(amount))
     env = list(dict(spec.list_containers())[filled.where].env or ())
@@ -383,11 +342,18 @@ def annotations_of(pod: ReviewedPod | None) -> Mapping[str, str]:
     return {key: value or "" for key, value in (annotations or {}).items()}
 
 
-def deny_pod(uid: str, error: TopoalignError) -> Response:
-    """The response that denies the pod."""
+def review_answer(uid: str, *, allowed: bool, **response: object) -> bytes:
+    """The message to the API server with the response to the request of this UID."""
+    return msgspec.json.encode(
+        {"apiVersion": API_VERSION, "kind": KIND, "response": {"uid": uid, "allowed": allowed, **response}}
+    )
+
+
+def denial_status(error: TopoalignError) -> dict[str, object]:
+    """Why a pod is denied."""
     code, reason = (403, "Forbidden") if isinstance(error, Forbidden | OverQuota) else (422, "Invalid")
     if isinstance(error, Unavailable):
         code = 503
         reason = "ServiceUnavailable"
     message = f"topoalign: {clean(error.finding, 1000)}; {clean(error.remedy, 1000)}"
-    return Response(uid=uid, allowed=False, status=DenialStatus(code=code, message=message, reason=reason))
+    return {"code": code, "message": message, "reason": reason}
