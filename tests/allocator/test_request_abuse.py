@@ -320,9 +320,7 @@ async def test_an_allocator_told_ten_thousand_hints_asks_its_own_providers(tmp_p
     assert 4 == len({DeviceID(d) for allocation in decision.allocations for d in allocation.devices[GPU]})
 
 
-@pytest.mark.parametrize(
-    "value", ["1" + "0" * 30, "1e9", "-1", "1.5", "1e3", "NaN", "9" * 5_000, ""]
-)
+@pytest.mark.parametrize("value", ["1" + "0" * 30, "1e9", "-1", "1.5", "1e3", "NaN", "9" * 5_000, ""])
 @pytest.mark.parametrize(
     ("command", "option"),
     [

@@ -10,7 +10,6 @@ from topoalign.discovery.xids import (
     IGNORED_XIDS,
     XID_CATALOG,
     Action,
-    CatalogEntry,
     Severity,
     XidRules,
     describe_xid,
@@ -105,7 +104,7 @@ def test_the_page_on_health_lists_what_the_code_has() -> None:
     rows = [line.strip("| ").split(" | ") for line in DOC.read_text().splitlines() if line.startswith("| ")]
     actions = {each.value for each in Action}
     listed = {
-        xid: CatalogEntry(meaning, Action(action))
+        xid: (meaning, Action(action))
         for meaning, xids, action, *_ in (row for row in rows if len(row) > 2 and row[2] in actions)
         for xid in numbers(xids.replace(",", ""))
     }

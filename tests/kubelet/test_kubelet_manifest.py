@@ -238,9 +238,9 @@ def test_what_a_pod_cannot_do_without_is_named_by_its_path(path: tuple[str | int
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"kind": "Deployment"}, "kind: 'Deployment' of no apiVersion is no Pod of v1"),
-        ({"apiVersion": "apps/v1"}, "kind: an object of no kind of 'apps/v1' is no Pod of v1"),
-        ({"kind": 7}, "kind: '7' of no apiVersion"),
+        ({"kind": "Deployment"}, "kind: 'Deployment' is no Pod of v1"),
+        ({"apiVersion": "apps/v1"}, "kind: 'apps/v1' is no Pod of v1"),
+        ({"kind": 7}, "kind: '7' is no Pod of v1"),
     ],
 )
 def test_another_kind_is_refused_also_where_half_of_it_is_said(more: dict[str, Any], words: str) -> None:

@@ -5,40 +5,35 @@ from dataclasses import dataclass
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from topoalign.runtime.fair_share import CATCH_UP_SECONDS, FairQueue, OpenConnections, Peer, ServedRequest
+from topoalign.runtime.fair_share import CATCH_UP_SECONDS, FairQueue, Peer, ServedRequest, first_to_close
 
 PEERS: tuple[Peer, ...] = (("a",), ("b",), ("c",), ("a", "probe"))
 SLICES = st.sampled_from((0.0, 0.001, 0.005, 0.02, 0.1, 0.3))
 
 
 class Reference:
-    """The rule, without heaps and without forgetting anything."""
+    """The rule, one step after the other, without forgetting anything."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[ServedRequest, float]] = []
         """Requests in the order in which they were added, with what each had had then."""
-        self.since: dict[Peer, int] = {}
         self.used: dict[Peer, float] = {}
         self.now = 0.0
-        self.added = 0
 
     def start(self, peer: Peer) -> float:
         return max(self.used.get(peer, 0.0), self.now - CATCH_UP_SECONDS)
 
     def add(self, request: ServedRequest) -> None:
-        self.added += 1
         if all(each.peer != request.peer for each, _ in self.waiting):
-            self.since[request.peer] = self.added
             self.used[request.peer] = self.start(request.peer)
         self.waiting.append((request, request.seconds))
 
     def take(self) -> ServedRequest:
-        peers = {each.peer for each, _ in self.waiting}
-        peer = min(peers, key=lambda each: (self.used[each], self.since[each]))
-        mine = [each for each in self.waiting if each[0].peer == peer]
-        chosen = min(mine, key=lambda each: each[1])  # the first of several
+        least = min(self.used[each.peer] for each, _ in self.waiting)
+        first = [each for each in self.waiting if self.used[each[0].peer] == least]
+        chosen = min(first, key=lambda each: each[1])  # the first of several
         self.waiting.remove(chosen)
-        self.now = max(self.now, self.used[peer])
+        self.now = max(self.now, least)
         return chosen[0]
 
     def charge(self, request: ServedRequest, seconds: float) -> None:
@@ -131,12 +126,7 @@ class Held:
 
 @given(st.lists(st.builds(Held, st.sampled_from(PEERS), st.floats(0, 2), st.booleans()), min_size=1, max_size=30))
 def test_the_peer_with_the_most_connections_gives_up_the_slowest(places: list[Held]) -> None:
-    open_now = OpenConnections[Held]()
-    for each in places:
-        open_now.add(each)
-    for each in sorted(places, key=lambda each: each.since):
-        open_now.renew(each)
-    closed = open_now.first_to_close()
+    closed = first_to_close(places)
     counts = {peer: sum(each.peer == peer for each in places) for peer in PEERS}
 
     assert counts[closed.peer] == max(counts.values())

@@ -50,10 +50,7 @@ def container_group(placement: CgroupPlacement) -> PurePosixPath | None:
 
 
 def processes_in(directory: Path) -> tuple[int, ...]:
-    """
-    The ids of the processes in the group of this directory and in those below it, ascending, as this process' PID namespace
-    has them; () where there is none any more. Of more than `LONGEST_LISTS` and `MOST_BELOW` those that come first.
-    """
+    """Ids of the processes in this group and those below it, ascending. `LONGEST_LISTS` and `MOST_BELOW` bound them."""
     found: set[int] = set()
     left = LONGEST_LISTS
     for each in islice(walk_directories(directory), MOST_BELOW):
@@ -111,10 +108,7 @@ LONGEST_PATH = 512
 
 
 def sees_all_processes(proc: Path) -> bool:
-    """
-    Whether process ids in this container are those of the node: in another PID namespace than the node's first, for example
-    in a container without `hostPID`, the same number is another process or none. `proc`: where /proc is mounted.
-    """
+    """Whether process ids in this container are those of the node (`hostPID`). `proc`: where /proc is mounted."""
     try:
         return str((proc / "self/ns/pid").readlink()) == FIRST_NAMESPACE
     except OSError:
@@ -122,10 +116,7 @@ def sees_all_processes(proc: Path) -> bool:
 
 
 def identity_of(proc: Path, pid: int) -> ProcessIdentity | None:
-    """
-    Reads from /proc in which container a process runs; None if it has ended, which may happen between two of its files. A
-    file without read permission counts as empty. `proc`: where /proc is mounted.
-    """
+    """The container in which a process runs, as /proc has it; None if the process has ended."""
     try:
         placement = placement_of(read_proc_text(proc / str(pid) / "cgroup"))
         command = read_proc_text(proc / str(pid) / "comm")
@@ -142,10 +133,7 @@ def identity_of(proc: Path, pid: int) -> ProcessIdentity | None:
 
 
 def read_proc_text(file: Path) -> str:
-    """
-    The beginning of a file in /proc; empty where it may not be read. Raises FileNotFoundError and ProcessLookupError where
-    the process has ended.
-    """
+    """The beginning of a file in /proc; empty if it may not be read. Raises OSError if the process has ended."""
     try:
         return read_beginning(file, LONGEST_FILE).decode("utf-8", "replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from topoalign.runtime.fair_share import OpenConnections, Peer
+from topoalign.runtime.fair_share import Peer, first_to_close
 from topoalign.runtime.request_turns import WORKING, RequestTurns, Working
 
 if TYPE_CHECKING:
@@ -52,13 +52,10 @@ class HttpConnection(HttpToolsProtocol):
     A request whose head is not complete in time is answered and ended.
     """
 
-    connections: Any  # OpenConnections
+    connections: Any  # set of HttpConnection and Handshake
     peer: Peer = ("",)
     since = 0.0
-    """
-    As of `fair_share.ServedConnection`, by the clock of the event loop. While a request is in work it may be its
-    beginning still.
-    """
+    """When the server began to wait for the peer, by the loop's clock. During a request it may be its beginning."""
     has_begun = False
     """Whether bytes of the next request have come."""
     in_work: Any = None
@@ -90,10 +87,7 @@ class HttpConnection(HttpToolsProtocol):
         self._part_has_come = asyncio.Event()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """
-        Accepts the connection; at the limit, one of the peer with the most connections is closed. The peer is charged for
-        the time that this takes.
-        """
+        """Accepts the connection, closes another at the limit, and charges the peer for the time of this."""
         self.since = self.loop.time()
         self.peer = peer_of(transport)
         super().connection_made(transport)
@@ -113,17 +107,14 @@ class HttpConnection(HttpToolsProtocol):
         self._part_has_come.set()
 
     def data_received(self, data: bytes) -> None:
-        """
-        Takes received bytes. A head that has begun must end in time, and data other than a body must not exceed the limit
-        of a head.
-        """
+        """Takes bytes. A head must end in time, and what is no body must not exceed the limit of a head."""
         if self._is_idle:
             self._begin_request()
             self._is_first = True
         self._raw_bytes += len(data)
         if not self.has_begun and (self.cycle is None or self.cycle.response_complete):
             self.has_begun = True
-            self._wait_from_now()
+            self.since = self.loop.time()
         super().data_received(data)
         if self._head_is_complete:
             self._stop_head_timer()
@@ -180,20 +171,20 @@ class HttpConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Waits for the next request."""
         self.has_begun = False
-        self._wait_from_now()
+        self.since = self.loop.time()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
         """Starts the time-out of `WRITE_SECONDS` for a peer that has not read all of the answer."""
         super().pause_writing()
-        self._wait_from_now()
+        self.since = self.loop.time()
         self._stop_write_timer()
         self._write_timer = self.loop.call_later(WRITE_SECONDS, self.end)
 
     def resume_writing(self) -> None:
         """Stops the time-out once the peer has read the answer."""
         self._stop_write_timer()
-        self._wait_from_now()
+        self.since = self.loop.time()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -267,10 +258,6 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.write(head.encode() + body)
         self.transport.close()
 
-    def _wait_from_now(self) -> None:
-        self.since = self.loop.time()
-        self.connections.renew(self)
-
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -288,10 +275,10 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
     return (address[0] if address else "",)
 
 
-def make_room(connections: OpenConnections[Any]) -> None:
+def make_room(connections: set[Any]) -> None:
     """Closes a connection of a server if there are more than allowed."""
     if len(connections) > most():
-        connections.first_to_close().end()
+        first_to_close(connections).end()
 
 
 def most() -> int:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 from anyio.abc import TaskStatus
@@ -24,15 +24,8 @@ JSON = "application/json"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-class HttpAnswer(NamedTuple):
-    """A page as it is sent."""
-
-    body: bytes
-    content_type: str
-
-
-Page = Callable[[], Awaitable[HttpAnswer]]
-"""Makes a page at each request for it. A TopoalignError that it raises is the answer then."""
+Page = Callable[[], Awaitable[tuple[bytes, str]]]
+"""Makes a page at each request for it: its body and content type. A TopoalignError that it raises is the answer then."""
 
 Series = Callable[[], AsyncIterator[bytes]]
 """Writes whole families in Prometheus' text format, in chunks between which the loop gets a turn."""
@@ -109,10 +102,7 @@ class Context:
 
     @cached_property
     def configuration(self) -> ConfigurationFile:
-        """
-        The configuration file, one for all services of the process. Each user of it also calls `keep_up`. The first access
-        reads it, and raises NotFound, InvalidDocument or InvalidField if it is wrong.
-        """
+        """The configuration file, read at the first access. Each user calls `keep_up`. Raises NotFound, BadRequest."""
         file = ConfigurationFile(self.environment)
         self.notes.setdefault("configuration", lambda: file.reason_not_current)
         return file

@@ -31,9 +31,7 @@ SCHEMA = {"topoalign.owner": "topoalign", "topoalign.schema": "1"}
 """Written into every store: its owner, and the version of these settings."""
 
 ANSWERED = ("admission", "allocator", "discovery", "hints", "devices", "registry", "stored")
-"""
-First tokens below the prefix that no store may take: those of requests, which NATS would acknowledge, and of `NEWS`.
-"""
+"""First tokens that no store may take: those of requests, which NATS would acknowledge, and of `NEWS`."""
 NOT_FOUND = 10059
 NAME_IN_USE = 10058
 """NATS' error codes of a stream that does not exist, and of one that exists with another configuration."""
@@ -162,9 +160,7 @@ class Info(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def store_of(message: Message) -> Stream:
-    """
-    The stream that stores this message. Raises BusRefused if there is none, or if the message is too large for a bus.
-    """
+    """The stream that stores this message. Raises BusRefused if there is none, or if the message is too large."""
     check_size(message.subject, message.body)
     for store in STORES:
         if any(matches_subject(pattern, message.subject) for pattern in store.subjects):
@@ -173,10 +169,7 @@ def store_of(message: Message) -> Stream:
 
 
 def store_of_batch(messages: Sequence[Message]) -> Stream:
-    """
-    The stream that stores these messages as one atomic batch. Raises BusRefused if they belong to several streams or to
-    one without batches, if there are too many, or if two have the same subject.
-    """
+    """The stream of an atomic batch. Raises BusRefused for several streams, too many messages, or a subject twice."""
     streams = {store_of(message) for message in messages}
     subjects = {message.subject for message in messages}
     if streams != {Stream.RESERVATIONS} or len(messages) > MOST_IN_BATCH or len(subjects) < len(messages):
@@ -219,9 +212,8 @@ async def create_or_change_stores(request: Request, replicas: int | None) -> lis
     """
     Creates the stores that are missing and changes those that differ, bounds excepted. Returns a line for each change.
 
-    `replicas` is 1 or 3; None: a new store gets 1, and an existing one keeps its number. Raises BusRefused that names
-    the store and the reason, also for a stream of this name that is not topoalign's; raises BusUnavailable if NATS does
-    not answer.
+    `replicas` is 1 or 3; None: a new store gets 1, and an existing one keeps its number. Raises BusUnavailable, and
+    BusRefused with the store and the reason, also for a stream of this name that is not topoalign's.
     """
     changes: list[str] = []
     for store in STORES:

@@ -17,11 +17,8 @@ been idle for a second, and both before one that was made a moment ago.
 Nothing here does I/O or reads the time.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from heapq import heappop, heappush, merge
-from itertools import chain, count
-from operator import attrgetter
+from collections import Counter
+from collections.abc import Collection
 from typing import Generic, Protocol, TypeVar
 
 CATCH_UP_SECONDS = 0.05
@@ -47,34 +44,28 @@ class FairQueue(Generic[R]):
     """Requests that wait for their next slice. A request is added again for each slice."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Peer, list[tuple[float, int, R]]] = {}
-        """The requests of a peer as a heap: by the time that each has had, then in the order of `add`."""
+        self._waiting: list[R] = []
+        """In the order of `add`."""
         self._used: dict[Peer, float] = {}
         """Seconds at which a peer's next slice starts on a clock that only slices move."""
         self._now = 0.0
         """The start of the newest slice on that clock."""
-        self._numbers = count()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def add(self, request: R) -> None:
         """The request waits for a slice."""
-        if request.peer not in self._waiting:
-            self._waiting[request.peer] = []
-            self._used[request.peer] = self._start(request.peer)
-        heappush(self._waiting[request.peer], (request.seconds, next(self._numbers), request))
+        self._used[request.peer] = self._start(request.peer)
+        self._waiting.append(request)
 
     def take(self) -> R:
-        """Removes and returns the request whose slice is next; among equal peers that of the one that waits longest."""
-        peer = min(self._waiting, key=self._used.__getitem__)
-        self._now = max(self._now, self._used[peer])
-        request = heappop(self._waiting[peer])[2]
-        if not self._waiting[peer]:
-            del self._waiting[peer]
-        if len(self._used) > 2 * len(self._waiting) + 1:  # peers that were idle for long start like new ones
-            oldest = self._now - CATCH_UP_SECONDS
-            self._used = {each: used for each, used in self._used.items() if used > oldest or each in self._waiting}
+        """Removes and returns the request whose slice is next; among equal ones the one that waits longest."""
+        request = min(self._waiting, key=lambda each: (self._used[each.peer], each.seconds))
+        self._waiting.remove(request)
+        self._now = max(self._now, self._used[request.peer])
+        # peers that were idle for long start like new ones; none of those waits
+        self._used = {peer: used for peer, used in self._used.items() if used >= self._now - CATCH_UP_SECONDS}
         return request
 
     def charge(self, request: R, seconds: float) -> None:
@@ -101,41 +92,12 @@ class ServedConnection(Protocol):
         """Whether the server waits for the peer."""
 
 
-P = TypeVar("P", bound=ServedConnection)
+C = TypeVar("C", bound=ServedConnection)
 
 
-class OpenConnections(Generic[P]):
-    """The connections of a server by peer, those of a peer in the order of `since`."""
-
-    def __init__(self) -> None:
-        self._by_peer: dict[Peer, dict[P, None]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._by_peer.values()))
-
-    def __iter__(self) -> Iterator[P]:
-        return chain.from_iterable(self._by_peer.values())
-
-    def add(self, connection: P) -> None:
-        """Adds a connection that was made now."""
-        self._by_peer.setdefault(connection.peer, {})[connection] = None
-
-    def discard(self, connection: P) -> None:
-        """Removes a connection, if it is there."""
-        held = self._by_peer.get(connection.peer, {})
-        held.pop(connection, None)
-        if not held:
-            self._by_peer.pop(connection.peer, None)
-
-    def renew(self, connection: P) -> None:
-        """The server waits for the peer of this connection from now on."""
-        held = self._by_peer.get(connection.peer, {})
-        if connection in held:
-            held[connection] = held.pop(connection)
-
-    def first_to_close(self) -> P:
-        """The connection that makes room for others. At least one is needed."""
-        most = max(map(len, self._by_peer.values()))
-        largest = [held for held in self._by_peer.values() if len(held) == most]
-        by_age: Callable[[], Iterator[P]] = partial(merge, *largest, key=attrgetter("since"))
-        return next((each for each in by_age() if each.is_waited_for()), None) or next(iter(by_age()))
+def first_to_close(connections: Collection[C]) -> C:
+    """The connection that makes room for others. At least one is needed."""
+    counts = Counter(each.peer for each in connections)
+    most = max(counts.values())
+    largest = [each for each in connections if counts[each.peer] == most]
+    return min(largest, key=lambda each: (not each.is_waited_for(), each.since))

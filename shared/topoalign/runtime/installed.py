@@ -82,10 +82,7 @@ def settings_by_service(names: Collection[str] | None = None) -> dict[str, type[
 
 
 def find_unknown_variables(environment: Mapping[str, str], running: Collection[str] = ()) -> list[str]:
-    """
-    Findings about variables with our prefix that are settings of no service: most often they are misspelt. `running`: the
-    services whose settings are loaded already.
-    """
+    """Findings about variables with our prefix that are settings of no service. `running`: services that are loaded."""
     ours = {name for name, value in environment.items() if name.startswith(PREFIX) and not is_of_kubelet(name, value)}
     if not ours - list_variables(settings_by_service(running)):
         return []

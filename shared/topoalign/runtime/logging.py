@@ -71,11 +71,7 @@ class Seldom(logging.Filter):
 
 
 def configure_logging(form: str = "console", level: str = "info", **context: str) -> None:
-    """
-    Sets up logging for this process; `context` is in every line (`service="allocator", node="gpu-7"`).
-
-    `form` is `json` or `console`, `level` one of debug, info, warning, error.
-    """
+    """Sets up logging. `form`: json or console; `level`: debug to error; `context`: key-values of every line."""
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,

@@ -61,10 +61,7 @@ def server_configuration(store: Path, port: int | None) -> str:
 
 @asynccontextmanager
 async def local_nats(store: Path, port: int | None = None) -> AsyncIterator[str]:
-    """
-    Runs nats-server with its data and topoalign's stores in `store`, and yields its URL. None: any free port. Raises
-    NatsServerFailed, also when the server ends while it is in use.
-    """
+    """Runs nats-server with topoalign's stores in `store`; yields its URL. Raises NatsServerFailed, also if it ends."""
     server = start_server(store, server_configuration(store, port))
     try:
         url = await url_of(server, store)

@@ -17,7 +17,7 @@ one. The writer receives each position in its own order, and publishes what clos
 
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import structlog
 
@@ -32,12 +32,8 @@ LONGEST_PAUSE = 5.0
 log = structlog.get_logger("topoalign.runtime.publisher")
 
 
-class Confirmed(NamedTuple):
-    """A message that the bus has."""
-
-    message: Message
-    position: int
-    """Its position in its stream."""
+Confirmed = tuple[Message, int]
+"""A message that the bus has, and its position in its stream."""
 
 
 class Source(Protocol):
@@ -98,7 +94,7 @@ class Publisher:
             return not self.alone
         positions = await self._publish_all(messages)
         confirmed = [
-            Confirmed(message, position)
+            (message, position)
             for message, position in zip(messages, takewhile(lambda at: at is not None, positions), strict=False)
             if position is not None
         ]
@@ -117,12 +113,12 @@ class Publisher:
                 self._findings.add(error.finding)
                 log.warning("bus does not confirm", subject=message.subject, finding=error.finding, remedy=error.remedy)
             return False
-        self._confirm([Confirmed(message, position)])
+        self._confirm([(message, position)])
         return True
 
     def _confirm(self, confirmed: Sequence[Confirmed]) -> None:
         if self.failures:
-            log.info("bus confirms again", subject=confirmed[0].message.subject, tries=self.failures)
+            log.info("bus confirms again", subject=confirmed[0][0].subject, tries=self.failures)
         self.failures = 0
         self.refusal = None
         self._findings.clear()

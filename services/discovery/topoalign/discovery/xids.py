@@ -39,13 +39,6 @@ class Action(Enum):
     CONTACT_SUPPORT = "contact the vendor"
 
 
-class CatalogEntry(msgspec.Struct, frozen=True):
-    """An XID of the catalogue."""
-
-    meaning: str
-    action: Action
-
-
 # A few words -> the XIDs that mean it, by action.
 
 APPLICATION: Mapping[str, tuple[int, ...]] = {
@@ -125,8 +118,8 @@ SUPPORT = {
 }
 """CONTACT_SUPPORT, CHECK_MECHANICALS and UPDATE_SWFW."""
 
-XID_CATALOG: Mapping[int, CatalogEntry] = {
-    xid: CatalogEntry(meaning, action)
+XID_CATALOG: Mapping[int, tuple[str, Action]] = {
+    xid: (meaning, action)
     for action, meanings in {
         Action.RESTART_APPLICATION: APPLICATION,
         Action.NONE: INFORMATION,
@@ -138,9 +131,10 @@ XID_CATALOG: Mapping[int, CatalogEntry] = {
     for meaning, xids in meanings.items()
     for xid in xids
 }
+"""XID -> a few words, and the action."""
 
 IGNORED_XIDS = frozenset(
-    xid for xid, each in XID_CATALOG.items() if each.action in (Action.NONE, Action.RESTART_APPLICATION)
+    xid for xid, (_, action) in XID_CATALOG.items() if action in (Action.NONE, Action.RESTART_APPLICATION)
 )
 """After these the GPU is as good as before."""
 
@@ -181,7 +175,7 @@ class XidRules(msgspec.Struct, frozen=True, kw_only=True):
         if xid not in self.never_ignored and (self.all_ignored or xid in self.ignored):
             return Severity.IGNORED
         entry = XID_CATALOG.get(xid)
-        return Severity.PASSING if entry is None else SEVERITIES[entry.action]
+        return Severity.PASSING if entry is None else SEVERITIES[entry[1]]
 
 
 def xid_rules(ignored: Iterable[int] | None, environment: Mapping[str, str]) -> XidRules:
@@ -206,4 +200,4 @@ def _xids_of(variable: str, environment: Mapping[str, str]) -> tuple[frozenset[i
 def describe_xid(xid: int) -> str:
     """`XID 95 (uncontained memory error: reset the GPU)`."""
     entry = XID_CATALOG.get(xid)
-    return f"XID {xid}" if entry is None else f"XID {xid} ({entry.meaning}: {entry.action.value})"
+    return f"XID {xid}" if entry is None else f"XID {xid} ({entry[0]}: {entry[1].value})"

@@ -33,6 +33,9 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     data_checksum: int = 0
 
 
+# Decoders of the files are made where their modules are imported: two threads in which msgspec 0.22.0 first meets a type at
+# the same time end the process, and the kubelet's files are read in several threads.
+
 E = TypeVar("E", bound=Envelope)
 T = TypeVar("T")
 
@@ -68,14 +71,6 @@ def read_checkpoint_file(path: Path) -> bytes | None:
     if len(content) > MOST_BYTES:
         raise damaged_file(path.name, f"it is larger than {MOST_BYTES >> 20} MiB")
     return content
-
-
-def decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
-    """
-    A decoder, to be made where a module is imported: two threads in which msgspec 0.22.0 first meets a type at the same time
-    end the process, and the kubelet's files are read in several threads.
-    """
-    return msgspec.json.Decoder(kind)
 
 
 def decode_checkpoint(name: str, content: bytes, reader: "msgspec.json.Decoder[E]") -> E:

@@ -11,6 +11,8 @@ Source: kubelet v1.36.3, cm/cpumanager/state and the static policy's check of it
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from topoalign.core.cpu_assignment import read_reserved_cpus
 from topoalign.core.model.errors import clean, quoted
 from topoalign.core.model.requests import AdmissionRules, CpuOption
@@ -45,7 +47,7 @@ class CpuManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
         }
 
 
-DECODER = checkpoint.decoder(CpuManagerState)
+DECODER = msgspec.json.Decoder(CpuManagerState)
 
 
 def load_cpu_state(root: Path) -> CpuManagerState | None:
@@ -79,10 +81,7 @@ def spew_cpu_state(state: CpuManagerState) -> Iterator[str]:
 
 
 def check_cpu_state(state: CpuManagerState, topology: Topology, rules: AdmissionRules) -> None:
-    """
-    Raises StateFault where this cannot be the state of a kubelet with these rules on this machine, and what choosing the
-    CPUs that it keeps for the system raises (NoFit).
-    """
+    """Raises StateFault where this cannot be the state of a kubelet with these rules on this machine, and NoFit."""
     if state.policy_name != rules.cpu_manager:
         finding = f"it was kept under policy {quoted([state.policy_name])}, and {rules.cpu_manager!r} is configured"
         raise damaged_file(NAME, finding)

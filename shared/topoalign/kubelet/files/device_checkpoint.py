@@ -51,7 +51,7 @@ class Checkpoint(msgspec.Struct, frozen=True, rename="pascal"):
     checksum: int
 
 
-DECODER = checkpoint.decoder(Checkpoint)
+DECODER = msgspec.json.Decoder(Checkpoint)
 
 
 def encode_device_checkpoint(data: CheckpointData) -> bytes:

@@ -38,10 +38,7 @@ class InvalidDocument(BadRequest):
 
 
 def read_bounded(path: Path) -> bytes:
-    """
-    Reads a file, at most one byte more than the limit. Raises NotFound where there is none, and InvalidDocument where it
-    cannot be read.
-    """
+    """Reads at most one byte more than the limit. Raises NotFound, and InvalidDocument if the file cannot be read."""
     try:
         with reading.open_regular_file(path) as file:
             return file.read(MOST_BYTES + 1)
@@ -77,14 +74,12 @@ def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS, *, nulls: 
         known = [without_nulls(content) for content in contents]  # also checks the depth
     except (ValueError, RecursionError, OverflowError) as error:
         # ValueError: also a number too long to be one, a date that never was, a key that stands twice in JSON
-        raise InvalidDocument(source, f"no YAML and no JSON: {clean(str(error), 200)}", "correct the file") from error
+        raise InvalidDocument(source, clean(str(error), 200), "correct the file: it is read as YAML or JSON") from error
     return contents if nulls else known
 
 
 def without_nulls(content: object, levels: int = DEEPEST) -> object:
-    """
-    The content without fields that are null: for Kubernetes they are missing. Raises ValueError for more nested levels.
-    """
+    """The content without null fields: for Kubernetes they are missing. Raises ValueError for more levels."""
     if isinstance(content, dict | list) and not levels:
         raise ValueError(f"more than {DEEPEST} levels deep")
     if isinstance(content, dict):

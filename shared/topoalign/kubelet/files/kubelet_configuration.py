@@ -72,12 +72,7 @@ def load_configuration(path: Path, placement: Placement = Placement.TOPOLOGY) ->
 
 
 def load_with_note(path: Path, placement: Placement = Placement.TOPOLOGY) -> tuple[AdmissionRules, str | None]:
-    """
-    The rules in a file, and which field of it they were taken from; None where the file is the configuration itself.
-
-    Raises NotFound, InvalidDocument, and InvalidField with the path of a wrong value, or where the file has no configuration
-    of a kubelet or more than one.
-    """
+    """The rules in a file, and a note if a field of it has them. Raises NotFound, InvalidDocument, InvalidField."""
     found = configuration_file.find_configuration(
         configuration_file.mappings_in(documents.read_bounded(path), str(path))
     )
@@ -89,11 +84,7 @@ def load_with_note(path: Path, placement: Placement = Placement.TOPOLOGY) -> tup
 
 
 def rules_of(document: documents.Document, placement: Placement = Placement.TOPOLOGY) -> AdmissionRules:
-    """
-    The rules of a KubeletConfiguration; `placement` is the device plugin's, of which the kubelet knows nothing.
-
-    Raises InvalidField with the path of a value that is wrong, or that the kubelet would not start with.
-    """
+    """The rules of a KubeletConfiguration. Raises InvalidField with the path of a value with which no kubelet starts."""
     if (document.get("kind"), document.get("apiVersion")) != (KIND, API_VERSION):
         raise documents.other_kind(document, KIND, API_VERSION, configuration_file.REMEDY)
     remedy = "write it as KubeletConfiguration v1beta1 has it: numbers and booleans of options in quotes"

@@ -116,10 +116,8 @@ def read_manifest(document: documents.Document) -> PodManifest:
     kind = document.get("kind") or KIND  # missing fields count as right
     version = document.get("apiVersion") or API_VERSION
     if (kind, version) != (KIND, API_VERSION):
-        text = quoted([str(document["kind"])]) if document.get("kind") else "an object of no kind"
-        of = quoted([str(document["apiVersion"])]) if document.get("apiVersion") else "no apiVersion"
         remedy = "give a Pod: of a Deployment or Job, `spec.template` with `apiVersion: v1` and `kind: Pod` added"
-        raise InvalidField("kind", f"{text} of {of} is no {KIND} of {API_VERSION}", remedy)
+        raise documents.other_kind(document, KIND, API_VERSION, remedy)
     remedy = f"{REMEDY}, with texts such as annotations in quotes"
     pod: PodManifest = documents.convert_document(document, PodManifest, remedy)
     return pod

@@ -157,7 +157,7 @@ def give_back(block: MemoryCheckpointBlock, nodes: dict[int, NumaNodeState]) -> 
         nodes[number] = NumaNodeState(number_of_assignments=assignments, memory_map=tables, cells=cells)
 
 
-DECODER = checkpoint.decoder(MemoryManagerState)
+DECODER = msgspec.json.Decoder(MemoryManagerState)
 
 
 def load_memory_state(root: Path) -> MemoryManagerState | None:

@@ -51,11 +51,7 @@ class PodDirectories(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_pod_directories(root: Path) -> PodDirectories | None:
-    """
-    The directories of a kubelet with this root directory; None where it has no `pods` directory: then nothing is known.
-
-    Raises StateFault where they cannot be read, or are more than `MOST_PODS`.
-    """
+    """The directories of a kubelet; None without `pods` directory: nothing is known. Raises StateFault."""
     found: dict[str, bool | None] = {}
     try:
         with os.scandir(root / NAME) as pods:

@@ -8,10 +8,7 @@ from typing import BinaryIO
 
 
 def open_regular_file(path: Path) -> BinaryIO:
-    """
-    A regular file, to be read. Raises OSError for anything else, at once: a named pipe that nobody writes to, or a device,
-    would be waited for without end.
-    """
+    """A regular file, to be read. Raises OSError for any other: a named pipe would be waited for without end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(descriptor).st_mode

@@ -43,11 +43,7 @@ class Once(Loader):  # type: ignore[valid-type, misc]  # chosen when PyYAML is i
 
 
 def load(text: str, deepest: int, most: int = 1) -> list[object]:
-    """
-    The documents of this text, at most `most` of at most `deepest` levels. A document without content is None.
-
-    Raises ValueError, which names the place, OverflowError, RecursionError.
-    """
+    """The documents of a text, at most `most` of at most `deepest` levels. Raises ValueError with the place."""
     try:
         check_events(text, deepest, most)
         return list(yaml.load_all(text, Loader=Once))  # Once is a safe loader

@@ -29,10 +29,7 @@ MESSAGE = 2
 
 
 def read_listed_pods(data: bytes) -> tuple[v1.ListPodResourcesResponse, list[Devices]]:
-    """
-    Decodes an answer to List: to one without devices, and the devices of each container, in the order in which pods and
-    their containers are listed. Raises GRPCError.
-    """
+    """Decodes an answer to List: without devices, and the devices of each container in its order. Raises GRPCError."""
     devices: list[Devices] = []
     rest = b"".join(
         field(PODS, read_pod(data, each.content, each.end, devices))

@@ -245,10 +245,7 @@ class GrpcServer(grpclib.server.Server):
         return peer.uid in (0, os.geteuid())
 
     def make_room(self, most: int = MOST_CONNECTIONS) -> None:
-        """
-        Closes a connection, as there are more than `most`: of the process that has most of them, the one that was silent
-        longest. One that the servicer favours is closed last.
-        """
+        """Closes the connection that was silent longest, of the process that has most; one that is favoured last."""
         held = Counter(each.peer.pid for each in self.connections)
         longest = min(
             self.connections, key=lambda each: (self.servicer.favours(each), -held[each.peer.pid], each.spoke)

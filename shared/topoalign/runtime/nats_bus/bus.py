@@ -272,11 +272,9 @@ async def connect_bus(
     """
     The bus at `url` (several servers of one cluster are separated by commas) while the context is open.
 
-    `wait`: seconds to wait for a server; then BusUnavailable, and BusRefused at once for a server that cannot be used.
-    None waits for nothing: the context is entered without a connection, which is made and checked in the background.
-    `node`: whose services use the connection; then its name is in the subjects on which answers come. `publishes`: subjects
-    this process will publish on; the permission is tried on every new connection. Raises InvalidField for an unusable
-    address, name or credentials file.
+    `wait`: seconds to wait for a server; then BusUnavailable, and BusRefused at once for a server that cannot be used. None:
+    the connection is made in the background. `node`: its name is in the subjects on which answers come. `publishes`: the
+    subjects whose permission is tried on every connection. Raises InvalidField for an unusable address, name or file.
     """
     bus = NatsBus(url, name, access, node, publishes)
     async with background() as tasks:
@@ -293,10 +291,7 @@ NAME = "topoalign-stores"
 
 
 async def apply_stores(url: str, access: Access = Access(), replicas: int | None = None) -> list[str]:  # noqa: B008  # frozen
-    """
-    The administrative step: creates missing stores and changes those that differ. Returns a line for each change. Raises as
-    `event_stores.create_or_change_stores` and `open_connection`.
-    """
+    """As `event_stores.create_or_change_stores`, over a connection of its own. Raises also as `open_connection`."""
     connection = await open_connection(split_addresses(url), NAME, access)
     try:
         return await event_stores.create_or_change_stores(connection.api, replicas)

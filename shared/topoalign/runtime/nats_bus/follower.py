@@ -42,10 +42,7 @@ SILENCE = 5.0
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 2.0
 REFUSED_PAUSE = 5.0
-"""
-Seconds between tries: the pause after the first failure, the longest pause after a loss, and the longest pause after a
-refusal.
-"""
+"""Seconds between tries: the first, the longest after a loss, and the longest after a refusal."""
 MOST_TRIES = 8
 """Number of reads (within a second or two) that may miss an announced message before it counts as deleted."""
 END_OF_BATCH = "204"
@@ -87,9 +84,7 @@ class FollowerReading:
         self._reading = False
         """Whether the batch has not ended yet."""
         self._beyond = (0, 0)
-        """
-        (messages that still wait, last position) of the batch that arrived last; (0, 0) once the next batch is requested.
-        """
+        """Messages behind the batch that arrived last, and its last position; zeros once the next is requested."""
         self._before = 0
         """The position of the message of the batch that came last."""
         self._waiting = 0

@@ -78,7 +78,7 @@ class Outbox:
     def confirm(self, confirmed: Sequence[Confirmed]) -> None:
         """Removes the facts of these messages, the oldest of the last `due`, from `pending`."""
         facts = self._due[: len(confirmed)]
-        assert [message for message, _ in facts] == [each.message for each in confirmed], "the oldest that were due"
+        assert [message for message, _ in facts] == [message for message, _ in confirmed], "the oldest that were due"
         self._ledger.published([event for _, event in facts])
         for _, position in confirmed:
             self.notice(position)

@@ -23,7 +23,7 @@ from topoalign.core.usage import gaia_display
 from topoalign.core.usage.attribution import NodeShares
 from topoalign.kubelet.grpc.api import display
 from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
-from topoalign.runtime.context import JSON, PROMETHEUS, HttpAnswer, Page
+from topoalign.runtime.context import JSON, PROMETHEUS, Page
 
 FIELD = "TOPOALIGN_DISPLAY"
 LOOK_SECONDS = 2.0
@@ -57,20 +57,18 @@ class Display(Servicer, display.GpuDisplayBase):
     def pages(self) -> Mapping[str, Page]:
         """Path -> its handler."""
 
-        async def graph() -> HttpAnswer:
-            return HttpAnswer(msgspec.json.encode({"graph": await self._graph()}), JSON)
+        async def graph() -> tuple[bytes, str]:
+            return msgspec.json.encode({"graph": await self._graph()}), JSON
 
-        async def usage() -> HttpAnswer:
-            return HttpAnswer(msgspec.json.encode(await self._usages()), JSON)
+        async def usage() -> tuple[bytes, str]:
+            return msgspec.json.encode(await self._usages()), JSON
 
-        async def version() -> HttpAnswer:
-            return HttpAnswer(msgspec.json.encode({"version": VERSION}), JSON)
+        async def version() -> tuple[bytes, str]:
+            return msgspec.json.encode({"version": VERSION}), JSON
 
-        async def metric() -> HttpAnswer:
-            shares = await self._shares()
-            return HttpAnswer(
-                use_families.render_families(use_families.gaia(shares, self._state().hardware)), PROMETHEUS
-            )
+        async def metric() -> tuple[bytes, str]:
+            families = use_families.gaia(await self._shares(), self._state().hardware)
+            return use_families.render_families(families), PROMETHEUS
 
         return {"/graph": graph, "/usage": usage, "/version": version, "/metric": metric}
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from topoalign.core.model.errors import DriverFault, clean
 from topoalign.runtime.driver_thread import CallProgress
+from topoalign.runtime.nvml import INIT_WITHOUT_GPUS
 
 # Return codes of NVML calls (nvmlReturn_t, as in nvidia-ml-py 13.615.71), and whether a code concerns one GPU or all.
 
@@ -58,8 +59,6 @@ OF_THE_LIBRARY = {UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VE
 Handle = Any
 """A device, as pynvml hands it out."""
 
-INIT_WITHOUT_GPUS = 1
-"""NVML_INIT_FLAG_NO_GPUS: NVML opens also on a node whose only GPU is lost."""
 MOST_NVLINKS = 36
 """NVML_NVLINK_MAX_LINKS: used if the driver does not report the number of links."""
 
