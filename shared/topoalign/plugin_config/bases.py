@@ -19,8 +19,7 @@ from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.plugin_config import resource_names
 from topoalign.plugin_config.checks import MIG_PREFIX
-from topoalign.plugin_config.configuration import Configuration, GpuEntry, MigEntry, NicEntry
-from topoalign.plugin_config.findings import Findings
+from topoalign.plugin_config.configuration import Configuration, Findings, GpuEntry, MigEntry, NicEntry
 
 _PART_OF_COMPUTE = re.compile(r"[0-9]+c\.")
 STRATEGY = "flags.migStrategy"

@@ -18,8 +18,7 @@ from topoalign.kubelet.files.configuration_file import FieldMapping
 from topoalign.kubelet.files.documents import Document, InvalidDocument
 from topoalign.plugin_config import nvidia_fields
 from topoalign.plugin_config.checks import validate_configuration
-from topoalign.plugin_config.configuration import Configuration
-from topoalign.plugin_config.findings import ConfigurationFinding
+from topoalign.plugin_config.configuration import Configuration, ConfigurationFinding
 
 # Finds the configuration files inside a wrapper: a ConfigMap, or the values of a Helm chart.
 #
