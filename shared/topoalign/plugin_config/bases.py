@@ -50,9 +50,9 @@ def gpu_bases(
         divided = [f"GPU {gpu.index}" for gpu, _ in gpus if gpu.mig is not None]
         if divided:
             findings.add(STRATEGY, f"none offers GPUs that are in MIG mode as a whole: {', '.join(divided)}")
-        if resources.mig:
-            findings.add("resources.mig", f"has no effect: {STRATEGY} is none")
     if strategy in ("none", "dynamic"):
+        if resources.mig:
+            findings.add("resources.mig", f"has no effect: {STRATEGY} is {strategy}")
         return [Base(gpu.id, resource, reference=str(gpu.index)) for gpu, resource in gpus]
     instances = [instance for gpu in topology.gpus for instance in gpu.mig or ()]
     for place, choice in enumerate(resources.mig):
