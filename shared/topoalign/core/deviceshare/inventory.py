@@ -123,8 +123,6 @@ class NodeInventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     table: Table | None = None
     honored: bool = False
     """Whole GPUs are given as partitions of the table or not at all."""
-    well_planned: bool = False
-    """The node's secondary devices are enough for every choice of primary ones, so a first look may leave them out."""
 
     @cached_property
     def by_type(self) -> Mapping[DeviceType, tuple[InventoryDevice, ...]]:
