@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from topoalign.core.deviceshare.annotations import PartitionSpec
 from topoalign.core.deviceshare.candidates import DeviceCandidate, DeviceGrant, JointRequest
 from topoalign.core.deviceshare.demand import JointDemand, read_demand
 from topoalign.core.deviceshare.device_scores import DeviceScorer, score_device
@@ -98,6 +99,8 @@ class NodeCase(msgspec.Struct, Generic[A], frozen=True, kw_only=True):
         described = inventories.read(self.device, self.node_labels)
         is_filter = self.phase == "Filter" if self.phase is not None else self.scorer is None
         demand = seen_by_filter(self.pod.demand, described) if is_filter else self.pod.demand
+        if described.honored and demand.partition is None:
+            demand = msgspec.structs.replace(demand, partition=PartitionSpec())
         inventory: NodeInventory = described
         for kind, parts in self.assigned.items():
             for part in parts:

@@ -42,6 +42,8 @@ GPU_VENDOR = "node.koordinator.sh/gpu-vendor"
 class DescribedInventory(NodeInventory, frozen=True, kw_only=True, dict=True):
     """The inventory of a Device object."""
 
+    honored: bool = False
+    """Whole GPUs are given as partitions of the table or not at all."""
     well_planned: bool = False
     """The node's secondary devices are enough for every choice of primary ones, so Koordinator's filter ignores them."""
 
