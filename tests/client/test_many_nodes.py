@@ -15,7 +15,7 @@ from topoalign.core.model.events import ContainerUsage, TopologyDiscovered, Usag
 from topoalign.core.model.ids import ContainerName, DeviceID, NodeName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules, ListedDevices
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.shapes import device_uuids, rename_devices
+from topoalign.core.model.topology.shapes import device_positions, rename_devices
 from topoalign.machines import load_machine
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.runtime.memory_bus import MemoryBus
@@ -28,7 +28,7 @@ NODES = 3
 
 def hardware(number: int) -> Topology:
     bare = load_machine("dgx-a100").topology
-    return rename_devices(bare, {uuid: DeviceID(f"{uuid}-of-{number}") for uuid in device_uuids(bare)})
+    return rename_devices(bare, {uuid: DeviceID(f"{uuid}-of-{number}") for _, uuid in device_positions(bare)})
 
 
 async def readings(client: Client) -> list[Delivery]:

@@ -10,14 +10,13 @@ from topoalign.core.deviceshare.inventory import (
     DeviceLocation,
     FunctionGroup,
     InventoryFunction,
-    NodeInventory,
     Partition,
 )
 from topoalign.core.deviceshare.koordinator_names import DeviceType
-from topoalign.tools.conformance.koordinator_devices import read_device, with_used
+from topoalign.tools.conformance.koordinator_devices import DescribedInventory, read_device, with_used
 
 
-def read_without_labels(raw: object) -> NodeInventory:
+def read_without_labels(raw: object) -> DescribedInventory:
     return read_device(raw, {})
 
 

@@ -17,7 +17,7 @@ from topoalign.core.model.decisions import Refusal
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.requests import AdmissionRules, Mode, PodRequest, Policy
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.model.topology.shapes import device_uuids, rename_devices
+from topoalign.core.model.topology.shapes import device_positions, rename_devices
 
 PODS = 10
 """That are asked about on each node."""
@@ -56,7 +56,7 @@ def test_machines_with_equal_keys_have_equal_needs() -> None:
         random = Random(seed)
         hardware = some_machine(random)
         rules = some_rules(random, hardware)
-        other = rename_devices(hardware, {uuid: DeviceID(f"other-{uuid}") for uuid in device_uuids(hardware)})
+        other = rename_devices(hardware, {uuid: DeviceID(f"other-{uuid}") for _, uuid in device_positions(hardware)})
         assert machine_key(hardware) == machine_key(other)
         for number in range(PODS):
             demand = demand_of(some_pod(random, hardware, f"p{number}"), rules)

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import msgspec
 import pytest
 from joint_support import GPU, NIC, SAME_PCIE, box, demand
 
@@ -12,16 +11,18 @@ from topoalign.core.deviceshare.joint_allocation import allocate_all_types
 from topoalign.core.deviceshare.joint_refusals import DevicesDoNotFit, FrameworkStatus
 from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.tools.conformance.koordinator import SUITES
+from topoalign.tools.conformance.koordinator_devices import DescribedInventory, seen_by_filter
 from topoalign.tools.conformance.koordinator_numa_hints import numa_hints
 
-SPARSE = msgspec.structs.replace(box([(0, "a"), (0, "b")], [(0, "b")]), well_planned=True)
+SPARSE = DescribedInventory(devices=box([(0, "a"), (0, "b")], [(0, "b")]).devices, well_planned=True)
 """The only NIC is beside the second GPU, and the first GPU is taken first."""
 ONE_EACH = {"nvidia.com/gpu": 1, "koordinator.sh/rdma": 1}
 
 
 def minors(first_look: bool, requests: dict[str, int]) -> dict[DeviceType, list[int]]:
     pod = demand(requests, SAME_PCIE, compat=True)
-    given = allocate_all_types(JointRequest(demand=pod, inventory=SPARSE, first_look=first_look))
+    asked = seen_by_filter(pod, SPARSE) if first_look else pod
+    given = allocate_all_types(JointRequest(demand=asked, inventory=SPARSE))
     return {kind: [each.device.minor for each in some] for kind, some in given.items()}
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from joint_support import GPUS, SAME_PCIE, TOGETHER, UNITS, box, chosen, demand
 
-from topoalign.core.deviceshare.candidates import JointRequest, cap_free
+from topoalign.core.deviceshare.candidates import JointRequest
 from topoalign.core.deviceshare.inventory import NodeInventory
 from topoalign.core.deviceshare.joint_allocation import allocate_all_types
 
@@ -148,11 +148,6 @@ def test_a_switch_that_is_not_known_is_no_smaller_part_of_the_machine() -> None:
     node = box([(0, "a", ""), (0, "a", ""), (0, "b", "b1")])
 
     assert {"gpu": [2]} == chosen(node, {GPUS: 1})
-
-
-def test_of_a_device_no_more_is_taken_than_its_cap() -> None:
-    """Of a resource that the cap does not name nothing is."""
-    assert {"a": 2, "b": 1, "c": 0} == cap_free({"a": 5, "b": 1, "c": 3}, {"a": 2, "b": 4})
 
 
 def test_each_step_of_a_search_is_told_to_who_asked() -> None:

@@ -12,7 +12,7 @@ from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import PluginDevice, Topology
 from topoalign.core.model.topology.queries import connection_score
-from topoalign.core.model.topology.shapes import Shapes, device_uuids, rename_devices, shape_device_ids
+from topoalign.core.model.topology.shapes import Shapes, device_positions, rename_devices
 from topoalign.core.placement.gpus.bandwidth import gpu_scores
 from topoalign.machines import load_machine
 from topoalign.machines.catalogue import names
@@ -58,7 +58,7 @@ def divided(topology: Topology) -> Topology:
 
 def machine(topology: Topology, seed: int) -> Topology:
     """The topology under uuids of this seed, decoded anew: it shares nothing with another one."""
-    own = {uuid: DeviceID(f"GPU-{seed:016x}-{number}") for number, uuid in enumerate(device_uuids(topology))}
+    own = {uuid: DeviceID(f"GPU-{seed:016x}-{number}") for number, (_, uuid) in enumerate(device_positions(topology))}
     return msgspec.json.decode(msgspec.json.encode(rename_devices(topology, own)), type=Topology)
 
 
@@ -72,7 +72,7 @@ def test_shape_and_uuids_give_back_exactly_the_topology(bare: Topology, mig: boo
     assert before == after
     assert 1 == len({id(topology.shape) for topology in after})
     for had, got in zip(before, after, strict=True):
-        back = dict(zip(shape_device_ids(got.shape), device_uuids(got), strict=True))
+        back = dict(device_positions(got))
         assert had == rename_devices(got.shape, back)
         assert msgspec.json.encode(had) == msgspec.json.encode(got)
         for query in QUERIES:
@@ -96,7 +96,7 @@ def test_parts_without_a_uuid_are_there_once(name: str) -> None:
     assert one.cpu_topology is other.cpu_topology
     assert one.cpus_by_node is other.cpus_by_node
     if one.gpus:
-        assert set(device_uuids(one)).isdisjoint(device_uuids(other))
+        assert {*dict(device_positions(one)).values()}.isdisjoint(dict(device_positions(other)).values())
 
 
 def test_machines_that_differ_in_a_part_share_the_others() -> None:

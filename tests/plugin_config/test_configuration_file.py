@@ -254,19 +254,6 @@ ONE = TIME + "{resources: [{name: gpu, replicas: 2"
             "leave it out",
         ),
         (
-            "flags: {migStrategy: dynamic}\nresources: {mig: [{pattern: 1g.*, name: small}]}\nsharing: {slots: {}}",
-            "resources.mig",
-            "mixed",
-        ),
-        (
-            "flags: {migStrategy: dynamic, mpsRoot: /m}\n"
-            "sharing: {slots: {name: a}, mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}",
-            "flags.migStrategy",
-            "none or single",
-        ),
-        ("sharing: {slots: {name: mig-1g.5gb}}", "sharing.slots.name", "flags.migStrategy to mixed"),
-        ("flags: {migStrategy: single}\nsharing: {slots: {name: mig-1g.5gb}}", "sharing.slots.name", "mixed"),
-        (
             "flags: {migStrategy: mixed, hamiRoot: /h}\nsharing: {slots: {name: mig-1g.5gb}, limiter: hami-core}",
             "sharing.limiter",
             "leave the limiter out",

@@ -23,6 +23,7 @@ from topoalign.core.model.errors import BadRequest, NotFound, Unavailable, clean
 from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
 from topoalign.machines import load_machine
+from topoalign.plugin_config.configuration import ConfigurationFinding
 from topoalign.plugin_config.file import (
     DEFAULT,
     FROM_FILE,
@@ -34,7 +35,6 @@ from topoalign.plugin_config.file import (
     read_configuration_file,
 )
 from topoalign.plugin_config.file_watch import read_first
-from topoalign.plugin_config.findings import ConfigurationFinding
 from topoalign.plugin_config.resource_offers import offer_resources
 from topoalign.runtime.installed import find_unknown_variables, settings_by_service
 from topoalign.runtime.settings import PREFIX, RuntimeSettings, from_environment

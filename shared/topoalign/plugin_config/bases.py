@@ -19,8 +19,7 @@ from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.plugin_config import resource_names
 from topoalign.plugin_config.checks import MIG_PREFIX
-from topoalign.plugin_config.configuration import Configuration, GpuEntry, MigEntry, NicEntry
-from topoalign.plugin_config.findings import Findings
+from topoalign.plugin_config.configuration import Configuration, Findings, GpuEntry, MigEntry, NicEntry
 
 _PART_OF_COMPUTE = re.compile(r"[0-9]+c\.")
 STRATEGY = "flags.migStrategy"
@@ -51,9 +50,9 @@ def gpu_bases(
         divided = [f"GPU {gpu.index}" for gpu, _ in gpus if gpu.mig is not None]
         if divided:
             findings.add(STRATEGY, f"none offers GPUs that are in MIG mode as a whole: {', '.join(divided)}")
-        if resources.mig:
-            findings.add("resources.mig", f"has no effect: {STRATEGY} is none")
     if strategy in ("none", "dynamic"):
+        if resources.mig:
+            findings.add("resources.mig", f"has no effect: {STRATEGY} is {strategy}")
         return [Base(gpu.id, resource, reference=str(gpu.index)) for gpu, resource in gpus]
     instances = [instance for gpu in topology.gpus for instance in gpu.mig or ()]
     for place, choice in enumerate(resources.mig):

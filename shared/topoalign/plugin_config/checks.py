@@ -72,7 +72,6 @@ def validate_configuration(configuration: Configuration) -> Configuration:
     resources = ResourcesSection(gpus=tuple(gpus), mig=tuple(mig))
     found = replace(configuration, resources=resources, nics=tuple(nics), sharing=sharing)
     check_mps(found)
-    check_instances(found)
     check_dynamic(found)
     check_limiter(found)
     check_shared_once(sharing)
@@ -338,18 +337,6 @@ def check_root(field: str, root: str, needed_by: str, example: str) -> None:
         raise InvalidField(field, f"is missing, and {needed_by} needs it", f"name a directory on the host {example}")
 
 
-def check_instances(found: Configuration) -> None:
-    """Raises InvalidField for slots of MIG instances that no GPU is divided into by this configuration."""
-    slots = found.sharing.slots
-    strategy = found.flags.mig_strategy
-    if slots is None or not slots.name.startswith(MIG_PREFIX) or strategy == "mixed":
-        return
-    if slots.name in {*(each.name for each in found.resources.gpus), *(each.name for each in found.resources.mig)}:
-        return
-    finding = f"{quoted([slots.name])} is offered by flags.migStrategy mixed, and it is {strategy}"
-    raise InvalidField(f"{SLOTS}.name", finding, "set flags.migStrategy to mixed, or use nvidia.com/gpu with single")
-
-
 def check_dynamic(found: Configuration) -> None:
     """Raises InvalidField for what cannot be where slots become MIG instances."""
     if found.flags.mig_strategy != "dynamic":
@@ -361,12 +348,6 @@ def check_dynamic(found: Configuration) -> None:
     if (limiter := found.sharing.limiter) in ("hami-core", "mps"):
         raise InvalidField(
             "sharing.limiter", f"{limiter} does not limit MIG instances", "leave it out: the hardware limits them"
-        )
-    if found.sharing.mps.resources:
-        raise InvalidField(path, "dynamic cannot be used with sharing.mps", "use none or single")
-    if found.resources.mig:
-        raise InvalidField(
-            "resources.mig", "names instances, and dynamic makes them itself", "leave it out, or use mixed"
         )
     for field, scaling in (("memoryScaling", slots.memory_scaling), ("coreScaling", slots.core_scaling)):
         if scaling != 1:

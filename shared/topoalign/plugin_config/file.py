@@ -18,8 +18,7 @@ from topoalign.kubelet.files.configuration_file import FieldMapping
 from topoalign.kubelet.files.documents import Document, InvalidDocument
 from topoalign.plugin_config import nvidia_fields
 from topoalign.plugin_config.checks import validate_configuration
-from topoalign.plugin_config.configuration import Configuration
-from topoalign.plugin_config.findings import ConfigurationFinding
+from topoalign.plugin_config.configuration import Configuration, ConfigurationFinding
 
 # Finds the configuration files inside a wrapper: a ConfigMap, or the values of a Helm chart.
 #
@@ -159,15 +158,10 @@ def interpret_document(document: documents.Document, environment: Mapping[str, s
     return Loaded(configuration=configuration, origins=origins, findings=findings)
 
 
-def join_path(path: str, key: str) -> str:
-    """The path of a key below a path: `flags` and `plugin` give `flags.plugin`."""
-    return f"{path}.{key}" if path else key
-
-
 def flatten_document(content: object, path: str = "") -> dict[str, object]:
     """The values of a document by their paths; a list is one value, except where it is one of mappings."""
     if isinstance(content, dict) and content:
-        below = [(join_path(path, str(key)), inner) for key, inner in content.items()]
+        below = [(f"{path}.{key}" if path else str(key), inner) for key, inner in content.items()]
     elif isinstance(content, list | tuple) and content and all(isinstance(item, dict) for item in content):
         below = [(f"{path}[{place}]", item) for place, item in enumerate(content)]
     else:

@@ -24,14 +24,9 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?", re.ASCII)
 
 
-def qualify_name(text: str, domain: str) -> ResourceName:
-    """The name with its domain; with this one if it has none."""
-    return ResourceName(text if "/" in text else f"{domain}/{text}")
-
-
 def resource(path: str, text: str, domain: str = GPU_DOMAIN) -> ResourceName:
-    """The qualified name. Raises InvalidField at this path for one that Kubernetes would not take."""
-    name = qualify_name(text, domain)
+    """The name with its domain, or with this one. Raises InvalidField for a name that Kubernetes would not take."""
+    name = ResourceName(text if "/" in text else f"{domain}/{text}")
     of, _, local = name.partition("/")
     why = None
     if len(local) > LONGEST_NAME:

@@ -25,11 +25,12 @@ from topoalign.plugin_config.bases import Base, gpu_bases, nic_bases, why_no_ins
 from topoalign.plugin_config.configuration import (
     Chosen,
     Configuration,
+    ConfigurationFinding,
+    Findings,
     Mps,
     SharingSection,
     TimeSlicing,
 )
-from topoalign.plugin_config.findings import ConfigurationFinding, Findings
 
 Way = Literal["time-slicing", "mps"]
 Terms = dict[DeviceID, tuple[Offer, ...]]

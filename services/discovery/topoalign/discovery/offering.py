@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
-from topoalign.plugin_config.configuration import Configuration
+from topoalign.plugin_config.configuration import Configuration, ConfigurationFinding
 from topoalign.plugin_config.file_watch import ConfigurationFile
-from topoalign.plugin_config.findings import ConfigurationFinding
 from topoalign.plugin_config.resource_offers import offer_resources
 from topoalign.runtime.metrics import ServiceMetric
 

@@ -42,8 +42,8 @@ from topoalign.core.model.errors import NoFit
 from topoalign.core.model.ids import CPU, DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, CpuOption, Scope
 from topoalign.core.model.topology.bitmask import several
-from topoalign.core.model.topology.by_amounts import gpu_of
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.queries import gpu_of
 from topoalign.core.numa_sets.subsets import sums_by_subset
 from topoalign.core.placement.device_choice import NoHealthyDevice, NotEnoughDevices, TooLarge, most_per_container
 from topoalign.core.placement.exclusive_cpus import NotEnoughCores, SplitCore

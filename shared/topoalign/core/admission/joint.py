@@ -191,7 +191,7 @@ def _limit_to_devices(asked: JointRequest, limits: Limits) -> JointRequest:
         for each in asked.inventory.devices
     )
     had = asked.inventory
-    inventory = NodeInventory(devices=devices, table=had.table, honored=had.honored, well_planned=had.well_planned)
+    inventory = NodeInventory(devices=devices, table=had.table)
     return msgspec.structs.replace(asked, inventory=inventory)
 
 

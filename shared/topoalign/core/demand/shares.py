@@ -46,10 +46,10 @@ from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.holdings import Amount, UnitKind
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.requests import GPU_COUNT
-from topoalign.core.model.topology.by_amounts import gpu_of, offers_in_slots
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK, Offer, Slots
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.queries import gpu_of, offers_in_slots
 from topoalign.core.state.share_amounts import ShareLeft, divide_amount, offered_in_slots, sum_amounts
 
 USUAL_NAMES = (ResourceName("tencent.com/vcuda-core"), ResourceName("tencent.com/vcuda-memory"))

@@ -24,9 +24,6 @@ from topoalign.core.deviceshare.node_units import GpuUnits
 from topoalign.core.deviceshare.request_combinations import Quantities, Wanted
 from topoalign.core.model.ids import DeviceID
 
-Caps = Mapping[DeviceType, Mapping[int, Quantities]]
-"""Type -> minor -> the most that may be taken of it; of a type listed here, other minors may not be taken."""
-
 
 class DeviceCandidate(msgspec.Struct, frozen=True):
     """A device that may be considered, with what is free of it and its score."""
@@ -66,16 +63,10 @@ class JointRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     scorer: DeviceScorer | None = None
     chooser: Chooser | None = None
     """Chooses the whole GPUs of a scope that has more than enough. None: the first ones."""
-    caps: Caps = {}
     units: Mapping[DeviceID, GpuUnits] | None = None
     """GPU -> the units of it that may be given, where GPUs are given in units. None: they are given whole."""
     step: Callable[[], None] | None = None
     """Called at each step of a search, so that several searches can share one limit: it may raise TooMuchWork."""
-    first_look: bool = False
-    """
-    Whether only the suitability of the node is asked, not the devices: secondary devices of a well-planned node are
-    left out.
-    """
 
     @property
     def compat(self) -> bool:
@@ -85,12 +76,7 @@ class JointRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def kinds(self) -> Sequence[DeviceType]:
         """The types to decide: all that something is asked of."""
-        demand = self.demand
-        kinds = [kind for kind in DeviceType if kind in demand.requests]
-        # Koordinator's filter looks at the primary type alone on a well-planned node, if whole GPUs are asked for
-        if demand.joint and self.first_look and self.inventory.well_planned and demand.gpu and not demand.is_shared:
-            return [kind for kind in kinds if kind == demand.joint[0]]
-        return kinds
+        return [kind for kind in DeviceType if kind in self.demand.requests]
 
     @cached_property
     def wants(self) -> Mapping[DeviceType, Wanted]:
@@ -120,7 +106,6 @@ def select_devices(asked: JointRequest, kind: DeviceType) -> tuple[InventoryDevi
 
 def list_candidates(asked: JointRequest, kind: DeviceType, each: Quantities) -> tuple[DeviceCandidate, ...]:
     """The candidates of a type by minor, with what is free of them and their score for a request of `each`."""
-    caps = asked.caps.get(kind)
     devices = select_devices(asked, kind)
     exclusive = "" if asked.compat else asked.demand.hint(kind).exclusive_policy
     if exclusive == Exclusive.DEVICE:
@@ -129,16 +114,11 @@ def list_candidates(asked: JointRequest, kind: DeviceType, each: Quantities) -> 
         in_use = {_pcie_neighbourhood(device) for device in asked.inventory.by_type[kind] if device.busy}
         devices = tuple(device for device in devices if _pcie_neighbourhood(device) not in in_use)
     return tuple(
-        DeviceCandidate(device, free, score_device(asked.scorer, device.total, free, each) if asked.scorer else 0)
+        DeviceCandidate(
+            device, device.free, score_device(asked.scorer, device.total, device.free, each) if asked.scorer else 0
+        )
         for device in devices
-        if caps is None or device.minor in caps
-        for free in [device.free if caps is None else cap_free(device.free, caps[device.minor])]
     )
-
-
-def cap_free(free: Quantities, cap: Quantities) -> dict[str, int]:
-    """Limits what is free of a device to what may be taken of it."""
-    return {name: min(amount, cap.get(name, 0)) for name, amount in free.items()}
 
 
 def _pcie_neighbourhood(device: InventoryDevice) -> tuple[str, str | int]:

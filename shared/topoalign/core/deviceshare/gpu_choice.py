@@ -74,7 +74,7 @@ def _used_minors(asked: JointRequest, candidates: Sequence[DeviceCandidate]) -> 
 
 def is_honored(asked: JointRequest) -> bool:
     """Whether GPUs must be given as a partition of the table."""
-    return not asked.demand.is_shared and (asked.demand.partition is not None or asked.inventory.honored)
+    return not asked.demand.is_shared and asked.demand.partition is not None
 
 
 def suitable_partitions(

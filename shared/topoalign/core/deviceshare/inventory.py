@@ -117,14 +117,10 @@ HOPPER_TABLE: Table = {
 
 
 class NodeInventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """All devices of a node, with its partition table and how it is applied."""
+    """All devices of a node, with its partition table."""
 
     devices: tuple[InventoryDevice, ...] = ()
     table: Table | None = None
-    honored: bool = False
-    """Whole GPUs are given as partitions of the table or not at all."""
-    well_planned: bool = False
-    """The node's secondary devices are enough for every choice of primary ones, so a first look may leave them out."""
 
     @cached_property
     def by_type(self) -> Mapping[DeviceType, tuple[InventoryDevice, ...]]:

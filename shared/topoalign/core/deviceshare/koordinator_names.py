@@ -28,10 +28,6 @@ ALLOCATED_ANNOTATION = f"{DEVICE_PREFIX}allocated"
 """What Koordinator's scheduler gave; it is for the node, and no part of the request."""
 
 PARTITION_TABLE = "scheduling.koordinator.sh/gpu-partitions"
-PARTITION_POLICY = "node.koordinator.sh/gpu-partition-policy"
-WELL_PLANNED = "node.koordinator.sh/secondary-device-well-planned"
-GPU_MODEL = "node.koordinator.sh/gpu-model"
-GPU_VENDOR = "node.koordinator.sh/gpu-vendor"
 
 CORE = "koordinator.sh/gpu-core"
 """Hundredths of a GPU's compute."""

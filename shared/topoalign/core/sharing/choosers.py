@@ -47,11 +47,11 @@ from topoalign.core.model.errors import quoted
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.bitmask import Mask
-from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.device_sets import DeviceSet
 from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.model.topology.queries import offers_in_slots
 from topoalign.core.placement.device_choice import DeviceChoice
 from topoalign.core.placement.gpus.bandwidth import SetScorer, gpu_scores
 from topoalign.core.placement.preference import set_scorer

@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 from topoalign.core.model.allocations import Allocation, Owner
 from topoalign.core.model.holdings import Amount, Instance, Part, TimeSlice, Unit, Whole, base_of, holding_of
 from topoalign.core.model.ids import AllocationID, DeviceID
-from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK, LimitedBy, Offer
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.queries import offers_in_slots
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import equal_part, larger_amount, lost_instances, offered_in_slots
 

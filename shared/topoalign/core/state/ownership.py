@@ -27,9 +27,9 @@ from topoalign.core.model.holdings import (
     shared_by,
 )
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
-from topoalign.core.model.topology.by_amounts import is_by_amounts
 from topoalign.core.model.topology.device_sets import NO_DEVICES, DeviceSet
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.queries import is_by_amounts
 from topoalign.core.state.holders import FormerOffers, HeldDevices, Holders, parent_devices
 from topoalign.core.state.holding_health import HandedOut
 from topoalign.core.state.share_amounts import (

@@ -36,11 +36,11 @@ from topoalign.core.model.allocations import Allocation, Owner, amounts_of
 from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import DeviceID, Namespace, PodName
-from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_offers import CORES, MEMORY_BLOCK
 from topoalign.core.model.topology.mig import MigPlacement, MigProfile, find_place
 from topoalign.core.model.topology.model import Gpu, Topology
+from topoalign.core.model.topology.queries import offers_in_slots
 from topoalign.core.state.holding_health import HandedOut
 
 NONE_HELD = Amount(cores=0, memory=0)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from topoalign.core.model.allocations import Allocation, amounts_of
 from topoalign.core.model.holdings import Amount, Holding, Instance, Unit, Whole, base_of, unit_kind
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.by_amounts import offers_in_slots
 from topoalign.core.model.topology.device_offers import CORES
 from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.queries import offers_in_slots
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import equal_part, sum_amounts
 

@@ -5,21 +5,24 @@ The inventories of the nodes are in `devices.json` beside the file of the cases.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from topoalign.core.deviceshare.candidates import DeviceGrant, JointRequest
+from topoalign.core.deviceshare.annotations import PartitionSpec
+from topoalign.core.deviceshare.candidates import DeviceCandidate, DeviceGrant, JointRequest
 from topoalign.core.deviceshare.demand import JointDemand, read_demand
-from topoalign.core.deviceshare.device_scores import DeviceScorer
+from topoalign.core.deviceshare.device_scores import DeviceScorer, score_device
 from topoalign.core.deviceshare.inventory import InventoryFunction, NodeInventory
 from topoalign.core.deviceshare.koordinator_names import DeviceType
+from topoalign.core.deviceshare.request_combinations import Quantities
 from topoalign.core.model.errors import InvalidField, Undecodable, quoted
 from topoalign.tools.conformance.case_files import Beside
 from topoalign.tools.conformance.koordinator_answers import Answer
-from topoalign.tools.conformance.koordinator_devices import read_device, with_used
+from topoalign.tools.conformance.koordinator_devices import DescribedInventory, read_device, seen_by_filter, with_used
 
 INVENTORIES = "devices.json"
 
@@ -51,6 +54,31 @@ class Part(msgspec.Struct, frozen=True):
 Parts = dict[DeviceType, list[Part]]
 
 
+Caps = Mapping[DeviceType, Mapping[int, Quantities]]
+"""Type -> minor -> the most that may be taken of it; of a type listed here, other minors may not be taken."""
+
+
+class CappedRequest(JointRequest, frozen=True, kw_only=True, dict=True):
+    """A request that may take only a part of the devices, as for a pod with a reservation in Koordinator."""
+
+    caps: Caps = {}
+
+    @cached_property
+    def candidates(self) -> Mapping[DeviceType, Sequence[DeviceCandidate]]:
+        """The candidates within the caps, each with what may be taken of it, and its score."""
+        found = dict(super().candidates)
+        for kind, caps in self.caps.items():
+            within = [each for each in found.get(kind, ()) if each.minor in caps]
+            found[kind] = tuple(self._capped(each, caps[each.minor]) for each in within)
+        return {kind: found[kind] for kind in self.wants}
+
+    def _capped(self, candidate: DeviceCandidate, cap: Quantities) -> DeviceCandidate:
+        free = {name: min(amount, cap.get(name, 0)) for name, amount in candidate.free.items()}
+        device = candidate.device
+        each = self.wants[device.kind].each
+        return DeviceCandidate(device, free, score_device(self.scorer, device.total, free, each) if self.scorer else 0)
+
+
 class NodeCase(msgspec.Struct, Generic[A], frozen=True, kw_only=True):
     """A pod put to a node, and what is expected of it."""
 
@@ -68,19 +96,23 @@ class NodeCase(msgspec.Struct, Generic[A], frozen=True, kw_only=True):
 
     def asked(self, inventories: "Inventories") -> JointRequest:
         """The demand and the inventory of the case, with devices that are in use already."""
-        inventory = inventories.read(self.device, self.node_labels)
+        described = inventories.read(self.device, self.node_labels)
+        is_filter = self.phase == "Filter" if self.phase is not None else self.scorer is None
+        demand = seen_by_filter(self.pod.demand, described) if is_filter else self.pod.demand
+        if described.honored and demand.partition is None:
+            demand = msgspec.structs.replace(demand, partition=PartitionSpec())
+        inventory: NodeInventory = described
         for kind, parts in self.assigned.items():
             for part in parts:
                 inventory = with_used(
                     inventory, kind, part.minor, part.resources, [each.bus for each in part.vfs or ()]
                 )
-        return JointRequest(
-            demand=self.pod.demand,
+        return CappedRequest(
+            demand=demand,
             inventory=inventory,
             nodes=None if self.numa_nodes is None else frozenset(self.numa_nodes),
             scorer=self.scorer,
             caps=self.required_free,
-            first_look=self.phase == "Filter" if self.phase is not None else self.scorer is None,
         )
 
 
@@ -90,7 +122,7 @@ class Inventories:
     def __init__(self, path: Path) -> None:
         self._described = Beside(path, INVENTORIES)
 
-    def read(self, name: str, node_labels: Mapping[str, str]) -> NodeInventory:
+    def read(self, name: str, node_labels: Mapping[str, str]) -> DescribedInventory:
         """The inventory of this name. Raises Undecodable if it is missing or wrong."""
         try:
             return read_device(without_nulls(msgspec.json.decode(self._described[name])), node_labels)

@@ -11,13 +11,10 @@ from typing import Any
 import msgspec
 
 from topoalign.core.deviceshare.annotations import parse_quantity_exactly
+from topoalign.core.deviceshare.demand import JointDemand
 from topoalign.core.deviceshare.inventory import HOPPER_TABLE, HOPPERS, InventoryDevice, NodeInventory, Partition, Table
 from topoalign.core.deviceshare.koordinator_names import (
-    GPU_MODEL,
-    GPU_VENDOR,
-    PARTITION_POLICY,
     PARTITION_TABLE,
-    WELL_PLANNED,
     DeviceType,
 )
 from topoalign.core.model.errors import InvalidField, clean
@@ -36,7 +33,30 @@ class DeviceObject(msgspec.Struct):
     annotations: dict[str, Any] = {}
 
 
-def read_device(raw: object, node_labels: Mapping[str, str]) -> NodeInventory:
+PARTITION_POLICY = "node.koordinator.sh/gpu-partition-policy"
+WELL_PLANNED = "node.koordinator.sh/secondary-device-well-planned"
+GPU_MODEL = "node.koordinator.sh/gpu-model"
+GPU_VENDOR = "node.koordinator.sh/gpu-vendor"
+
+
+class DescribedInventory(NodeInventory, frozen=True, kw_only=True, dict=True):
+    """The inventory of a Device object."""
+
+    honored: bool = False
+    """Whole GPUs are given as partitions of the table or not at all."""
+    well_planned: bool = False
+    """The node's secondary devices are enough for every choice of primary ones, so Koordinator's filter ignores them."""
+
+
+def seen_by_filter(demand: JointDemand, inventory: DescribedInventory) -> JointDemand:
+    """What Koordinator's filter looks at: for whole GPUs on a well-planned node, the primary type alone."""
+    if not (demand.joint and inventory.well_planned and demand.gpu and not demand.is_shared):
+        return demand
+    primary = {kind: asked for kind, asked in demand.requests.items() if kind == demand.joint[0]}
+    return msgspec.structs.replace(demand, requests=primary)
+
+
+def read_device(raw: object, node_labels: Mapping[str, str]) -> DescribedInventory:
     """
     The inventory that a Device object describes. Devices of a type that is not known are left out.
 
@@ -52,7 +72,7 @@ def read_device(raw: object, node_labels: Mapping[str, str]) -> NodeInventory:
             "device", clean(str(error), 200), "give the Device object as Koordinator writes it"
         ) from error
     policy = (node_labels if table is None else described.labels).get(PARTITION_POLICY)
-    return NodeInventory(
+    return DescribedInventory(
         devices=devices,
         table=built_in_table(node_labels) if table is None else table,
         honored=policy == "Honor",

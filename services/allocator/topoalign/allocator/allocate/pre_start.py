@@ -34,7 +34,7 @@ from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
-from topoalign.core.model.topology.by_amounts import offers_in_slots
+from topoalign.core.model.topology.queries import offers_in_slots
 from topoalign.core.sharing.choosers import check_gpus
 from topoalign.core.sharing.reserved_shares import bounds_for, is_within
 from topoalign.core.sharing.share_refusals import WholeGpuInUse

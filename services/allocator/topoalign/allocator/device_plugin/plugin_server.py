@@ -27,8 +27,7 @@ from grpclib.exceptions import GRPCError
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.listing import DeviceListing
 from topoalign.allocator.ports import AllocatorPort
-from topoalign.core.model.errors import InvalidField, NoFit, Unavailable, UnknownDevice
-from topoalign.core.model.holdings import unit_kind
+from topoalign.core.model.errors import InvalidField, NoFit, UnknownDevice
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.requests import MOST_CONTAINERS
 from topoalign.core.model.topology.device_sets import NO_DEVICES
@@ -267,20 +266,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         Answers PreStartContainer once the owner of the devices is known or was read from PodResources. Raises as
         `AllocatorPort.start_container`.
         """
-        devices = list(map(DeviceID, message.devices_ids))
-        try:
-            await self.allocator.start_container(self.resource, devices)
-        except Unavailable as error:
-            # Units may be of two GPUs, and slots may be another pod's. A container with other devices starts anyway, and its
-            # allocation is bound later.
-            if self.by_amounts or any(map(unit_kind, devices)):
-                raise
-            log.warning(
-                "the owner is not known yet",
-                resource=self.resource,
-                devices=len(message.devices_ids),
-                reason=error.finding,
-            )
+        await self.allocator.start_container(self.resource, list(map(DeviceID, message.devices_ids)))
         return v1beta1.PreStartContainerResponse()
 
 

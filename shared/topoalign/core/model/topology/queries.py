@@ -6,7 +6,8 @@ from itertools import combinations
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.derived_tables import computed_once
 from topoalign.core.model.topology.device_links import NVLINK_SCORE, PCIE_SCORE, PcieClass
-from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.device_offers import Offer
+from topoalign.core.model.topology.model import Gpu, Topology
 
 
 def pcie_class(topology: Topology, a: DeviceID, b: DeviceID) -> PcieClass:
@@ -74,3 +75,22 @@ def kept_apart(topology: Topology, a: DeviceID, b: DeviceID) -> bool:
     """Whether both GPUs are known to be in fabrics beyond the node, and not in the same."""
     fabrics = [gpu.fabric for gpu in (topology.gpu_by_id.get(a), topology.gpu_by_id.get(b)) if gpu is not None]
     return len(fabrics) == 2 and None not in fabrics and fabrics[0] != fabrics[1]
+
+
+@computed_once
+def offers_in_slots(topology: Topology) -> Mapping[DeviceID, Offer]:
+    """GPU or MIG instance that is offered in slots -> its offer, in the hardware's order."""
+    found = {base: offer for offer in topology.offered if offer.slots and offer.replicas > 1 for base in offer.devices}
+    bases = (base for gpu in topology.gpus for base in (gpu.id, *(each.uuid for each in gpu.mig or ())))
+    return {base: found[base] for base in bases if base in found} if found else {}
+
+
+def gpu_of(topology: Topology, base: DeviceID) -> Gpu:
+    """The GPU itself, or that of which a MIG instance is a part."""
+    return topology.gpu_by_id[topology.parent_of(base)]
+
+
+@computed_once
+def is_by_amounts(topology: Topology) -> bool:
+    """Whether any GPU or MIG instance is offered in units or in slots."""
+    return any(offer.unit is not None for offer in topology.offered) or bool(offers_in_slots(topology))

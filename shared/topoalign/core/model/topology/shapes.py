@@ -8,8 +8,8 @@ the shape alone. Parts are shared one by one as well, since machines of one mode
 
     GPU-5f0c…, GPU-1e7a… and the link between them: shape `gpu/0`, `gpu/1` and the link between these
 
-Equal machines have the same shape object, and its `uuids` in the order of its positions: what is decided for a shape
-holds for each of them under its own ids.
+Equal machines have the same shape object, and uuids in the order of its positions (`device_positions`). A decision for a
+shape holds for each of them under its own ids.
 """
 
 import hashlib
@@ -30,16 +30,6 @@ UNSHARED = "others"
 """The field of `Topology` that is left to each node: other plugins' devices, which few nodes have in common."""
 
 T = TypeVar("T")
-
-
-def device_uuids(topology: Topology) -> tuple[DeviceID, ...]:
-    """The ids that no other machine has: of each GPU its own and those of its MIG instances, in the topology's order."""
-    return tuple(uuid for _, uuid in device_positions(topology))
-
-
-def shape_device_ids(topology: Topology) -> tuple[DeviceID, ...]:
-    """What stands in the shape for each of `uuids`."""
-    return tuple(position for position, _ in device_positions(topology))
 
 
 def device_positions(topology: Topology) -> Iterator[tuple[DeviceID, DeviceID]]:
@@ -78,7 +68,7 @@ def rename_devices(topology: Topology, names: Mapping[DeviceID, DeviceID]) -> To
 @computed_once
 def without_uuids(topology: Topology) -> Topology:
     """The same hardware as another machine of its model might be: with ids of GPUs and MIG instances that none has."""
-    return rename_devices(topology, dict(zip(device_uuids(topology), shape_device_ids(topology), strict=True)))
+    return rename_devices(topology, {uuid: position for position, uuid in device_positions(topology)})
 
 
 class Shapes:
