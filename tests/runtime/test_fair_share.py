@@ -12,28 +12,33 @@ SLICES = st.sampled_from((0.0, 0.001, 0.005, 0.02, 0.1, 0.3))
 
 
 class Reference:
-    """The rule, one step after the other, without forgetting anything."""
+    """The rule, without heaps and without forgetting anything."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[ServedRequest, float]] = []
         """Requests in the order in which they were added, with what each had had then."""
+        self.since: dict[Peer, int] = {}
         self.used: dict[Peer, float] = {}
         self.now = 0.0
+        self.added = 0
 
     def start(self, peer: Peer) -> float:
         return max(self.used.get(peer, 0.0), self.now - CATCH_UP_SECONDS)
 
     def add(self, request: ServedRequest) -> None:
+        self.added += 1
         if all(each.peer != request.peer for each, _ in self.waiting):
+            self.since[request.peer] = self.added
             self.used[request.peer] = self.start(request.peer)
         self.waiting.append((request, request.seconds))
 
     def take(self) -> ServedRequest:
-        least = min(self.used[each.peer] for each, _ in self.waiting)
-        first = [each for each in self.waiting if self.used[each[0].peer] == least]
-        chosen = min(first, key=lambda each: each[1])  # the first of several
+        peers = {each.peer for each, _ in self.waiting}
+        peer = min(peers, key=lambda each: (self.used[each], self.since[each]))
+        mine = [each for each in self.waiting if each[0].peer == peer]
+        chosen = min(mine, key=lambda each: each[1])  # the first of several
         self.waiting.remove(chosen)
-        self.now = max(self.now, least)
+        self.now = max(self.now, self.used[peer])
         return chosen[0]
 
     def charge(self, request: ServedRequest, seconds: float) -> None:

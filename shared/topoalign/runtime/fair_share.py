@@ -19,6 +19,8 @@ Nothing here does I/O or reads the time.
 
 from collections import Counter
 from collections.abc import Collection
+from heapq import heappop, heappush
+from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 CATCH_UP_SECONDS = 0.05
@@ -44,28 +46,34 @@ class FairQueue(Generic[R]):
     """Requests that wait for their next slice. A request is added again for each slice."""
 
     def __init__(self) -> None:
-        self._waiting: list[R] = []
-        """In the order of `add`."""
+        self._waiting: dict[Peer, list[tuple[float, int, R]]] = {}
+        """The requests of a peer as a heap: by the time that each has had, then in the order of `add`."""
         self._used: dict[Peer, float] = {}
         """Seconds at which a peer's next slice starts on a clock that only slices move."""
         self._now = 0.0
         """The start of the newest slice on that clock."""
+        self._numbers = count()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def add(self, request: R) -> None:
         """The request waits for a slice."""
-        self._used[request.peer] = self._start(request.peer)
-        self._waiting.append(request)
+        if request.peer not in self._waiting:
+            self._waiting[request.peer] = []
+            self._used[request.peer] = self._start(request.peer)
+        heappush(self._waiting[request.peer], (request.seconds, next(self._numbers), request))
 
     def take(self) -> R:
-        """Removes and returns the request whose slice is next; among equal ones the one that waits longest."""
-        request = min(self._waiting, key=lambda each: (self._used[each.peer], each.seconds))
-        self._waiting.remove(request)
-        self._now = max(self._now, self._used[request.peer])
-        # peers that were idle for long start like new ones; none of those waits
-        self._used = {peer: used for peer, used in self._used.items() if used >= self._now - CATCH_UP_SECONDS}
+        """Removes and returns the request whose slice is next; among equal peers that of the one that waits longest."""
+        peer = min(self._waiting, key=self._used.__getitem__)
+        self._now = max(self._now, self._used[peer])
+        request = heappop(self._waiting[peer])[2]
+        if not self._waiting[peer]:
+            del self._waiting[peer]
+        if len(self._used) > 2 * len(self._waiting) + 1:  # peers that were idle for long start like new ones
+            oldest = self._now - CATCH_UP_SECONDS
+            self._used = {each: used for each, used in self._used.items() if used > oldest or each in self._waiting}
         return request
 
     def charge(self, request: R, seconds: float) -> None:
