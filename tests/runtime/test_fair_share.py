@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from topoalign.runtime.fair_share import CATCH_UP_SECONDS, FairQueue, Peer, ServedRequest, first_to_close
+from topoalign.runtime.fair_share import CATCH_UP_SECONDS, FairQueue, OpenConnections, Peer, ServedRequest
 
 PEERS: tuple[Peer, ...] = (("a",), ("b",), ("c",), ("a", "probe"))
 SLICES = st.sampled_from((0.0, 0.001, 0.005, 0.02, 0.1, 0.3))
@@ -131,7 +131,12 @@ class Held:
 
 @given(st.lists(st.builds(Held, st.sampled_from(PEERS), st.floats(0, 2), st.booleans()), min_size=1, max_size=30))
 def test_the_peer_with_the_most_connections_gives_up_the_slowest(places: list[Held]) -> None:
-    closed = first_to_close(places)
+    open_now = OpenConnections[Held]()
+    for each in places:
+        open_now.add(each)
+    for each in sorted(places, key=lambda each: each.since):
+        open_now.renew(each)
+    closed = open_now.first_to_close()
     counts = {peer: sum(each.peer == peer for each in places) for peer in PEERS}
 
     assert counts[closed.peer] == max(counts.values())

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from topoalign.runtime.fair_share import Peer, first_to_close
+from topoalign.runtime.fair_share import OpenConnections, Peer
 from topoalign.runtime.request_turns import WORKING, RequestTurns, Working
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class HttpConnection(HttpToolsProtocol):
     A request whose head is not complete in time is answered and ended.
     """
 
-    connections: Any  # set of HttpConnection and Handshake
+    connections: Any  # OpenConnections
     peer: Peer = ("",)
     since = 0.0
     """When the server began to wait for the peer, by the loop's clock. During a request it may be its beginning."""
@@ -114,7 +114,7 @@ class HttpConnection(HttpToolsProtocol):
         self._raw_bytes += len(data)
         if not self.has_begun and (self.cycle is None or self.cycle.response_complete):
             self.has_begun = True
-            self.since = self.loop.time()
+            self._wait_from_now()
         super().data_received(data)
         if self._head_is_complete:
             self._stop_head_timer()
@@ -171,20 +171,20 @@ class HttpConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Waits for the next request."""
         self.has_begun = False
-        self.since = self.loop.time()
+        self._wait_from_now()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
         """Starts the time-out of `WRITE_SECONDS` for a peer that has not read all of the answer."""
         super().pause_writing()
-        self.since = self.loop.time()
+        self._wait_from_now()
         self._stop_write_timer()
         self._write_timer = self.loop.call_later(WRITE_SECONDS, self.end)
 
     def resume_writing(self) -> None:
         """Stops the time-out once the peer has read the answer."""
         self._stop_write_timer()
-        self.since = self.loop.time()
+        self._wait_from_now()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
@@ -258,6 +258,10 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.write(head.encode() + body)
         self.transport.close()
 
+    def _wait_from_now(self) -> None:
+        self.since = self.loop.time()
+        self.connections.renew(self)
+
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -275,10 +279,10 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
     return (address[0] if address else "",)
 
 
-def make_room(connections: set[Any]) -> None:
+def make_room(connections: OpenConnections[Any]) -> None:
     """Closes a connection of a server if there are more than allowed."""
     if len(connections) > most():
-        first_to_close(connections).end()
+        connections.first_to_close().end()
 
 
 def most() -> int:

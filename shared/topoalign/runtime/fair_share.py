@@ -17,10 +17,11 @@ been idle for a second, and both before one that was made a moment ago.
 Nothing here does I/O or reads the time.
 """
 
-from collections import Counter
-from collections.abc import Collection
-from heapq import heappop, heappush
-from itertools import count
+from collections.abc import Callable, Iterator
+from functools import partial
+from heapq import heappop, heappush, merge
+from itertools import chain, count
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 CATCH_UP_SECONDS = 0.05
@@ -100,12 +101,41 @@ class ServedConnection(Protocol):
         """Whether the server waits for the peer."""
 
 
-C = TypeVar("C", bound=ServedConnection)
+P = TypeVar("P", bound=ServedConnection)
 
 
-def first_to_close(connections: Collection[C]) -> C:
-    """The connection that makes room for others. At least one is needed."""
-    counts = Counter(each.peer for each in connections)
-    most = max(counts.values())
-    largest = [each for each in connections if counts[each.peer] == most]
-    return min(largest, key=lambda each: (not each.is_waited_for(), each.since))
+class OpenConnections(Generic[P]):
+    """The connections of a server by peer, those of a peer in the order of `since`."""
+
+    def __init__(self) -> None:
+        self._by_peer: dict[Peer, dict[P, None]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_peer.values()))
+
+    def __iter__(self) -> Iterator[P]:
+        return chain.from_iterable(self._by_peer.values())
+
+    def add(self, connection: P) -> None:
+        """Adds a connection that was made now."""
+        self._by_peer.setdefault(connection.peer, {})[connection] = None
+
+    def discard(self, connection: P) -> None:
+        """Removes a connection, if it is there."""
+        held = self._by_peer.get(connection.peer, {})
+        held.pop(connection, None)
+        if not held:
+            self._by_peer.pop(connection.peer, None)
+
+    def renew(self, connection: P) -> None:
+        """The server waits for the peer of this connection from now on."""
+        held = self._by_peer.get(connection.peer, {})
+        if connection in held:
+            held[connection] = held.pop(connection)
+
+    def first_to_close(self) -> P:
+        """The connection that makes room for others. At least one is needed."""
+        most = max(map(len, self._by_peer.values()))
+        largest = [held for held in self._by_peer.values() if len(held) == most]
+        by_age: Callable[[], Iterator[P]] = partial(merge, *largest, key=attrgetter("since"))
+        return next((each for each in by_age() if each.is_waited_for()), None) or next(iter(by_age()))

@@ -20,6 +20,7 @@ from starlette.applications import Starlette
 
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.runtime.connections import Handshake, HttpConnection
+from topoalign.runtime.fair_share import OpenConnections
 from topoalign.runtime.request_turns import RequestTurns
 
 log = logging.getLogger("uvicorn.error")
@@ -57,6 +58,7 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, url: str, task_status: TaskStatus[str]) -> None:
         super().__init__(config)
+        self.server_state.connections = OpenConnections()  # type: ignore[assignment]  # it has what uvicorn uses of a set
         self._url = url
         self._task_status = task_status
         self._stopping = asyncio.Event()
