@@ -1,6 +1,6 @@
 """What a follower does about messages that it was not brought, and about a server that does not serve it."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -156,7 +156,7 @@ async def test_follow_retries_slow_down_and_start_over_after_a_message(
 async def test_a_message_is_read_although_its_news_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where another server of a cluster has taken over: the store is looked at."""
     monkeypatch.setattr(follower, "LOOK", 0.1)
-    monkeypatch.setattr(FollowerReading, "take_news", lambda self, delivered: None)
+    monkeypatch.setattr(FollowerReading, "take_stored", lambda self, delivered: None)
     async with (
         killable(tmp_path) as server,
         connect_bus(server.url) as bus,
@@ -168,45 +168,80 @@ async def test_a_message_is_read_although_its_news_was_lost(tmp_path: Path, monk
                 assert said(number) == (await anext(messages)).message
 
 
-async def test_news_is_a_position_and_the_message_is_read_from_the_store(
+async def test_a_follower_that_falls_behind_has_no_news_until_it_has_caught_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A follower that is slow would be sent more than the server keeps for it."""
+    """Any news is more than this follower has had; it reads each message from the store."""
+    steps: list[str] = []
+    send, waits = anyio.create_memory_object_stream[None](10)
+    wait = FollowerReading.wait_for_news
+    end = FollowerReading.end_news
+
+    async def wait_for_news(self: FollowerReading) -> None:
+        steps.append("wait")
+        send.send_nowait(None)
+        await wait(self)
+
+    async def end_news(self: FollowerReading) -> None:
+        steps.append("end")
+        await end(self)
+
+    monkeypatch.setattr(follower, "NEWS_BYTES", 0)
+    monkeypatch.setattr(FollowerReading, "wait_for_news", wait_for_news)
+    monkeypatch.setattr(FollowerReading, "end_news", end_news)
+    received: list[Received] = []
+
+    async def read(messages: AsyncIterator[Received]) -> None:
+        async for each in messages:
+            received.append(each)
+
+    with send, waits:
+        async with (
+            killable(tmp_path) as server,
+            connect_bus(server.url) as bus,
+            bus.follow(Stream.ALLOCATIONS, "topoalign.v1.>") as messages,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(read, messages)
+            with anyio.fail_after(30):
+                for number in range(3):
+                    await waits.receive()
+                    await bus.publish(said(number))
+                await waits.receive()
+            assert ["wait", "end"] * 3 + ["wait"] == steps
+            tasks.cancel_scope.cancel()
+
+    assert [said(number).body for number in range(3)] == bodies(received)
+
+
+async def test_of_facts_of_nodes_the_news_is_a_position_and_the_store_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are large: a follower that is slow would be sent more than the server keeps for it."""
     news: list[bytes] = []
-    take_news = FollowerReading.take_news
+    take_stored = FollowerReading.take_stored
 
     def noted(self: FollowerReading, delivered: Delivered) -> None:
         news.append(delivered.body)
-        take_news(self, delivered)
+        take_stored(self, delivered)
 
-    monkeypatch.setattr(FollowerReading, "take_news", noted)
+    monkeypatch.setattr(FollowerReading, "take_stored", noted)
+    facts = [
+        Message(subject=f"topoalign.v1.usage.node-{each}", headers={"Nats-Msg-Id": f"{each}"}, body=b"{}")
+        for each in range(3)
+    ]
     async with (
         killable(tmp_path) as server,
         connect_bus(server.url) as bus,
-        bus.follow(Stream.ALLOCATIONS, "topoalign.v1.>") as messages,
+        bus.follow(Stream.NODES, "topoalign.v1.>") as messages,
     ):
-        for number in range(3):
-            await bus.publish(said(number))
+        for fact in facts:
+            await bus.publish(fact)
             with anyio.fail_after(30):
-                assert said(number) == (await anext(messages)).message
+                assert fact == (await anext(messages)).message
 
     assert news
     assert {b""} == {*news}
-
-
-async def test_news_of_a_later_message_at_an_earlier_position_ends_the_reading() -> None:
-    """The stream was lost, and has grown beyond the position again: what stands before it would never be read."""
-    reading = FollowerReading(
-        NatsConnection("x", "_INBOX_x"), Stream.ALLOCATIONS, "topoalign.v1.>", 5, b"2026-01-01T00:00:00Z"
-    )
-    head = (
-        b"NATS/1.0\r\nNats-Stream: TOPOALIGN_ALLOCATIONS\r\nNats-Subject: x\r\nNats-Sequence: 3\r\n"
-        b"Nats-Time-Stamp: 2026-01-01T00:00:01Z\r\n\r\n"
-    )
-    reading.take_news(Delivered(b"x", b"", head))
-
-    with pytest.raises(BusUnavailable, match="went back"):
-        await reading.next()
 
 
 async def test_news_of_a_message_that_was_deleted_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

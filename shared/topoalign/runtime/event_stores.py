@@ -42,7 +42,7 @@ NO_JETSTREAM = 10039
 
 NEWS = f"{PREFIX}.stored"
 """
-After a store has stored a message on `topoalign.v1.<rest>`, NATS publishes its headers with its position on
+After a store has stored a message on `topoalign.v1.<rest>`, NATS publishes it with its position on
 `topoalign.v1.stored.<rest>` (`republish` of the stream configuration).
 """
 
@@ -52,8 +52,11 @@ class Republish(msgspec.Struct, frozen=True, kw_only=True):
 
     src: str = f"{PREFIX}.>"
     dest: str = f"{NEWS}.>"
-    headers_only: bool = True
-    """A follower reads the message from the store: one that is slow would be sent more than the server keeps for it."""
+    headers_only: bool | msgspec.UnsetType = msgspec.UNSET
+    """
+    Whether NATS republishes only headers with the position. A follower then reads only the large messages that it
+    needs.
+    """
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +118,7 @@ NODES = Store(
     # minute.
     max_bytes=1024 * MIB,
     max_msgs_per_subject=5,
+    republish=Republish(headers_only=True),
 )
 DEADLETTERS = Store(
     name=Stream.DEADLETTERS,

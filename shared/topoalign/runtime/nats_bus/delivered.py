@@ -85,7 +85,7 @@ class InStore(NamedTuple):
     stream: bytes
     position: int
     before: int
-    """The position of the message before it, in the same batch. 0: there is none."""
+    """The position of the message before it, in the same batch; in news, of the same subject. 0: there is none."""
     stored: bytes
     """When it was stored, by the clock of the server; empty where the server does not name it."""
     waiting: int

@@ -2,9 +2,11 @@
 Follows a stream: messages in order, each at least once, through any number of lost connections.
 
 Nothing is created at the server for a follower, because whoever may create consumers may publish on every subject. It reads
-messages directly from the store, in batches. After the last message it subscribes to news: the store publishes the position
-of each message that it has stored (`event_stores.NEWS`), and the follower reads the next batch. News may be lost, so a
-follower also looks at the store every few seconds.
+messages directly from the store, in batches. After the last message it subscribes to news: the store publishes each message
+that it has stored, with its position (`event_stores.NEWS`). If the news is certainly the next message, it is used directly.
+Otherwise the message is read from the store. News may be lost, so a follower also looks at the store every few seconds. A
+follower that falls behind ends its subscription to news; otherwise it would receive every message twice, as news and from
+the store.
 
 The next batch is requested as soon as the last one has arrived, so that the server works while the reader does. But at most
 two batches wait for the reader, so that a slow reader costs the server nothing.
@@ -26,7 +28,7 @@ from topoalign.core.ports import Received, Stream
 from topoalign.core.wire import PREFIX
 from topoalign.runtime.clock import backoff_seconds, until_tick
 from topoalign.runtime.event_stores import NEWS, has_only
-from topoalign.runtime.nats_bus.delivered import Delivered
+from topoalign.runtime.nats_bus.delivered import Delivered, InStore
 from topoalign.runtime.nats_bus.nats_connection import NatsConnection
 from topoalign.runtime.nats_bus.nats_library import CLOCK
 from topoalign.runtime.nats_bus.stored import find_message, nobody_reads, source_of
@@ -35,6 +37,11 @@ BATCH = 128
 LARGEST_BATCH = 1000
 """Messages per read: at least `BATCH`, up to `LARGEST_BATCH` if more are waiting, because each read costs a round trip."""
 BATCH_BYTES = 4 * 1024 * 1024
+NEWS_BYTES = 4 * 1024 * 1024
+"""
+Most bytes of news that wait for the reader. Above this, the news is dropped, its subscription ends, and the messages are
+read from the store.
+"""
 LOOK = 4.0
 """Seconds after which a follower without news looks at the store."""
 SILENCE = 5.0
@@ -69,10 +76,11 @@ class FollowerReading:
         self._news_subject = subject.replace(PREFIX, NEWS, 1) if subject.startswith(f"{PREFIX}.") else f"{NEWS}.>"
         self._filter = {} if has_only(stream, subject) else {"next_by_subj": subject}
         """Without a filter a read of a whole stream costs nats-server 2.15.1 a third less."""
+        self._is_one_subject = not {"*", ">"} & {*subject.split(".")}
         self._inbox = connection.client.new_inbox()
         self._answers: Subscription | None = None
         self._announcements: Subscription | None = None
-        """The subscription to news. None until all messages that were there at the beginning are read."""
+        """The subscription to news. None while the follower is behind."""
         self._arrived: deque[Delivered] = deque()
         self._change = anyio.Event()
         self._batch = 0
@@ -89,10 +97,12 @@ class FollowerReading:
         """The position of the message of the batch that came last."""
         self._waiting = 0
         """Messages behind the last one that was read."""
+        self._news: deque[tuple[InStore, Delivered]] = deque()
+        self._news_bytes = 0
+        self._is_behind = False
+        """More news came than the reader has had."""
         self._newest = 0
         """The newest position of all news."""
-        self._went_back = False
-        """Whether there was news of a later message at an earlier position: the stream was lost or restored."""
         self._tries = 0
         """Reads that found no message although there was news: another server of a cluster may lag."""
 
@@ -104,14 +114,17 @@ class FollowerReading:
     async def next(self) -> Received:
         """Raises BusUnavailable if nothing more can be read on this connection, and BusRefused."""
         while True:
-            if self._went_back:
-                raise BusUnavailable(f"stream {self._stream} went back")
+            if self._is_behind:
+                await self.end_news()
             if self._beyond[0] and self._requested == self._batch:
                 await self.request(*self._beyond)
             while self._arrived:
                 received = self.take(self._arrived.popleft())
                 if received is not None:
                     return received
+            received = None if self._reading else self.take_news()
+            if received is not None:
+                return received
             self._change = anyio.Event()
             if self._reading:
                 with self.connection.waiting(self._source, SILENCE):
@@ -119,7 +132,7 @@ class FollowerReading:
             elif self._waiting or self._newest > self._position:
                 await self.read_again()
             elif self._announcements is None:
-                self._announcements = await self.connection.take(self._news_subject, self.take_news)
+                self._announcements = await self.connection.take(self._news_subject, self.take_stored)
                 await self.read()  # what was stored before the subscription
             else:
                 await self.wait_for_news()
@@ -191,7 +204,7 @@ class FollowerReading:
             self.begin_batch()
 
     async def wait_for_news(self) -> None:
-        """Returns when there is news or, if there is none, after a look at the store."""
+        """Returns when news arrives or, if none does, after a look at the store."""
         self._tries = 0
         with self.connection.waiting(self._news_subject, LOOK + SILENCE), anyio.move_on_after(until_tick(CLOCK, LOOK)):
             await self._change.wait()
@@ -206,14 +219,39 @@ class FollowerReading:
             raise BusUnavailable(f"stream {self._stream} went back")
         self._newest = max(self._newest, newest)
 
-    def take_news(self, delivered: Delivered) -> None:
-        """Receives the position of a stored message. With the subject `>` it may be one of another stream."""
+    def take_news(self) -> Received | None:
+        """Returns the oldest unread news if it is the next message; otherwise drops all news. Raises BusUnavailable."""
+        while self._news:
+            there, delivered = self._news.popleft()
+            self._news_bytes -= len(delivered.body)
+            if there.position <= self._position:
+                if self.stored and there.stored.rstrip(b"Z") > self.stored.rstrip(b"Z"):
+                    raise BusUnavailable(f"stream {self._stream} went back")  # a later message at an earlier position
+                continue
+            is_next = there.position == self._position + 1 or (self._is_one_subject and there.before <= self._position)
+            if is_next and delivered.body:  # without a body the store publishes positions alone
+                self._position = there.position
+                self.stored = there.stored
+                return delivered.received_at(there._replace(waiting=len(self._news)))
+            self.drop_news()
+        return None
+
+    def drop_news(self) -> None:
+        """Drops all news; the store has the messages."""
+        self._news.clear()
+        self._news_bytes = 0
+
+    def take_stored(self, delivered: Delivered) -> None:
+        """Receives the news of a stored message. With the subject `>` it may be one of another stream."""
         with suppress(BusUnavailable):
             there = delivered.in_store()
             if there.stream == self._stream_name:
-                is_later = there.stored.rstrip(b"Z") > self.stored.rstrip(b"Z")
-                self._went_back |= bool(self.stored) and is_later and there.position <= self._position
                 self._newest = max(self._newest, there.position)
+                self._news.append((there, delivered))
+                self._news_bytes += len(delivered.body)
+                if self._news_bytes > NEWS_BYTES:
+                    self._is_behind = True
+                    self.drop_news()
                 self._change.set()
 
     def receive(self, delivered: Delivered) -> None:
@@ -225,9 +263,18 @@ class FollowerReading:
 
     async def end(self) -> None:
         """Ends the subscriptions."""
-        for subscription in (self._announcements, self._answers):
-            if subscription is not None:
-                await self.connection.unsubscribe(subscription)
+        await self.end_news()
+        if self._answers is not None:
+            await self.connection.unsubscribe(self._answers)
+
+    async def end_news(self) -> None:
+        """Ends the subscription to news."""
+        self._is_behind = False
+        self.drop_news()
+        if self._announcements is not None:
+            subscription = self._announcements
+            self._announcements = None
+            await self.connection.unsubscribe(subscription)
 
 
 class NatsFollower:
