@@ -150,7 +150,7 @@ def unit_kind(device: DeviceID) -> UnitKind | None:
 def wholes_of(holding: Holding) -> tuple[Holding, ...]:
     """The wholes that contain a holding, the smallest first: for a slice of an instance, the instance and the GPU."""
     part = holding.part
-    if isinstance(part, Whole):
+    if part is WHOLE or isinstance(part, Whole):
         return ()
     if isinstance(part, TimeSlice) and not isinstance(part.of, Whole):
         return Holding(holding.device, part.of), Holding(holding.device)
