@@ -136,7 +136,7 @@ def test_only_gpus_and_their_instances_have_slots() -> None:
     nic = MACHINE.nics[0].id
     wrong = msgspec.structs.replace(MACHINE, offers=(Offer(resource=GPU, devices=(nic,), replicas=2, slots=Slots()),))
 
-    with pytest.raises(InvalidField, match="no slots of"):
+    with pytest.raises(InvalidField, match="is not offered in two or more slots"):
         validate(wrong)
 
 
