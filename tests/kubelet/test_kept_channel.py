@@ -6,8 +6,10 @@ from pathlib import Path
 
 import anyio
 import pytest
+from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
+from grpclib.protocol import H2Protocol
 from kubelet_support import short_directory
 
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
@@ -316,3 +318,19 @@ async def test_the_end_of_the_client_ends_its_connection() -> None:
         await it.disconnected()
 
         assert 1 == open_before
+
+
+async def test_a_connection_closed_before_the_request_fails_like_a_lost_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = Channel.__connect__
+
+    async def connect_and_lose(channel: Channel) -> H2Protocol:
+        protocol = await connect(channel)
+        protocol.connection_lost(None)
+        return protocol
+
+    monkeypatch.setattr(Channel, "__connect__", connect_and_lose)
+    async with node() as it:
+        with pytest.raises(KubeletAway, match="Connection lost"):
+            await it.client.listing()
+
+        assert [] == it.kubelet.asked

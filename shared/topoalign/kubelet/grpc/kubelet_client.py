@@ -21,6 +21,7 @@ from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.encoding.proto import ProtoCodec
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+from grpclib.protocol import H2Protocol
 
 from topoalign.core.model.errors import Unavailable, clean
 from topoalign.core.ports import Clock
@@ -61,9 +62,19 @@ class TurnedAway(Exception):
     """Raised by a call that an overloaded server has rejected, and which is to be repeated a moment later."""
 
 
+class KubeletChannel(Channel):
+    """A channel whose call fails like one with a lost connection if the server closes the connection before the request."""
+
+    async def __connect__(self) -> H2Protocol:
+        protocol = await super().__connect__()
+        if protocol.processor.connection.is_closing():  # grpclib itself would fail with an AttributeError
+            raise StreamTerminatedError("Connection lost")
+        return protocol
+
+
 async def call_once(path: Path, question: Callable[[Channel], Awaitable[T]], clock: Clock, within: float) -> T:
     """Makes one call over a connection of its own. Raises KubeletAway if there is no good answer within so many seconds."""
-    channel = Channel(path=str(path), codec=CODEC)
+    channel = KubeletChannel(path=str(path), codec=CODEC)
     try:
         return await call_until_answered(path, partial(question, channel), clock, within)
     finally:
@@ -154,7 +165,7 @@ class SharedChannel:
 
     def __init__(self, path: Path, identity: unix_sockets.Identity | None) -> None:
         """`identity`: of the socket at this path now."""
-        self.channel = Channel(path=str(path), codec=UndecodedCodec())
+        self.channel = KubeletChannel(path=str(path), codec=UndecodedCodec())
         self.identity = identity
         self.running = self.begun = 0
         """Calls under way, and all calls so far."""
