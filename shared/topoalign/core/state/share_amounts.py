@@ -351,11 +351,25 @@ def spent_slots(
     The GPUs in slots of which nothing is left: their free slots are not to be had. `running`: those that have not
     ended.
     """
-    left = dict(slots_left(topology, running))
-    if by_instances := gpus_by_instances(topology):  # instances stay until a record has ended
-        recorded = slots_left(topology, allocations)
-        left |= {gpu: recorded[gpu] for gpu in by_instances}
-    return frozenset(gpu for gpu, each in left.items() if each.spent)
+    if not offers_in_slots(topology):
+        return frozenset()
+    offered = offered_in_slots(topology)
+    by_instances = gpus_by_instances(topology)
+    spent = {
+        gpu
+        for gpu, slots in held_by_slot(topology, tuple(running)).items()
+        if gpu not in by_instances and is_spent(offered[gpu], sum_amounts(slots.values()))
+    }
+    if by_instances:
+        # instances stay until a record has ended
+        live = tuple(allocations)
+        held = held_by_slot(topology, live)
+        made = instances_of(live)
+        for gpu, each in by_instances.items():
+            taken = taken_by(each, held.get(gpu, {}), made)
+            if taken is None or find_place(each.mig_profiles, taken, 0) is None:
+                spent.add(gpu)
+    return frozenset(spent)
 
 
 def find_instances(
@@ -394,9 +408,9 @@ def taken_by(
 
 
 def slots_left(
-    topology: Topology, allocations: Iterable[Allocation], handed_out: HandedOut | None = None
+    topology: Topology, allocations: Iterable[Allocation], handed_out: HandedOut
 ) -> Mapping[DeviceID, ShareLeft]:
-    """GPU in slots -> what is left of it, in the hardware's order. `handed_out`: its health; None: all are healthy."""
+    """GPU in slots -> what is left of it, in the hardware's order."""
     if not offers_in_slots(topology):
         return {}
     live = tuple(allocations)
@@ -409,7 +423,7 @@ def slots_left(
             all_slots=offer.replicas,
             offered=offered_in_slots(topology)[gpu],
             held=sum_amounts(held.get(gpu, {}).values()),
-            usable=handed_out is None or handed_out.health_of(gpu).usable,
+            usable=handed_out.health_of(gpu).usable,
             profiles=by_instances[gpu].mig_profiles if gpu in by_instances else (),
             taken=taken_by(by_instances[gpu], held.get(gpu, {}), made) if gpu in by_instances else None,
         )
