@@ -102,7 +102,7 @@ class SharedPoll:
             if isinstance(self._result, Poll):
                 return self._result
             assert self._result is not None, "a poll has an answer or fails"
-            raise Unavailable(self._result.finding, self._result.remedy)
+            raise self._result
 
 
 FRESH_SECONDS = 5.0
