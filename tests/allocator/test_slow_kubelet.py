@@ -5,8 +5,10 @@ It waits for GetPreferredAllocation and Allocate without a deadline, and for Pre
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 
+import anyio
 import pytest
 from anyio.abc import TaskGroup
 from device_allocations_support import GPUS, Node, PassingClock, bound
@@ -118,3 +120,34 @@ async def test_gpus_are_given_once_the_kubelet_answers(fails: int, granted: bool
 
     assert GRANT_SECONDS >= node.clock.monotonic() - began
     assert min(fails + 1, 8) == node.kubelet.asked - asked
+
+
+async def test_the_polls_of_predictions_do_not_shorten_that_of_allocate() -> None:
+    """Every half second an allocator polls which containers have ended, and gives up after a second."""
+    node = Node()
+    await bound(node, "former", GPUS[0])
+    node.kubelet.shown.clear()
+    listing = node.kubelet.listing
+
+    async def late(seconds: float | None = None) -> KubeletListing:
+        patience = LIST_SECONDS if seconds is None else seconds
+        await node.clock.sleep(min(2.9, patience))
+        if patience < 2.9:
+            raise KubeletAway(f"no answer within {patience:g} s")
+        return await listing(seconds)
+
+    async def predict() -> None:
+        while True:
+            with suppress(Unavailable):
+                await node.device_allocations.ended()
+            await node.clock.sleep(0.5)
+
+    node.kubelet.listing = late  # type: ignore[method-assign]  # the kubelet is slow
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(predict)
+        await node.clock.advance(0.5)
+        tasks.start_soon(node.clock.advance, 10.0)
+        (allocation,) = await node.device_allocations.allocate(GPU, [[GPUS[0]]])
+        tasks.cancel_scope.cancel()
+
+    assert (GPUS[0],) == allocation.devices[GPU]

@@ -235,7 +235,8 @@ class DeviceAllocations:
         """Returns live allocations that have ended (`LivenessCheck.has_ended`). Raises Unavailable without a kubelet."""
         if not self.state.allocations:
             return []
-        return self._ended_by(await self._shared_poll())
+        # A shared poll may have the short limit of this one, which a slow kubelet exceeds, and Allocate would be refused.
+        return self._ended_by(await self._poll())
 
     def _ended_by(self, poll: Poll | None) -> list[Allocation]:
         if poll is None:
