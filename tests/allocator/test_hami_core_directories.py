@@ -70,6 +70,18 @@ async def test_directories_go_with_their_allocations_and_nothing_else_does() -> 
         assert it.root.parent.exists()
 
 
+async def test_the_owner_of_a_directory_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cleanup runs in the event loop, and a node may have hundreds of directories."""
+    async with hami_core_node() as (it, _):
+        await it.run_pod("a", Ask(memory=1_000))
+        it.sweep()
+
+        monkeypatch.setattr(slot_directories, "read_directory_owner", refuse)
+        it.sweep()
+
+        assert {it.named("a")} == it.directories()
+
+
 async def test_nothing_is_removed_without_an_answer_of_the_kubelet() -> None:
     async with hami_core_node() as (it, _):
         (it.root / NAME).mkdir()

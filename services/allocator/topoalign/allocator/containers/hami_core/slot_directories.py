@@ -151,6 +151,8 @@ class DirectoryCleanup:
     def __init__(self, root: Callable[[], str]) -> None:
         """`root`: `flags.hamiRoot` of the newest configuration, empty: there is none."""
         self._root = root
+        self._owners: dict[str, DirectoryOwner | None] = {}
+        """Directory -> the owner that is written in it. Cached: 160 directories take 5 ms of the event loop to read."""
 
     async def run(self, allocations: DeviceAllocations, clock: Clock) -> None:
         """Cleans up every `COLLECT_SECONDS` until cancelled. Logs a failure once."""
@@ -178,13 +180,15 @@ class DirectoryCleanup:
         limited = {slots_directory_name(*each) for each in places if is_limited(state, each[0])}
         entered = {slots_directory_name(*each) for each in in_checkpoint}
         present = limiter_files.list_own_directories(root, NAME)
+        self._owners = {name: self._owners.get(name) or read_directory_owner(root, name) for name in present}
         for name in present:
-            owner = read_directory_owner(root, name)
+            owner = self._owners[name]
             try:
                 if name in held:
                     if (now := held[name]) is not None and now != owner:
                         with open_directory(root) as at, open_directory(name, at) as directory:
                             replace_file(OWNER, "\n".join(now).encode(), directory=directory)
+                        self._owners[name] = now
                 elif (
                     poll is not None
                     and name not in entered
@@ -194,7 +198,7 @@ class DirectoryCleanup:
             except OSError as error:
                 failure = error
         try:
-            for name in limited.difference(present):
+            for name in limited - self._owners.keys():
                 if (owner := held.get(name, NOBODY)) is not None:
                     make_locks(root)
                     prepare_slots_directory(root, name, owner)
