@@ -296,10 +296,8 @@ class Reconciliation:
 
     def _is_contradicted(self, allocation: Allocation, poll: Poll) -> bool:
         """Whether the kubelet has contradicted an allocation for at least two polls, and long enough to release it."""
-        # Longer without an owner, because the checkpoint is written only when all resources are allocated.
-        patience = APART_SECONDS if poll.listing.shows(allocation) else self._unbound_seconds
         since = self._presence[allocation.id].apart_since
-        return since is not None and poll.at - since >= patience
+        return since is not None and poll.at - since >= APART_SECONDS
 
     def _is_settled(self, poll: Poll) -> bool:
         return poll.at >= self._settling.until and poll.listing.pods > 0
