@@ -77,3 +77,18 @@ async def test_a_first_half_goes_where_an_equal_part_of_the_other_is_left(
         preferred = await it.allocations.prefer(resource, [*free], (), size)
 
         assert {gpu} == {*map(it.parent_of, preferred)}
+
+
+async def test_a_pod_that_is_made_anew_after_a_refusal_is_admitted() -> None:
+    """GPU-0 has 6 of 16 blocks left, an equal part of 10 units would be 2, and the pod asks for 8. The others are unused."""
+    async with share_node() as (it, _):
+        it.forced = it.units(0, 20, 10)
+        assert isinstance(await it.admit("first", (20, 10)), Admission)
+        it.forced = {}
+        decisions = []
+        for name in ("large", "large-again"):
+            decisions.append(isinstance(await it.admit(name, (10, 8)), Admission))
+            await it.settle()
+
+        assert [False, True] == decisions
+        await it.check(["first", "large-again"])

@@ -84,6 +84,10 @@ from topoalign.core.state.share_amounts import (
 #
 #     left: GPU-0 (in use) 60 cores and 30 blocks; GPU-1 (unused) 100 and 60; GPU-2 (in use) 80 and 50
 #     50 cores: GPU-2, because up to 50 blocks then fit; 50 blocks: GPU-1, because their equal part is 84 cores
+#
+# If a pod is refused because it has more memory than the equal part, it is created again and would be refused each
+# time. So a share with the same computing time as the last share refused for this reason goes to the GPU with the most
+# memory left, in use or not.
 
 
 def share_asked(kind: UnitKind, size: int) -> Share:
@@ -178,6 +182,8 @@ class UnitClaim(Claim):
         super().__init__(view)
         self._newest: NewestUnitGrant | None = None
         """The newest grant of units."""
+        self._split = 0
+        """Units of computing time of the last share whose memory was refused."""
 
     def applies(self, resource: ResourceName) -> bool:
         """Whether the resource is offered in units."""
@@ -316,13 +322,14 @@ class UnitClaim(Claim):
             return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= count_units(share, kind) else ()
         if share != share_asked(kind, count_units(share, kind)) or share.whole:
             return choose_gpus_for_units(hardware, left, share, fitting, compat)
-        # The other half is not known. GPUs in use with the equal part of both left come first, and among these the GPUs with
-        # the most left of the other kind.
+        # The other half is not known: GPUs in use with the equal part of both left come first, unless it was too small for
+        # the last such share. Among these, the GPUs with the most left of the other kind are chosen.
         room = gpus_with_enough(hardware, left, share)
         in_use = [
             gpu for gpu in room if not left[gpu].unused and enough(left[gpu], with_equal_part(share, left[gpu].offered))
         ]
-        among = in_use or room
+        was_split = kind == "cores" and question.size == self._split
+        among = room if was_split else in_use or room
         others = {gpu: left[gpu].left.memory if kind == "cores" else left[gpu].left.cores for gpu in among}
         most = [gpu for gpu, other in others.items() if other == max(others.values())]
         return choose_gpus_for_units(hardware, left, share, most, compat)
@@ -351,6 +358,7 @@ class UnitClaim(Claim):
         if any(reservations_of(self.view.reserved, self.view.now, resource, units)):
             return
         self._newest = None
+        self._split = sum(each.cores for each in half.allocation.amounts.values())
         gpus = " and ".join(sorted(half.allocation.amounts))
         raise ShareSplit(
             FIELD, f"the container has computing time of {gpus}, and not enough memory is left there for it"
