@@ -53,6 +53,17 @@ def test_of_two_the_later_is_found() -> None:
     assert "nats://127.0.0.1:2" == later.nats
 
 
+def test_the_end_of_the_earlier_leaves_the_later() -> None:
+    earlier, later = up(nats="nats://127.0.0.1:1"), up(nats="nats://127.0.0.1:2")
+    with running.announce_running(earlier):
+        second = running.announce_running(later)
+        second.__enter__()
+
+    assert later == running.find_running()
+    second.__exit__(None, None, None)
+    assert None is running.find_running()
+
+
 def test_where_no_file_can_be_written_it_runs_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

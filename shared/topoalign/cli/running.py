@@ -49,8 +49,9 @@ def announce_running(running: RunningUp) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):
-            file.unlink(missing_ok=True)
+        if find_running() == running:  # else another one has started since
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
 
 
 def find_running() -> RunningUp | None:
