@@ -13,14 +13,15 @@ from unit_support import in_units
 
 from topoalign.allocator.allocate.visible_gpus import NotVisible
 from topoalign.allocator.containers.hami_core.slot_directories import held_in_order, limit_variables
+from topoalign.allocator.requests.admissions import Predictions
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.gang_plan import reserved_for
-from topoalign.core.demand.device_lists import gpu_lists
+from topoalign.core.demand.device_lists import gpu_lists, lists_asked
 from topoalign.core.demand.pod_demand import ContainerDemand, read_pod
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
+from topoalign.core.model.requests import AdmissionRules, AllocateRequest, ContainerRequest, PodRequest, Policy
 from topoalign.core.model.reservations import ReservedContainer
 from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Topology
@@ -207,11 +208,12 @@ async def test_a_grant_is_followed_for_a_moment_and_until_the_checkpoint_has_it(
 def test_units_of_both_kinds_are_one_list_and_others_are_several() -> None:
     """Computing time and memory name the same GPU."""
     units = in_units(with_memory(MACHINE), 2)
-    cores = next(each for each in units.offers_of if each != GPU)
+    cores, memory = (each for each in units.offers_of if each != GPU)
 
     assert {GPU, cores} == {*gpu_lists(units)}
-    assert (GPU, LARGE) == gpu_lists(TWO_MODELS)
-    assert (GPU,) == gpu_lists(TWO_NICS)
+    assert () == lists_asked(units, demand_of(wants(cores, memory)))
+    assert (GPU, LARGE) == lists_asked(TWO_MODELS, demand_of(wants(GPU, LARGE, NIC)))
+    assert () == lists_asked(TWO_NICS, demand_of(wants(GPU, NIC, OTHER_NIC)))
 
 
 async def test_units_of_one_gpu_follow_one_another() -> None:
@@ -222,6 +224,19 @@ async def test_units_of_one_gpu_follow_one_another() -> None:
         fits(await it.kubelet.admit(asking("a", asks)))
 
         assert 1 == len({*told(it, "NVIDIA_VISIBLE_DEVICES")})
+
+
+@pytest.mark.parametrize(("alone", "notes"), [(True, 1), (False, 0)])
+async def test_what_if_names_the_resources_of_a_container_that_would_be_refused(alone: bool, notes: int) -> None:
+    async with node(Policy.NONE, TWO_MODELS) as (it, _):
+        predictions = Predictions(it.ledger, ANYWHERE, None, kubelet_owns_devices=True, by_variable_alone=lambda: alone)
+        asked = asking("a", wants(GPU, LARGE), wants(GPU, name="other"))
+        decision = await predictions.what_if(AllocateRequest(node=it.ledger.node, pod=asked, rules={}))
+
+        expected = (
+            "container main asks for GPUs of nvidia.com/gpu and nvidia.com/large: under deviceListStrategy envvar"
+        )
+        assert notes == sum(expected in each for each in decision.explanation.notes)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 27, 35])

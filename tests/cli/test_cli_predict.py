@@ -321,6 +321,24 @@ def test_what_a_machine_cannot_do_of_its_configuration_is_a_note(capsys: pytest.
     assert note.startswith("sharing.slots: 8 devices of nvidia.com/gpu are not in MIG mode: not offered; ")
 
 
+@pytest.mark.parametrize(("strategy", "is_named"), [("envvar", True), ("volume-mounts", False)])
+def test_a_container_that_would_not_see_its_gpus_is_named(
+    capsys: pytest.CaptureFixture[str], strategy: str, is_named: bool
+) -> None:
+    """Half of the GPUs are shared in time under another name."""
+    shared = {"name": "gpu", "replicas": 4, "rename": "small", "devices": [0, 1, 2, 3]}
+    plugin = {
+        "flags": {"plugin": {"deviceListStrategy": strategy}},
+        "sharing": {"timeSlicing": {"resources": [shared]}},
+    }
+    file = written("topoalign.json", plugin)
+
+    pod_file = asking({"nvidia.com/gpu": 1, "nvidia.com/small": 1})
+    notes = asked(capsys, "--config", file, "--pod-file", pod_file)[1]["decision"]["explanation"]["notes"]
+
+    assert is_named == any("asks for GPUs of nvidia.com/gpu and nvidia.com/small" in each for each in notes)
+
+
 def test_a_wrong_plugin_configuration_is_an_error_with_its_path(capsys: pytest.CaptureFixture[str]) -> None:
     file = written("topoalign.json", {"sharing": {"slots": {"replicas": 0}}})
 

@@ -15,6 +15,7 @@ import msgspec
 
 from topoalign.core.admission.kubelet_devices import explain_unavailable_resources
 from topoalign.core.admission.resolvability import explain_decision
+from topoalign.core.demand.device_lists import list_notes
 from topoalign.core.demand.pod_demand import pod_demand
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.shares import unit_resource_names
@@ -31,6 +32,7 @@ from topoalign.core.state.share_amounts import held_by_slot
 from topoalign.kubelet.files import kubelet_configuration
 from topoalign.kubelet.files.node_state import KubeletNode, node_state, unsettled_reason
 from topoalign.machines import Machine, load_machine
+from topoalign.plugin_config.configuration import PluginFlags
 from topoalign.plugin_config.file import load_plugin_config
 from topoalign.plugin_config.resource_offers import offer_resources
 
@@ -74,7 +76,7 @@ class Described:
         The node's name, the decision and the machine it is about; `changes` are rules that differ from the configuration.
         Raises what reading the machine, the configurations or the kubelet's files raises.
         """
-        machine, found = self.offering_machine()
+        machine, plugin, found = self.offering_machine()
         taken = None
         rules = AdmissionRules(mode=Mode.KUBELET)
         if self.kubelet_config is not None:
@@ -89,14 +91,15 @@ class Described:
         passed_over = explain_unavailable_resources(demand, machine.topology, node.registered)
         decision = with_unserved(explain_decision(node.state, demand), unserved_names(demand, machine.topology))
         starting = unsettled_reason(self.kubelet_root, time.time()) if self.kubelet_root is not None else None
-        notes = [taken, *found, *node.findings, amounts_note(node.state), starting, *passed_over]
+        lists = list_notes(machine.topology, demand) if plugin.by_variable_alone else ()
+        notes = [taken, *found, *node.findings, amounts_note(node.state), starting, *passed_over, *lists]
         return node.state.node, with_notes(decision, tuple(filter(None, notes))), machine.topology
 
-    def offering_machine(self) -> tuple[Machine, tuple[str, ...]]:
-        """The machine with its offers, and the findings. Raises as `predict`."""
+    def offering_machine(self) -> tuple[Machine, PluginFlags, tuple[str, ...]]:
+        """The machine with its offers, how containers receive them, and the findings. Raises as `predict`."""
         machine = load_machine(self.machine)
         if self.plugin_config is None:
-            return machine, ()
+            return machine, PluginFlags(), ()
         read = load_plugin_config(self.plugin_config)
         offering = offer_resources(machine.topology, read.configuration)
         topology = msgspec.structs.replace(machine.topology, offers=offering.offers)
@@ -104,7 +107,7 @@ class Described:
             *map(str, read.findings),
             *(f"{each}; {each.remedy}" if each.remedy else str(each) for each in offering.findings),
         )
-        return msgspec.structs.replace(machine, topology=topology), findings
+        return msgspec.structs.replace(machine, topology=topology), read.configuration.flags.plugin, findings
 
     def node(self, machine: Machine, rules: AdmissionRules) -> KubeletNode:
         """Every device counts as healthy, unless the kubelet's files show otherwise."""

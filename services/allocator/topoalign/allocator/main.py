@@ -103,6 +103,7 @@ class KubeletSide:
             self.watch,
             kubelet_owns_devices=True,
             confirmed=self.reservations.expect,
+            by_variable_alone=self.by_variable_alone,
         )
         self.shared_files = SharedFiles(self.hami_root, lambda: ledger.state, clock)
 

@@ -12,6 +12,7 @@ Source: kubelet v1.36.3, devicemanager, deviceRunContainerOptions; k8s-device-pl
 
 from collections.abc import Iterator
 
+from topoalign.core.demand.pod_demand import ContainerDemand, PodDemand
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.model import Topology
 
@@ -34,3 +35,22 @@ def gpu_lists(topology: Topology) -> tuple[ResourceName, ...]:
     """The resources by which a container may get different GPUs, in the order of their names."""
     in_memory = {offer.resource for offer in topology.offered if offer.unit == "memory"}
     return tuple(sorted(name for name in topology.offers_of if name not in in_memory and has_gpus(topology, name)))
+
+
+def lists_asked(topology: Topology, container: ContainerDemand) -> tuple[ResourceName, ...]:
+    """The resources of `gpu_lists` that a container requests, if there are several; else none."""
+    found = tuple(name for name in gpu_lists(topology) if container.devices.get(name))
+    return found if len(found) > 1 else ()
+
+
+def list_notes(topology: Topology, demand: PodDemand) -> Iterator[str]:
+    """
+    The note of a prediction for containers that ask for several resources, where NVIDIA_VISIBLE_DEVICES is the only list.
+    """
+    for container in demand.containers:
+        if resources := lists_asked(topology, container):
+            yield (
+                f"container {container.container} asks for GPUs of {' and '.join(resources)}: under "
+                "deviceListStrategy envvar the node refuses it (NotVisible) unless topoalign's scheduler binds the pod; "
+                "volume-mounts, cdi-annotations and cdi-cri need no scheduler"
+            )

@@ -21,7 +21,8 @@ from topoalign.core.admission.admit import answer_to, decide_demand, drive_async
 from topoalign.core.admission.pipeline import AdmissionRun, Question, Reply
 from topoalign.core.admission.prediction import describe_unconfirmed_record, predict
 from topoalign.core.admission.resolvability import explain_decision, with_resolvability
-from topoalign.core.demand.pod_demand import PodDemand, pod_demand
+from topoalign.core.demand.device_lists import list_notes
+from topoalign.core.demand.pod_demand import PodDemand, pod_demand, read_pod
 from topoalign.core.demand.pod_validation import validate_pod
 from topoalign.core.demand.unserved import unserved_names
 from topoalign.core.hints.answer_checks import check_answer
@@ -166,12 +167,14 @@ class Predictions:
         *,
         kubelet_owns_devices: bool,
         confirmed: Callable[[], None] = lambda: None,
+        by_variable_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         `kubelet`: reads the data for predictions; None: the node's own rules and record are used. `confirmed` is called for
-        each confirmed pod.
+        each confirmed pod. `by_variable_alone`: as in the current `PluginFlags`.
         """
         self._confirmed = confirmed
+        self._by_variable_alone = by_variable_alone
         self._ledger = ledger
         self._kubelet = kubelet
         self._rules = msgspec.structs.replace(rules, mode=Mode.KUBELET) if kubelet_owns_devices else rules
@@ -182,7 +185,10 @@ class Predictions:
         check_discovered(self._ledger)
         if self._kubelet is not None:
             await self._kubelet.read_all()
-        return self._predict(request.pod, request.rules, explain=True)
+        decision = self._predict(request.pod, request.rules, explain=True)
+        if not self._by_variable_alone():
+            return decision
+        return with_notes(decision, list_notes(self._ledger.state.hardware, read_pod(request.pod, self._rules)))
 
     async def confirm(self, request: ConfirmRequest) -> Decision:
         """Predicts the decision after all other reservations are allocated. Nothing is recorded."""
