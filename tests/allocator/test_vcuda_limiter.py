@@ -14,13 +14,13 @@ from vcuda_support import TWO, Host, Read, read_config, register, vcuda_node, wi
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.containers.host_files import ContainerUnready
-from topoalign.allocator.containers.vcuda.limiter import held_units, limits_for, starting_container
+from topoalign.allocator.containers.vcuda.limiter import Calls, held_units, limits_for
 from topoalign.allocator.containers.vcuda.unit_directories import Limits, encode_config, units_directory_name
 from topoalign.allocator.ports import ResourceEntry
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Allocation, Displaced, Owner
-from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import Holder
 from topoalign.kubelet.control_groups import directory_of
@@ -147,8 +147,7 @@ async def test_the_same_units_for_another_pod_have_a_directory_made_anew() -> No
         os.close(old)
 
 
-@pytest.mark.parametrize("order", [(CORES, MEMORY), (MEMORY, CORES)])
-def test_an_init_container_with_one_half_is_told_from_the_app_with_both(order: tuple[ResourceName, ...]) -> None:
+def test_an_init_container_with_one_half_is_told_from_the_app_with_both() -> None:
     """The kubelet calls for both halves of the app, in any order; what the last call says is what the container gets."""
     shared = frozenset([DeviceID("GPU-0::m0")])
     cores = frozenset([DeviceID("GPU-0::c0")])
@@ -158,12 +157,14 @@ def test_an_init_container_with_one_half_is_told_from_the_app_with_both(order: t
         ResourceEntry(CORES, cores, *app),
         ResourceEntry(MEMORY, shared, *app),
     )
-    written = starting_container(MEMORY, shared, parts, None)
-    assert init == written
-    for resource in order:
-        written = starting_container(resource, cores if resource == CORES else shared, parts, written)
+    calls, written = Calls(), None
+    for expected, order in ((init, [MEMORY]), (app, [CORES, MEMORY]), (init, [MEMORY]), (app, [MEMORY, CORES])):
+        for resource in order:
+            written = calls.starting(resource, cores if resource == CORES else shared, parts, written, 7.0)
 
-    assert app == written
+        assert expected == written
+    calls.starting(CORES, cores, parts, written, 10.0)
+    assert init == calls.starting(MEMORY, shared, parts, app, 16.0)
 
 
 async def test_sweeps_between_the_calls_for_two_halves_change_nothing() -> None:

@@ -57,30 +57,54 @@ from topoalign.runtime.metrics import ServiceMetric
 # The owner of a directory comes from the kubelet's checkpoint.
 #
 # Two containers of one pod may have the same units, because an app container reuses those of an init container. The units do
-# not show which of them starts, so the directory keeps its owner, or without one gets the container with fewest units. If
-# they differ in the other half, the kubelet's call for that half, one right after the other, identifies the container, and
-# both directories get its limits. If they do not differ, neither do their limits.
+# not show which of them starts. The kubelet calls PreStartContainer for both halves of a container, one right after the
+# other. So there are these cases:
+#
+# - Just before, there was a call for a half that only one of the two has: it is that one (`Calls`).
+# - One of them has only this half: it is that one. If this is wrong, the call for the other half comes next and corrects it.
+# - Both halves of the two are the same, and so are their limits: the directory stays as it is.
 
 
-def starting_container(
-    resource: ResourceName,
-    units: frozenset[DeviceID],
-    parts: Sequence[ResourceEntry],
-    written: tuple[str, str] | None,
-) -> Holder:
-    """
-    Returns the container that starts by a call for these units. `written`: the owner of their directory. Raises Unavailable
-    if containers of no pod or of several pods have the units.
-    """
-    found = sorted({Holder(*each[2:]) for each in parts if each[:2] == (resource, units)})
-    pods = {each.pod for each in found}
-    if len(pods) != 1:
-        raise Unavailable(
-            f"the kubelet's checkpoint has the units for containers of {len(pods)} pods",
-            "the kubelet starts the container again; see whether its device plugin directory can be read",
-        )
-    fewest = min(found, key=lambda each: len([*entries_of_holder(each, parts)]))
-    return next((each for each in found if each == written), fewest)
+KNOWN_SECONDS = 5.0
+"""The longest time between the calls for both halves of a container: milliseconds, or seconds on a busy node."""
+
+
+class Calls:
+    """Remembers recent calls for a half that identified the container."""
+
+    def __init__(self) -> None:
+        self._identified: dict[str, tuple[Holder, float]] = {}
+        """Pod UID -> the container, and the monotonic second of the call."""
+
+    def starting(
+        self,
+        resource: ResourceName,
+        units: frozenset[DeviceID],
+        parts: Sequence[ResourceEntry],
+        written: tuple[str, str] | None,
+        at: float,
+    ) -> Holder:
+        """
+        Returns the container that starts by a call of monotonic second `at`. `written`: the owner of its directory.
+        Raises Unavailable if containers of no pod or of several pods have the units.
+        """
+        self._identified = {pod: each for pod, each in self._identified.items() if at - each[1] <= KNOWN_SECONDS}
+        found = sorted({Holder(*each[2:]) for each in parts if each[:2] == (resource, units)})
+        pods = {each.pod for each in found}
+        if len(pods) != 1:
+            raise Unavailable(
+                f"the kubelet's checkpoint has the units for containers of {len(pods)} pods",
+                "the kubelet starts the container again; see whether its device plugin directory can be read",
+            )
+        (pod,) = pods
+        if len(found) == 1:
+            self._identified[pod] = found[0], at
+            return found[0]
+        known, _ = self._identified.pop(pod, (None, at))
+        if known in found:
+            return known
+        with_one_half = [each for each in found if len([*entries_of_holder(each, parts)]) == 1]
+        return next((each for each in with_one_half or found if each == written), (with_one_half or found)[0])
 
 
 def limits_for(holder: Holder, parts: Collection[ResourceEntry], hardware: Topology) -> Limits:
@@ -208,6 +232,7 @@ class VcudaLimiter:
         self._servers: dict[Path, RegistrationServer] = {}
         self._parts: Sequence[ResourceEntry] = ()
         """The checkpoint's entries with units, at the last poll."""
+        self._calls = Calls()
         self._groups: dict[str, Path | None] = {}
         """Container id -> the directory of its control group, since the last cleanup."""
         self._is_closed = False
@@ -308,7 +333,7 @@ class VcudaLimiter:
                 raise Unavailable("the agent is stopping", "the kubelet starts the container again")
             parts = self._parts = live_unit_entries(poll.listing)
             written = read_config_owner(root, units_directory_name(resource, asked))
-            holder = starting_container(resource, asked, parts, written)
+            holder = self._calls.starting(resource, asked, parts, written, poll.at)
             limits = limits_for(holder, parts, self._hardware())
             try:
                 for part in entries_of_holder(holder, parts):
