@@ -15,7 +15,7 @@ from topoalign.allocator.allocate.visible_gpus import NotVisible
 from topoalign.allocator.containers.hami_core.slot_directories import held_in_order, limit_variables
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.gang_plan import reserved_for
-from topoalign.core.demand.device_lists import gpu_lists
+from topoalign.core.demand.device_lists import has_gpus
 from topoalign.core.demand.pod_demand import ContainerDemand, read_pod
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.holdings import Amount
@@ -204,16 +204,6 @@ async def test_a_grant_is_followed_for_a_moment_and_until_the_checkpoint_has_it(
         await it.allocations.allocate(LARGE, [ids("GPU-7")])
 
 
-def test_units_of_both_kinds_are_one_list_and_others_are_several() -> None:
-    """Computing time and memory name the same GPU."""
-    units = in_units(with_memory(MACHINE), 2)
-    cores = next(each for each in units.offers_of if each != GPU)
-
-    assert {GPU, cores} == {*gpu_lists(units)}
-    assert (GPU, LARGE) == gpu_lists(TWO_MODELS)
-    assert (GPU,) == gpu_lists(TWO_NICS)
-
-
 async def test_units_of_one_gpu_follow_one_another() -> None:
     machine = in_units(with_memory(MACHINE))
     cores, memory = (next(each for each in machine.offered if each.unit == kind) for kind in ("cores", "memory"))
@@ -229,7 +219,7 @@ async def test_no_container_holds_a_gpu_that_it_does_not_see(seed: int) -> None:
     """Random pods, of which some are reserved as a registry does; all answers to one that runs have the same list."""
     chance = Random(seed)
     machine = chance.choice((TWO_MODELS, SHARES, MIXED))
-    resources = [*gpu_lists(machine)]
+    resources = sorted(name for name in machine.offers_of if has_gpus(machine, name))
     policy = chance.choice((Policy.NONE, Policy.BEST_EFFORT))
     rules = msgspec.structs.replace(ANYWHERE, policy=policy)
     seen = 0

@@ -1,11 +1,9 @@
 """
-Finds containers that get GPUs by several resources: two MIG profiles, two models, or GPUs and shares of other GPUs.
+Tells whether a resource offers GPUs, or NICs, whole or in parts.
 
-The kubelet calls Allocate for each resource, and each answer sets NVIDIA_VISIBLE_DEVICES. If a variable is in two answers,
-the kubelet passes on only one value. So each answer must list the GPUs of all resources of the container; otherwise some of
-them are not visible in it. Mounts and CDI names are merged.
-
-The two resources of units name the same GPUs and count as one.
+A container may get GPUs by several resources: two MIG profiles, two models, or GPUs and shares of other GPUs. The kubelet
+calls Allocate for each of them, and if a variable such as NVIDIA_VISIBLE_DEVICES is in two answers, it passes on only one
+value. So each answer must list the GPUs of all resources of the container. Mounts and CDI names are merged.
 
 Source: kubelet v1.36.3, devicemanager, deviceRunContainerOptions; k8s-device-plugin issue 728.
 """
@@ -28,9 +26,3 @@ def has_nics(topology: Topology, resource: ResourceName) -> bool:
 
 def _offered_gpus(topology: Topology, resource: ResourceName) -> Iterator[DeviceID]:
     return (topology.parent_of(base) for offer in topology.offers_of.get(resource, ()) for base in offer.devices)
-
-
-def gpu_lists(topology: Topology) -> tuple[ResourceName, ...]:
-    """The resources by which a container may get different GPUs, in the order of their names."""
-    in_memory = {offer.resource for offer in topology.offered if offer.unit == "memory"}
-    return tuple(sorted(name for name in topology.offers_of if name not in in_memory and has_gpus(topology, name)))
