@@ -16,7 +16,7 @@ from topoalign.allocator.containers.hami_core.slot_directories import held_in_or
 from topoalign.allocator.requests.admissions import Predictions
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.gang_plan import reserved_for
-from topoalign.core.demand.device_lists import gpu_lists, lists_asked
+from topoalign.core.demand.device_lists import gpu_lists, has_gpus, lists_asked
 from topoalign.core.demand.pod_demand import ContainerDemand, read_pod
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.holdings import Amount
@@ -244,7 +244,7 @@ async def test_no_container_holds_a_gpu_that_it_does_not_see(seed: int) -> None:
     """Random pods, of which some are reserved as a registry does; all answers to one that runs have the same list."""
     chance = Random(seed)
     machine = chance.choice((TWO_MODELS, SHARES, MIXED))
-    resources = [*gpu_lists(machine)]
+    resources = sorted(name for name in machine.offers_of if has_gpus(machine, name))
     policy = chance.choice((Policy.NONE, Policy.BEST_EFFORT))
     rules = msgspec.structs.replace(ANYWHERE, policy=policy)
     seen = 0

@@ -153,6 +153,16 @@ def test_a_container_takes_over_what_comes_with_an_init_container() -> None:
     assert 2 == len(got["main"].co_allocated)
 
 
+def test_a_static_policy_without_a_preference_leaves_the_first_devices_with_those_taken_over() -> None:
+    """GPU 3 is taken over. The static policy of a DGX-1 prefers no set of three GPUs, so the kubelet adds the first ones."""
+    rules = msgspec.structs.replace(KUBELET, policy=Policy.NONE, placement=Placement.STATIC_DGX1_VOLTA)
+    init = (container("first", gpus=4, nics=1),)
+    asked = joint(container("a", gpus=3, nics=1), container("b", gpus=3, nics=1), said=TOGETHER, init=init)
+    got = admitted(admit(node(HGX), asked, rules))
+
+    assert ("GPU-3", "GPU-4", "GPU-5") == got["b"].devices[GPU]
+
+
 def test_a_prediction_says_that_it_stands_on_a_reservation() -> None:
     notes = admit(node(HGX), joint(container(gpus=1)), KUBELET).explanation.notes
 

@@ -118,13 +118,14 @@ def with_ids(*ids: int) -> Topology:
         ((2, 3), {"policy": Policy.NONE}, container(cpus=2, gib=1), None),
         ((2, 3), {"prefer_closest_numa_nodes": False}, container(cpus=2, gib=1), None),
         ((2, 3), {"mode": Mode.BEST}, container(cpus=2, gib=1), None),
-        ((2, 3), {"cpu_manager": "none", "memory_manager": "None"}, container(cpus=2, gib=1), "NumaIdsSparse"),
+        ((2, 3), {"cpu_manager": "none", "memory_manager": "None"}, container(cpus=2, gib=1), None),
+        ((2, 3), {}, container(), None),
     ],
 )
 def test_a_kubelet_that_looks_up_distances_that_are_not_there_panics(
     ids: tuple[int, ...], rules: dict[str, object], asked: ContainerRequest, code: str | None
 ) -> None:
-    """Under prefer-closest-numa-nodes the kubelet panics where the ids of the NUMA nodes have gaps: the pod is refused."""
+    """Under prefer-closest-numa-nodes the kubelet panics over gaps in the ids of the NUMA nodes, for pods with hints."""
     usual = AdmissionRules(mode=Mode.KUBELET, policy=Policy.BEST_EFFORT, prefer_closest_numa_nodes=True)
     decision = admit(node(with_ids(*ids)), pod(asked), msgspec.structs.replace(usual, **rules))
 

@@ -239,6 +239,16 @@ def test_shares_fill_gpus_by_amounts(cores: int, expected: list[int]) -> None:
     assert expected == got, [key(state, pod(asks(cores=cores, memory=1_000))) for state in states]
 
 
+def test_pods_that_differ_in_annotations_alone_have_one_need() -> None:
+    """Needs are keys of a cache: each with lists of hundreds of uuids of its own would fill the memory."""
+    plain = pod(asks(cores=30, memory=1_000))
+    choosing = msgspec.structs.replace(plain, annotations={"nvidia.com/use-gpuuuid": "GPU-0,GPU-1"})
+    needs = [device_need(SLOTS, read_pod(each, RULES)) for each in (plain, choosing)]
+
+    assert needs[0].shares
+    assert needs[0] == needs[1]
+
+
 def test_in_mode_best_the_key_is_that_of_the_gpus_that_the_pod_gets() -> None:
     """A board whose GPU 0 is off the fabric: four GPUs are those of the other NUMA node, unless a kubelet aligns."""
     board = node(load_machine("hgx-b200-gpu0-off").topology)

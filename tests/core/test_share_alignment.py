@@ -1,14 +1,18 @@
 """To which GPUs a kubelet may lead a pod with parts of GPUs once others have ended."""
 
+from collections.abc import Iterable
+
 import msgspec
 import pytest
 from decision_support import GIB, container, machine, node, pod
 from realignment_support import with_pod
 from slot_support import CORES, MEMORY, WITH_NUMA_NODES, in_slots
 
+from topoalign.core.admission import share_alignment
 from topoalign.core.admission.admit import admit
-from topoalign.core.admission.share_alignment import containers_aligned_to_gpus, finds_gpus
+from topoalign.core.admission.share_alignment import containers_aligned_to_gpus, finds_gpus, without_all
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
+from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission, Refusal
 from topoalign.core.model.ids import GPU
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Policy
@@ -67,6 +71,20 @@ def test_an_earlier_set_is_a_danger_if_it_may_have_all_but_the_cores(held: list[
     assert with_pod(state, new) is not None
     assert finds is finds_gpus(state, new)
     assert finds is all(with_pod(each, new) is not None for each in ends)
+
+
+def test_a_node_is_not_built_anew_for_each_pod_that_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 70 pods on eight GPUs that took 20 ms in one turn of the event loop, four times as long as the amounts alone."""
+    built = []
+
+    def counting(state: NodeState, gone: Iterable[Allocation]) -> NodeState:
+        built.append(state)
+        return without_all(state, gone)
+
+    monkeypatch.setattr(share_alignment, "without_all", counting)
+
+    assert not finds_gpus(holding((2, 20), (2, 20), (2, 20)), asking(2, 70))
+    assert 2 == len(built)  # without the pods that are elsewhere, and without all that free too little
 
 
 @pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])

@@ -106,6 +106,7 @@ def test_a_refusal_names_the_setting_and_what_never_fits(policy: Policy) -> None
     refusals = [each for each in found if isinstance(each, Refusal)]
     assert ["ShareSplit", "ShareSplit"] == [each.code for each in refusals]
     assert all("without sharing.slots.numaTopology" in each.remedy for each in refusals)
+    assert all("alignment of slots (sharing.slots.numaTopology) leads" in each.finding for each in refusals)
 
 
 @pytest.mark.parametrize(("policy", "code"), [(Policy.BEST_EFFORT, ""), (Policy.RESTRICTED, "NotAligned")])

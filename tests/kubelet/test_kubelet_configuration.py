@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,15 @@ def test_a_value_that_no_kubelet_starts_with_is_named_by_its_path(text: str, pat
     with pytest.raises(InvalidField, match=path) as caught:
         rules(text)
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("field", ["cpuManagerPolicy", "memoryManagerPolicy", "topologyManagerPolicy"])
+def test_the_remedy_for_a_policy_that_is_not_known_names_those_that_are(field: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        rules(f"{field}: dynamic")
+
+    known = {"cpuManagerPolicy": "static", "memoryManagerPolicy": "Static", "topologyManagerPolicy": "restricted"}
+    assert re.search(rf"{field} [^;]*\b{known[field]}\b", caught.value.remedy)
 
 
 @pytest.mark.parametrize(

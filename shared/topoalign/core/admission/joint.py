@@ -180,7 +180,8 @@ def _sets_of(
     if not fixed or not choice:
         return [allowed]
     among = state.hardware.devices[resource].some(allowed)
-    return [allowed, prefer(state.hardware, resource, among, fixed, amount, rules.placement)]
+    preferred = prefer(state.hardware, resource, among, fixed, amount, rules.placement)
+    return [allowed, preferred or (*fixed, *choice[: amount - len(fixed)])]  # a static policy may prefer none
 
 
 def _limit_to_devices(asked: JointRequest, limits: Limits) -> JointRequest:

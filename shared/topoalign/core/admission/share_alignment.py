@@ -49,7 +49,7 @@ from topoalign.core.policy import POLICIES
 from topoalign.core.policy.merge.kubelet_merge import NO_AFFINITY
 from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import NodeState
-from topoalign.core.state.share_amounts import ShareLeft, sum_amounts
+from topoalign.core.state.share_amounts import ShareLeft, slots_left, sum_amounts, units_left
 
 Gpus = Mapping[DeviceID, int]
 """GPU, or MIG instance -> the number of the set of NUMA nodes that it is near."""
@@ -214,8 +214,19 @@ class AlignmentSearch:
                 near.append(held)
         if self._has_room(far, sets, number):
             return True
-        idle = [held for held in near if not self.suffices(number, self._left(without_all(self._state, held)))]
+        idle = [held for held in near if not self.suffices(number, self._left_after(held, near, number))]
         return bool(idle) and self._has_room((*far, *chain.from_iterable(idle)), sets, number)
+
+    def _left_after(self, ended: list[Allocation], near: list[list[Allocation]], number: int) -> SharesLeft:
+        """What is left of the GPUs of a set once a pod has ended. `near`: the pods that hold something of its GPUs."""
+        hardware = self._state.hardware
+        handed_out = self._state.ownership.handed_out
+        usable = all(handed_out.health_of(gpu).usable for gpu in self._gpus(number))
+        if not usable:  # an allocation under a former offer may block a GPU (`Ownership.blocked`)
+            return self._left(without_all(self._state, ended))
+        # by amounts alone: the ownership of a whole node takes four times as long, for each pod on it
+        live = chain.from_iterable(held for held in near if held is not ended)
+        return slots_left(hardware, live, handed_out) if self._in_slots else units_left(hardware, live, handed_out)
 
     def _has_room(self, ended: Iterable[Allocation], sets: NodeSets, number: int) -> bool:
         free = count_free(without_all(self._state, ended), self._rules)

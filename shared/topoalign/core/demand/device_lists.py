@@ -1,11 +1,9 @@
 """
-Finds containers that get GPUs by several resources: two MIG profiles, two models, or GPUs and shares of other GPUs.
+Finds the resources by which a container gets GPUs or NICs, whole or in parts.
 
-The kubelet calls Allocate for each resource, and each answer sets NVIDIA_VISIBLE_DEVICES. If a variable is in two answers,
-the kubelet passes on only one value. So each answer must list the GPUs of all resources of the container; otherwise some of
-them are not visible in it. Mounts and CDI names are merged.
-
-The two resources of units name the same GPUs and count as one.
+A container may get GPUs by several resources: two MIG profiles, two models, or GPUs and shares of other GPUs. The kubelet
+calls Allocate for each of them, and if a variable such as NVIDIA_VISIBLE_DEVICES is in two answers, it passes on only one
+value. So each answer must list the GPUs of all resources of the container. Mounts and CDI names are merged.
 
 Source: kubelet v1.36.3, devicemanager, deviceRunContainerOptions; k8s-device-plugin issue 728.
 """

@@ -121,7 +121,7 @@ def check_decidable(state: NodeState, demand: PodDemand) -> None:
     _check_cpu_manager_starts(topology, rules)
     _check_memory_manager_starts(topology, rules)
     _check_numa_nodes(topology, demand)
-    _check_distances(topology, rules)
+    _check_distances(topology, demand)
     for container in demand.containers:
         if container.joint is not None:
             check_shares_offered(topology, container.joint)
@@ -158,12 +158,13 @@ def _check_numa_nodes(topology: Topology, demand: PodDemand) -> None:
         )
 
 
-def _check_distances(topology: Topology, rules: AdmissionRules) -> None:
+def _check_distances(topology: Topology, demand: PodDemand) -> None:
     """
     Raises DistancesUnknown and NumaIdsSparse. The kubelet looks up the distance of two NUMA nodes by their ids in a list
     that has one entry per node, without gaps (v1.36.3, topologymanager, CalculateAverageFor), under best-effort and
-    restricted only.
+    restricted only, and for pods with hints only.
     """
+    rules = demand.rules
     policy = POLICIES[rules.policy]
     profile = profile_of(rules.mode)
     prefers = rules.prefer_closest_numa_nodes
@@ -180,7 +181,8 @@ def _check_distances(topology: Topology, rules: AdmissionRules) -> None:
             "see that discovery is of this version, or describe the machine with a row and a column for each node",
         )
     highest = max(topology.node_ids, default=0)
-    if profile.starts_kubelet and not policy.single_node and highest >= size > 0:
+    has_hints = demand.cpus or demand.memory or demand.devices
+    if profile.starts_kubelet and has_hints and not policy.single_node and highest >= size > 0:
         raise NumaIdsSparse(highest, size)
 
 

@@ -33,6 +33,7 @@ from math import comb
 from typing import NamedTuple
 
 from topoalign.core.demand.pod_demand import PodDemand
+from topoalign.core.demand.share_annotations import ANY_GPU
 from topoalign.core.demand.shares import Share
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import ResourceName
@@ -301,9 +302,9 @@ def device_need(topology: Topology, demand: PodDemand) -> DeviceNeed:
         gpus += [(name, size) for size in sizes or [demand.devices[name]] if size]
     shares: list[Share] = []
     if not {"unit", "slot"}.isdisjoint(kinds.values()):
-        # without the annotations, which the node's decision has looked at and which other nodes may not be able to read
         asked = (each.share(topology) for each in lasting)
-        shares = [share for share in asked if share is not None]
+        # without the annotations: the key does not depend on them, and pods that differ in them share the cached keys
+        shares = [share._replace(rules=ANY_GPU) for share in asked if share is not None]
     return DeviceNeed(
         gpus=tuple(gpus),
         shares=tuple(shares),

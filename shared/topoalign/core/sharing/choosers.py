@@ -335,10 +335,12 @@ class SlotChooser:
             self.check_room()
         if why := self._objection([base_of(slot) for slot in slots]):
             self.check_room()
+            is_aligned = self.resource in gpus_of_numa_nodes(self._state.hardware)
+            by = " of slots (sharing.slots.numaTopology)" if is_aligned else ""
             raise ShareSplit(
                 self._fields.gpus,
-                f"the node has enough left, but not where the kubelet's alignment leads: {why}",
-                WAIT if self.resource not in gpus_of_numa_nodes(self._state.hardware) else f"{WAIT}; {UNALIGNED}",
+                f"the node has enough left, but not where the kubelet's alignment{by} leads: {why}",
+                f"{WAIT}; {UNALIGNED}" if is_aligned else WAIT,
             )
 
     def _objection(self, gpus: Sequence[DeviceID]) -> str:

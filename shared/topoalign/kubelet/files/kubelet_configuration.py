@@ -87,7 +87,10 @@ def rules_of(document: documents.Document, placement: Placement = Placement.TOPO
     """The rules of a KubeletConfiguration. Raises InvalidField with the path of a value with which no kubelet starts."""
     if (document.get("kind"), document.get("apiVersion")) != (KIND, API_VERSION):
         raise documents.other_kind(document, KIND, API_VERSION, configuration_file.REMEDY)
-    remedy = "write it as KubeletConfiguration v1beta1 has it: numbers and booleans of options in quotes"
+    remedy = (
+        "write it as KubeletConfiguration v1beta1 has it: cpuManagerPolicy none or static, memoryManagerPolicy None or "
+        f"Static, topologyManagerPolicy {', '.join(Policy)}; numbers and booleans of options in quotes"
+    )
     given = {field: value for field, value in document.items() if value != ""}  # empty text stands for the default
     found: KubeletConfiguration = documents.convert_document(given, KubeletConfiguration, remedy)
     policy = found.topology_manager_policy

@@ -37,12 +37,14 @@ def pick_best_connected(gpus: Sequence[str], count: int, scores: PairScores) -> 
         rows = [scores.get(gpu, {}) for gpu in gpus]
         totals = [sum(row.get(other, 0) for other in gpus if other != gpu) for gpu, row in zip(gpus, rows, strict=True)]
         return (totals.index(min(totals)),)
+    table = [[scores.get(gpu, {}).get(other, 0) for other in gpus] for gpu in gpus]
+    if len({table[a][b] for a, b in combinations(range(len(gpus)), 2)}) == 1:  # of GPUs at switches, MIG instances
+        return tuple(range(count))
     if comb(len(gpus), count) > MOST_SETS:
         raise TooMuchWork(
             "which of the GPUs that fit are connected best was not found within the limit on work",
             "ask for fewer GPUs, or without the policy topology-aware",
         )
-    table = [[scores.get(gpu, {}).get(other, 0) for other in gpus] for gpu in gpus]
     sets = combinations(range(len(gpus)), count)
     return max(sets, key=lambda chosen: sum(table[a][b] for a, b in combinations(chosen, 2)))
 
