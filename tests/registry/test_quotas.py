@@ -161,6 +161,25 @@ async def test_waiting_pods_count_beside_those_that_are_bound() -> None:
         assert "" == await at.bound("two")
 
 
+async def test_a_full_quota_is_named_although_the_nodes_are_full_as_well() -> None:
+    """Pods that end elsewhere give the namespace no room. Victims may: then the quota has room, too."""
+    async with site() as at:
+        for gpu in range(8):
+            at.add(f"{gpu}", share(100))
+        at.add("late", share(30))
+        await all_tasks_blocked()
+        assert [""] * 8 == [await at.bound(f"{gpu}") for gpu in range(8)]
+
+        assert (await at.filtered("late")).startswith("NotEnoughDevices: ")
+        at.limit("800")
+        await all_tasks_blocked()
+        assert NO_ROOM == await at.filtered("late")
+        late = at.cluster.pods.get(("ml", "late"))
+        victims = {NODE: {"Pods": [{"UID": at.cluster.pods.get(("ml", "3"))["metadata"]["uid"]}]}}
+        answer = await at.call("/scheduler/preempt", {"Pod": late, "NodeNameToMetaVictims": victims})
+        assert [NODE] == [*answer["NodeNameToMetaVictims"]]
+
+
 def two_pods_and_room_for_one(mates: Sequence[str] = ()) -> tuple[Quotas, SeenPod, SeenPod]:
     """A namespace with 50 units of computing time, and two waiting pods that ask for 30 each."""
     cluster, offers = FakeCluster(), OfferedResources()
