@@ -443,6 +443,22 @@ def in_slots(gib: int, memory: str = MIB) -> Topology:
     return msgspec.structs.replace(DGX, gpus=gpus, offers=(offer,))
 
 
+def test_pods_of_a_reserved_gang_count_on_their_own_nodes_while_one_is_bound() -> None:
+    """A pod on a node with larger GPUs counts more, although another pod of its gang is being bound elsewhere."""
+    cluster, offers = FakeCluster(), OfferedResources()
+    offers.note(SMALL, in_slots(16))
+    offers.note(LARGE, in_slots(40))
+    one, two, other = (pod_of(cluster.add_pod(pod(name, {str(GPU): "1"}))) for name in ("one", "two", "other"))
+    quotas = Quotas(offers, lambda: {one.uid: {SMALL}, two.uid: {LARGE}}, lambda uid: {one.uid, two.uid} - {other.uid})
+    quotas.listed = True
+    quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={MIB: (16 + 40 + 15) * 1024}))
+    for each in (one, two, other):
+        quotas.see_pod(each)
+
+    with quotas.claim(one.to_schedule(), SMALL), pytest.raises(OverQuota, match="hold 57344"):
+        quotas.check_waiting(other.to_schedule(), SMALL)
+
+
 @pytest.mark.parametrize("first", range(0, 40, 20))
 def test_what_a_namespace_holds_is_what_its_pods_hold_one_by_one(first: int) -> None:
     """Whatever comes, is bound, reserved and ends, under whichever names and in whichever sizes slots are offered."""
