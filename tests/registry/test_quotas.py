@@ -161,6 +161,25 @@ async def test_waiting_pods_count_beside_those_that_are_bound() -> None:
         assert "" == await at.bound("two")
 
 
+async def test_a_full_quota_is_named_although_the_nodes_are_full_as_well() -> None:
+    """Pods that end elsewhere give the namespace no room. Victims may: then the quota has room, too."""
+    async with site() as at:
+        for gpu in range(8):
+            at.add(f"{gpu}", share(100))
+        at.add("late", share(30))
+        await all_tasks_blocked()
+        assert [""] * 8 == [await at.bound(f"{gpu}") for gpu in range(8)]
+
+        assert (await at.filtered("late")).startswith("NotEnoughDevices: ")
+        at.limit("800")
+        await all_tasks_blocked()
+        assert NO_ROOM == await at.filtered("late")
+        late = at.cluster.pods.get(("ml", "late"))
+        victims = {NODE: {"Pods": [{"UID": at.cluster.pods.get(("ml", "3"))["metadata"]["uid"]}]}}
+        answer = await at.call("/scheduler/preempt", {"Pod": late, "NodeNameToMetaVictims": victims})
+        assert [NODE] == [*answer["NodeNameToMetaVictims"]]
+
+
 def two_pods_and_room_for_one(mates: Sequence[str] = ()) -> tuple[Quotas, SeenPod, SeenPod]:
     """A namespace with 50 units of computing time, and two waiting pods that ask for 30 each."""
     cluster, offers = FakeCluster(), OfferedResources()
@@ -422,6 +441,22 @@ def in_slots(gib: int, memory: str = MIB) -> Topology:
     slots = Slots(memory=ResourceName(memory))
     offer = Offer(resource=GPU, devices=tuple(gpu.id for gpu in gpus), replicas=10, slots=slots)
     return msgspec.structs.replace(DGX, gpus=gpus, offers=(offer,))
+
+
+def test_pods_of_a_reserved_gang_count_on_their_own_nodes_while_one_is_bound() -> None:
+    """A pod on a node with larger GPUs counts more, although another pod of its gang is being bound elsewhere."""
+    cluster, offers = FakeCluster(), OfferedResources()
+    offers.note(SMALL, in_slots(16))
+    offers.note(LARGE, in_slots(40))
+    one, two, other = (pod_of(cluster.add_pod(pod(name, {str(GPU): "1"}))) for name in ("one", "two", "other"))
+    quotas = Quotas(offers, lambda: {one.uid: {SMALL}, two.uid: {LARGE}}, lambda uid: {one.uid, two.uid} - {other.uid})
+    quotas.listed = True
+    quotas.see(SeenQuota(namespace="ml", name="gpus", uid="q", limits={MIB: (16 + 40 + 15) * 1024}))
+    for each in (one, two, other):
+        quotas.see_pod(each)
+
+    with quotas.claim(one.to_schedule(), SMALL), pytest.raises(OverQuota, match="hold 57344"):
+        quotas.check_waiting(other.to_schedule(), SMALL)
 
 
 @pytest.mark.parametrize("first", range(0, 40, 20))

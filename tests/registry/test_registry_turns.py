@@ -1,6 +1,6 @@
 """Long lists are shown and written with turns of the event loop in between, in which everything else goes on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import anyio
 import httpx
@@ -8,6 +8,8 @@ import pytest
 from cluster_support import allocation, announce
 from starlette.applications import Starlette
 
+from topoalign.core.model.events import Allocation
+from topoalign.core.model.ids import AllocationID, NodeName
 from topoalign.core.state.fold import NodeState
 from topoalign.registry import api_views, node_metrics
 from topoalign.registry.api import Api
@@ -109,3 +111,31 @@ async def test_no_answer_about_many_nodes_takes_more_than_a_slice_at_once(
 
     assert NODES_IN_A_SLICE == max(work.done)
     assert NODES == sum(work.done)
+
+
+@pytest.mark.parametrize("query", ["namespace=missing", "pod=missing"])
+async def test_a_search_that_finds_nothing_takes_no_more_than_a_slice_at_once(
+    work: Work, cluster: Cluster, query: str
+) -> None:
+    """A node that is forgotten while the search is under way is left out."""
+
+    class Slow(dict[AllocationID, Allocation]):
+        def __iter__(self) -> Iterator[AllocationID]:
+            work.clock.pass_by(LONGEST_SECONDS / NODES_IN_A_SLICE)
+            work.done[-1] += 1
+            cluster.forget(NodeName("node-49"))
+            return super().__iter__()
+
+    for member in cluster:
+        member.state = NodeState(node=member.state.node, allocations=Slow(member.state.allocations))
+    api = Api(cluster, work.clock, MemoryBus(), ForeignNodes(work.clock))
+    transport = httpx.ASGITransport(Starlette(routes=[api.mount()]))
+    async with background() as tasks, httpx.AsyncClient(transport=transport, base_url="http://registry") as http:
+        tasks.start_soon(work.note_turns)
+        while len(work.done) == 1:
+            await anyio.lowlevel.checkpoint()
+        answer = await http.get(f"/v1/allocations?{query}")
+
+    assert {"items": [], "continue": None} == answer.json()
+    assert NODES_IN_A_SLICE == max(work.done)
+    assert NODES - 1 == sum(work.done)

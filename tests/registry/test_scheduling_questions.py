@@ -85,8 +85,11 @@ def test_alike_new_nodes_are_judged_once(world: OneNode, monkeypatch: pytest.Mon
     monkeypatch.setattr("topoalign.registry.scheduling.filter.node_templates.kinds_by_label", look)
     world.view.label(NODE, {INSTANCE_TYPE: "gpu4"})
     labels = {NodeName(f"new-{number}"): {INSTANCE_TYPE: "gpu4", MACHINE: f"{number}"} for number in range(100)}
+    world.scheduler.filter(TWO, tuple(labels))
+    by_names_alone = len(looked)
     filtered = world.scheduler.filter(TWO, tuple(labels), labels)
 
+    assert 0 == by_names_alone
     assert (100, 1, 1) == (len(filtered.passed), len(judged), len(looked))
 
 

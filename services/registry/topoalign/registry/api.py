@@ -157,7 +157,7 @@ class Api:
                 )
             )
         member = self._cluster.member(name)
-        live = ((member, each) for _, member, each in list(self._cluster.allocations(node=member.state.node)))
+        live = ((member, each) for some in self._cluster.allocations(node=name) for _, member, each in some)
         items = [view async for view in in_turns(view_by_node(live), self._clock)]
         return json(api_views.detail(member, tuple(items), self._foreign.owner(name), self._foreign.view(name)))
 
@@ -169,8 +169,13 @@ class Api:
         node = NodeName(query["node"]) if "node" in query else None
         if node is not None:
             self._cluster.member(node)
-        found = self._cluster.allocations(after, node, query.get("namespace"), query.get("pod"))
-        rows = page(((key, (member, each)) for key, member, each in found), limit)
+        found: list[tuple[Key, tuple[ClusterNode, Allocation]]] = []
+        of_nodes = self._cluster.allocations(after, node, query.get("namespace"), query.get("pod"))
+        async for some in in_turns(of_nodes, self._clock):
+            found += [(key, (member, each)) for key, member, each in some]
+            if len(found) > limit:
+                break
+        rows = page(found, limit)
         items = [view async for view in in_turns(view_by_node(rows.items), self._clock)]
         return json(Page(items=tuple(items), next=rows.next))
 

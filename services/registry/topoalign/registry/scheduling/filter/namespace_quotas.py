@@ -168,7 +168,7 @@ class Quotas:
         self._namespaces: dict[str, str] = {}
         """UID of a pod that asks for devices -> its namespace."""
         self._claims: dict[str, tuple[NodeName, Collection[str]]] = {}
-        """UID of a pod that is being bound -> its node, and the UIDs of its gang."""
+        """UID of a pod that is being bound -> its node, and the UIDs of its gang if that is not reserved yet."""
 
     def see(self, quota: SeenQuota) -> bool:
         """Records a quota. Returns whether a limit has changed, because Kubernetes also writes its counts into quotas."""
@@ -252,7 +252,8 @@ class Quotas:
         is_reported = pod.uid in self._namespaces
         if not is_reported:
             self._add(pod.uid, pod.request)
-        self._claims[pod.uid] = node, self._mates(pod.uid)
+        # The gang of a reserved pod is reserved, too, and each pod of it counts on its own node.
+        self._claims[pod.uid] = node, () if pod.uid in self._reserved() else self._mates(pod.uid)
         try:
             yield
         except BaseException:

@@ -53,6 +53,8 @@ class NewNodes:
 
     def _template(self, labels: Mapping[str, str]) -> NodeKind | None:
         """Returns the kind of a new node with these labels. None: there is no template."""
+        if labels.keys().isdisjoint((MACHINE, INSTANCE_TYPE)):  # as of each node if the scheduler sends names alone
+            return None
         if self._labelled is None:
             self._labelled = kinds_by_label(self._view)
         machine = labels.get(MACHINE, "")

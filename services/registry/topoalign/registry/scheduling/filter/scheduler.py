@@ -187,7 +187,9 @@ class Scheduler:
         refusals = self._decisions.refusals
         own = self.view.reserved_on.get(pod.uid)
         planned = self._planned_node(pod.uid)
-        repeated = own is None and planned is None and pod.nominated is None  # else it holds for this pod only
+        leaving = () if pod.nominated is None else self.view.terminating(pod.nominated)
+        full = frozenset[NodeName]() if self.quotas is None else self.quotas.full_on(pod, nodes, leaving)
+        repeated = not (own or full) and planned is None and pod.nominated is None  # else it holds for this pod only
         known = request.refused_by_all
         if repeated and known is not None and known.version == self.view.version and known.nodes == frozenset(nodes):
             self._refused(pod, known.counts)
@@ -200,20 +202,19 @@ class Scheduler:
             numbers = bytearray(
                 codes[places[node]] if node in places else new.number(node, labels.get(node, {})) for node in nodes
             )
-        leaving = () if pod.nominated is None else self.view.terminating(pod.nominated)
-        full = set() if self.quotas is None else self.quotas.full_on(pod, nodes, leaving)
         if own or planned is not None or full:
-            repeated = False
             reserved = {
                 node: self._decisions.number(self._judge_without(request, node, frozenset({pod.uid})), helped=True)
                 for node in (own or frozenset()).intersection(nodes)
             }
             elsewhere = self._decisions.number(PLANNED_ELSEWHERE, helped=False)
-            over = self._decisions.number(OverQuota.code, helped=False)
+            over = [self._decisions.number(OverQuota.code, helped=helped) for helped in (False, True)]
             for place, node in enumerate(nodes):
                 number = reserved.get(node, numbers[place]) if planned in (None, node) else elsewhere
-                numbers[place] = over if not number and node in full else number
-        if pod.nominated is not None and pod.nominated in nodes:
+                # The quota comes first: what a node lacks as well may be free before the quota has room.
+                is_helped = number > 0 and refusals[number].helped_by_victims
+                numbers[place] = over[is_helped] if node in full else number
+        if pod.nominated is not None and pod.nominated in nodes and pod.nominated not in full:
             place = nodes.index(pod.nominated)
             numbers[place] = self._number_of_nominated(pod, request, pod.nominated, numbers[place])
         if numbers.count(0) == len(numbers):
