@@ -8,6 +8,7 @@ kubelet, whose own reader is as strict.
 """
 
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,26 @@ def convert_document(content: object, kind: Any, remedy: str) -> Any:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         finding, _, path = str(error).partition(" - at ")
-        field = path.rpartition("$")[2].strip("`.")
+        field = name_key(path.rpartition("$")[2].strip("`."), finding, content)
         finding = finding.replace(" | null`", "`")  # that the field may be left out does not help to correct its value
         raise InvalidField(clean(field) or "document", clean(finding, 200), remedy) from error
+
+
+GOT = re.compile(r"got `(\w+)`")
+TYPES = {"array": "list", "object": "dict", "null": "NoneType"}
+"""msgspec's name of a type -> Python's; for other types they are equal."""
+
+
+def name_key(field: str, finding: str, content: Any) -> str:
+    """
+    The path of a wrong value. In a mapping, msgspec writes `limits[...]`: the key is the first whose value has the type
+    that msgspec has found.
+    """
+    found = GOT.search(finding)
+    begin, any_key, rest = field.partition("[...]")
+    if not any_key or rest or found is None:
+        return field
+    for step in re.findall(r"[^.\[\]]+", begin):
+        content = content[int(step) if isinstance(content, list) else step]
+    keys = (key for key, value in content.items() if type(value).__name__ == TYPES.get(found[1], found[1]))
+    return f"{begin}[{next(keys, '...')}]"
