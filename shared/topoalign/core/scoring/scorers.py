@@ -63,9 +63,9 @@ def admission_node(state: NodeState) -> AdmissionNode | None:
         return None
     whole = {gpu for each in state.allocations.values() for gpu, held in each.amounts.items() if held.cores >= CORES}
     gpus = [
-        msgspec.structs.replace(card, usable=card.usable and card.device not in whole)
-        for card in shared_gpus(state.hardware, units)
-        if card.device in units
+        msgspec.structs.replace(gpu, usable=gpu.usable and gpu.device not in whole)
+        for gpu in shared_gpus(state.hardware, units)
+        if gpu.device in units
     ]
     return AdmissionNode(name=state.node, gpus=tuple(gpus))
 

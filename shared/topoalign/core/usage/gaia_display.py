@@ -42,12 +42,12 @@ def graph_of(state: NodeState, shares: NodeShares) -> str:
     rows = defaultdict[str, list[DeviceShares]](list)  # of a GPU, its row and those of its instances
     for row in shares.devices:
         rows[row.gpu].append(row)
-    cards = [_to_shared_gpu(state, gpu, rows[gpu.id]) for gpu in gpus]
-    tree = build_free_tree(tree_root(state.hardware), cards)
+    shared = [_to_shared_gpu(state, gpu, rows[gpu.id]) for gpu in gpus]
+    tree = build_free_tree(tree_root(state.hardware), shared)
     divided = partitioning_by_gpu(state)
     texts = [
-        _gpu_text(gpu, _remaining_amount(gpu, card, divided[gpu.id], healthy=healthy), rows[gpu.id])
-        for gpu, card, healthy in zip(gpus, cards, (state.health_of(gpu.id).usable for gpu in gpus), strict=True)
+        _gpu_text(gpu, _remaining_amount(gpu, share, divided[gpu.id], healthy=healthy), rows[gpu.id])
+        for gpu, share, healthy in zip(gpus, shared, (state.health_of(gpu.id).usable for gpu in gpus), strict=True)
     ]
     lines = [f"ROOT:{tree.available(tree.root) if gpus else 0}\n"]
     for node, depth in _walk_with_depth(tree, tree.root):
@@ -84,12 +84,12 @@ def _gpu_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
     )
 
 
-def _remaining_amount(gpu: Gpu, card: SharedGpu, division: GpuPartitioning, *, healthy: bool) -> Amount:
+def _remaining_amount(gpu: Gpu, share: SharedGpu, division: GpuPartitioning, *, healthy: bool) -> Amount:
     # of a GPU in slices of time all, because a slice is no amount; in MIG mode nothing
     if gpu.mig is not None or not healthy:
         return Amount(cores=0, memory=0)
     if division.left.whole or division.offered.slices:
-        return card.left
+        return share.left
     return Amount(cores=division.left.cores, memory=division.left.memory)
 
 

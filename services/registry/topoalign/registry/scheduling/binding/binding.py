@@ -353,10 +353,9 @@ class PodBinder:
             held = {each.pod_uid for each in self._reservations.held(node)} - {pod.uid}
             if not all(map(self._reported.has, held)):
                 return PodsPending(node)
+            # The node may have allocated these devices to another pod, which is not reported yet.
             if not self._reserved_for_others(pod.uid, node).isdisjoint(list_devices(made)):
-                return PodsPending(
-                    node
-                )  # the node has allocated these devices to another pod, which is not reported yet
+                return PodsPending(node)
             with suppress(BusConflict):
                 await self._reservations.write([ReservationChange(node=node, position=position, made=(made,))])
                 return None
