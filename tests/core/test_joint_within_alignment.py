@@ -153,7 +153,7 @@ def test_a_container_takes_over_what_comes_with_an_init_container() -> None:
     assert 2 == len(got["main"].co_allocated)
 
 
-def test_a_static_policy_without_a_preference_leaves_the_first_devices_with_those_taken_over() -> None:
+def test_a_static_policy_without_a_preference_takes_the_first_devices() -> None:
     """GPU 3 is taken over. The static policy of a DGX-1 prefers no set of three GPUs, so the kubelet adds the first ones."""
     rules = msgspec.structs.replace(KUBELET, policy=Policy.NONE, placement=Placement.STATIC_DGX1_VOLTA)
     init = (container("first", gpus=4, nics=1),)

@@ -443,7 +443,7 @@ def in_slots(gib: int, memory: str = MIB) -> Topology:
     return msgspec.structs.replace(DGX, gpus=gpus, offers=(offer,))
 
 
-def test_pods_of_a_reserved_gang_count_on_their_own_nodes_while_one_is_bound() -> None:
+def test_reserved_pods_of_a_gang_count_on_their_own_nodes_during_a_bind() -> None:
     """A pod on a node with larger GPUs counts more, although another pod of its gang is being bound elsewhere."""
     cluster, offers = FakeCluster(), OfferedResources()
     offers.note(SMALL, in_slots(16))
