@@ -1,10 +1,11 @@
 """
-Decides about a pod, container by container.
+Decides whether a node admits a pod, container by container.
 
-Init containers and then app containers are decided in the order of the pod's spec. In scope `container` each is aligned by
-itself: the providers' hints are merged by the policy, and the pod is refused at the first container that the policy does
-not admit. In scope `pod` one merge serves them all. Once aligned, a container is given devices, then CPUs, then memory;
-what it got is applied to the state by the same fold that facts go through, so that the next container sees it.
+Init containers come first, then app containers, in the order of the pod's spec. In scope `container`, each container is
+aligned separately: the policy merges the hints of the providers, and the pod is refused at the first container that the
+policy does not admit. In scope `pod`, one merge applies to all containers. After its alignment, a container is
+allocated devices, then CPUs, then memory. The allocation is applied to the state in the same way as a published fact,
+so that the decision for the next container takes it into account.
 """
 
 from collections.abc import Collection, Generator, Iterator
@@ -68,7 +69,7 @@ T = TypeVar("T")
 
 Question = HintRequest | PreferenceQuestion
 Reply = HintAnswer | tuple[DeviceID, ...] | None
-"""To a HintRequest a HintAnswer; to a PreferenceQuestion the preferred devices, or None where none are preferred."""
+"""The reply to a HintRequest is a HintAnswer. To a PreferenceQuestion: the preferred devices; None: no preference."""
 
 Steps = Generator[Question, Reply, T]
 
@@ -84,10 +85,10 @@ HALVES_BY_RESERVATION = (
 
 
 class AdmissionRun:
-    """A decision in progress: the next step, what was given so far, and the explanation."""
+    """A decision in progress: the current container and manager, the allocations so far, and the explanation."""
 
     def __init__(self, state: NodeState, demand: PodDemand, *, explain: bool = False) -> None:
-        """`explain`: compare other sets, and name the amounts that decide."""
+        """`explain`: compare alternative device sets, and list needed and free amounts in a refusal."""
         self.state = state
         self.demand = demand
         self.rules = rules = demand.rules
@@ -99,10 +100,10 @@ class AdmissionRun:
         self.alignments: list[Alignment] = []
         self.considered: list[Considered] = []
         self.is_refused_by_policy = False
-        self.by_chance: list[str] = []  # what the kubelet picks at random, for people
+        self.by_chance: list[str] = []  # notes on devices that the kubelet picks at random, human-readable
 
     def decide(self) -> Steps[None]:
-        """Aligns and gives, container by container. Raises NoFit where the pod is refused."""
+        """Aligns each container and allocates its resources, in order. Raises NoFit if the pod is refused."""
         whole = (yield from self.align(self.demand)) if self.rules.scope is Scope.POD else None
         for container in self.demand.containers:
             self.container = container.container
@@ -110,7 +111,7 @@ class AdmissionRun:
             yield from self.allocate(container, aligned)
 
     def align(self, demand: Demand) -> Steps[Aligned]:
-        """What a container, or the pod, is aligned to. Raises NotAligned, TooMuchWork and what `check_totals` raises."""
+        """The alignment of a container or the pod. Raises NotAligned, TooMuchWork, and the errors of `check_totals`."""
         container = demand.container
         asked = HintRequest(self.state, demand, self.rules)
         alignment = Alignment(container=container, hints={}, merged=NO_AFFINITY, admitted=True)
@@ -132,7 +133,7 @@ class AdmissionRun:
         return aligned._replace(together=nodes_within(asked, aligned.hint.affinity))
 
     def allocate(self, container: ContainerDemand, aligned: Aligned) -> Steps[None]:
-        """Gives the container what it asks for, and applies it to the state."""
+        """Allocates what the container requests, and applies the allocation to the state."""
         hint = aligned.hint
         earlier = held_by_pod(self.state, self.demand)
         self.provider = DeviceProvider.name
@@ -156,8 +157,9 @@ class AdmissionRun:
 
     def devices(self, container: ContainerDemand, aligned: Aligned) -> Steps[ContainerDevices]:
         """
-        What is decided together; in mode `best` then GPUs, so that others can be chosen near them; the rest by name. A
-        kubelet asks its plugins about one resource at a time, and sends them no other resource of the container.
+        The devices of a container. Jointly allocated devices are chosen first. In mode `best`, GPUs come next, so that
+        other devices can be chosen near them. The remaining resources follow in the order of their names. The kubelet
+        asks a plugin about one resource at a time, and does not send it the container's devices of other resources.
         """
         joint = ContainerDevices()
         hardware = self.state.hardware
@@ -185,7 +187,7 @@ class AdmissionRun:
         hint: TopologyHint,
         near: tuple[DeviceID, ...],
     ) -> Steps[tuple[DeviceID, ...]]:
-        """Devices of one resource; `near`: the container's GPUs. Raises NoFit where they cannot be given."""
+        """Devices of one resource. `near`: the container's GPUs. Raises NoFit if they cannot be allocated."""
         amount = container.devices[resource]
         devices = self.state.hardware.devices[resource]
         reusable = reusable_devices(held_by_pod(self.state, self.demand), resource)
@@ -243,7 +245,7 @@ class AdmissionRun:
         return chosen
 
     def cpus(self, container: ContainerDemand, hint: TopologyHint) -> frozenset[int]:
-        """CPUs of its own, or none where it runs in the shared pool."""
+        """The exclusive CPUs of the container; empty if it runs in the shared pool."""
         if not container.cpus:
             return frozenset()
         return allocate_cpus(
@@ -257,9 +259,9 @@ class AdmissionRun:
         )
 
     def admission(self) -> Admission:
-        """Returns what all containers were given."""
+        """Returns the allocations of all containers."""
         explanation = self.explanation()
-        # a kubelet asks for what has to be of one GPU by separate calls that do not name the container
+        # the kubelet allocates both halves, which must be on the same GPUs, in separate calls that name no container
         if not self.profile.seeks_units_by_gpu and any(
             asks_for_both_halves(self.state.hardware, each.devices) for each in self.demand.containers
         ):
@@ -267,7 +269,7 @@ class AdmissionRun:
         return Admission(allocations=with_peaks(held_by_pod(self.state, self.demand)), explanation=explanation)
 
     def refusal(self, misfit: NoFit) -> Refusal:
-        """Returns why the pod does not fit, and what the kubelet had given before it found that."""
+        """Returns why the pod does not fit, and what the kubelet had allocated before the refusal."""
         given = self.profile.gives_while_deciding and self.alignments
         return Refusal(
             reason="TopologyAffinityError" if self.is_refused_by_policy else reason_of(misfit),
@@ -290,10 +292,10 @@ class AdmissionRun:
         )
 
     def _notes(self) -> Iterator[str]:
-        """Notes on what a prediction cannot determine, and on behaviour of the kubelet that people do not expect."""
+        """Notes on what a prediction cannot determine, and on unexpected behaviour of the kubelet."""
         hardware = self.state.hardware
         is_choosing = not self.demand.annotations.keys().isdisjoint(CHOOSING)
-        chooses_gpus = any(  # annotations choose the GPUs of which it asks for slots, or spread its units
+        chooses_gpus = any(  # annotations choose the GPUs for its slots, or spread its units
             (is_choosing and share_in_slots(hardware, each.devices) is not None)
             or (each.gpus > 1 and each.share_in_units(hardware) is not None)
             for each in self.demand.containers
@@ -304,5 +306,5 @@ class AdmissionRun:
 
 
 def reason_of(misfit: NoFit) -> str:
-    """The kubelet's reason in the status of a pod that its policy has aligned."""
+    """The kubelet's reason in the status of a refused pod that its topology policy had admitted."""
     return "SMTAlignmentError" if isinstance(misfit, NotWholeCores) else "UnexpectedAdmissionError"

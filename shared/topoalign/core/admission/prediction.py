@@ -1,14 +1,14 @@
 """
-Predicts what the kubelet of a node would decide about a pod, from the facts of the node alone.
+Predicts the decision of a node's kubelet about a pod, only from the facts that the node has published.
 
-    state: TopologyDiscovered, DeviceHealthChanged, Allocation… and UsageObserved, folded
+    state: the fold of TopologyDiscovered, DeviceHealthChanged, Allocation… and UsageObserved
        |  prediction_basis: the kubelet's rules; devices, CPUs and memory as the kubelet will have them; notes
        v
     decide(basis.state, the pod's demand by basis.rules)
 
-The node's allocator predicts by `predict`, and so may any listener that folds the same events: both get the same answer.
-What could not be read on the node is reported in the notes. What PodResources reported last replaces it, or nothing
-does; it is never guessed. docs/predictions.md describes what is read, and what each note means.
+The node's allocator uses `predict`. Any subscriber that folds the same events can use it, too, and gets the same
+answer. The notes report data that could not be read on the node. The last report of PodResources replaces such data if
+possible. Data are never guessed. docs/predictions.md describes what is read, and what each note means.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import with_reserved
 
 PREDICTED = "v1.36."
-"""Begins the versions of the kubelet that decisions are held to."""
+"""Prefix of the kubelet versions whose decisions are predicted."""
 
 INSTEAD = "what PodResources showed last counts instead"
 
@@ -65,20 +65,22 @@ class KubeletUnknown(Unavailable):
 
 
 class PredictionBasis(msgspec.Struct, frozen=True, kw_only=True):
-    """What decisions of a node's kubelet are predicted on, whatever the pod, and how far it can be relied on."""
+    """The input of all predictions for a node's kubelet, independent of the pod, and how reliable it is."""
 
     state: NodeState
-    """The node as its kubelet will have it when the next pod comes."""
+    """The state of the node as its kubelet will have it at the next admission."""
     rules: AdmissionRules
-    """Those of the kubelet."""
+    """The rules of the kubelet."""
     notes: tuple[str, ...]
-    """What is not as the kubelet has it, or may not be, and what else bears on a decision."""
+    """
+    Known and possible differences from the kubelet's state, and other facts that affect a decision. Human-readable.
+    """
     doubts: tuple[str, ...]
-    """Why the record may lack something. They come after the notes on the pod."""
+    """Why allocations may be missing from the record. In a decision, they come after the notes on the pod."""
     registered: frozenset[ResourceName] | None
-    """Resources that plugins registered at the kubelet. None: not known."""
+    """Resources that plugins registered with the kubelet. None: not known."""
     devices_unknown: str
-    """Why it is not known which devices other plugins list; empty where it is."""
+    """Why it is not known which devices other plugins list; empty: it is known."""
 
 
 def predict(
@@ -91,12 +93,13 @@ def predict(
     reserved: Sequence[Reservation] = (),
 ) -> Decision:
     """
-    What the node's kubelet would decide about this pod at wall second `now`. `changes`: rules that differ from the
-    kubelet's, by field name; `explain` as `explain_decision` does; `reserved` for other pods counts as held.
+    The decision that the node's kubelet would make about this pod at Unix time `now`. `changes`: rules that differ from
+    those of the kubelet, by field name. `explain`: explain the decision as `explain_decision` does. `reserved`:
+    reservations for other pods, which count as held.
 
-    Raises KubeletUnknown where the node has not published the rules of its kubelet, or knows neither what its kubelet holds
-    nor what PodResources reports. Raises InvalidField for an invalid pod or invalid rules, or a resource that the kubelet
-    knows and nothing else does, and InvalidShare for amounts that no GPU in slots has, where the node has no slots.
+    Raises KubeletUnknown if the node has not published the rules of its kubelet, if these are not supported, or if
+    neither the files of its kubelet nor PodResources could be read. Raises InvalidField for an invalid pod, for invalid
+    rules, and for a resource that is registered with the kubelet but has no known devices.
     """
     pod = validate_pod(pod)
     basis = prediction_basis(state, now)
@@ -107,13 +110,13 @@ def predict(
     held = with_reserved(basis.state, state, reserved)
     held = as_others(held, demand)
     decision = explain_decision(held, demand) if explain else decide_demand(held, demand)
-    if kubelet_of(state).devices is not None:  # else another plugin may serve any name
+    if kubelet_of(state).devices is not None:  # otherwise, another plugin may serve any name
         decision = with_unserved(decision, unserved_names(demand, hardware, basis.registered or ()))
     return with_notes(decision, (*basis.notes, *passed_over, *basis.doubts))
 
 
 def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
-    """What `predict` decides on at wall second `now`. Raises KubeletUnknown as it does."""
+    """The input of `predict` at Unix time `now`. Raises KubeletUnknown in the same cases as `predict`."""
     kubelet = kubelet_of(state)
     rules = admission_rules(kubelet.rules, state.node)
     over = frozenset[DeviceID]().union(
@@ -131,7 +134,7 @@ def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
         version = clean(kubelet.version)
         notes.append(f"the kubelet is {version}: what is predicted is what {PREDICTED}x would decide")
     notes = [clean(note, 400) for note in notes]
-    others = [  # what containers have beyond the record
+    others = [  # resources of containers that the record does not have
         Allocation(
             id=AllocationID(f"{each.pod_uid}/{each.container}"),
             owner=Owner(namespace=Namespace(""), pod=PodName(each.pod_uid), container=each.container),
@@ -154,7 +157,9 @@ def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
 
 
 def kubelet_of(state: NodeState) -> KubeletObserved:
-    """What the node has published of its kubelet. Raises KubeletUnknown where nothing can replace what is missing."""
+    """
+    The data that the node has published about its kubelet. Raises KubeletUnknown if missing data cannot be replaced.
+    """
     usage = state.usage
     if usage is None or usage.kubelet is None:
         raise KubeletUnknown(state.node, "the node has not published it")
@@ -167,7 +172,7 @@ def kubelet_of(state: NodeState) -> KubeletObserved:
 
 
 def admission_rules(rules: KubeletRules, node: NodeName) -> AdmissionRules:
-    """The rules that `admit` takes. Raises KubeletUnknown for a policy or an option that is not known here."""
+    """The kubelet's rules as AdmissionRules. Raises KubeletUnknown for a policy or an option that is not supported."""
     known = msgspec.to_builtins(rules)
     try:
         return msgspec.convert(
@@ -187,7 +192,10 @@ def to_kubelet_rules(rules: AdmissionRules, unknown: str = "") -> KubeletRules:
 def _held_by_kubelet(
     state: NodeState, kubelet: KubeletObserved, rules: AdmissionRules
 ) -> tuple[list[CheckpointEntry], Mapping[int, MemoryUse], list[str]]:
-    """What containers have beyond the record, the account of the memory, and what could not be read, in words."""
+    """
+    The resources of each container by the checkpoints, or else by PodResources; NUMA node -> its used memory; and notes
+    on data that could not be read.
+    """
     usage = state.usage
     shown = usage.containers if usage is not None and usage.containers_known else None
     entries = list(kubelet.entries)
@@ -205,7 +213,7 @@ def _held_by_kubelet(
         for each in shown:
             alone = alone.holding(Allocation(id=AllocationID(""), memory=each.memory))
         memory = dict(alone.memory)
-    # what a checkpoint does not contain is what PodResources reported last, which has no UIDs
+    # the last report of PodResources, which has no UIDs, replaces the parts of a checkpoint that could not be read
     reported = [
         CheckpointEntry(
             pod_uid=f"{used.owner.namespace}/{used.owner.pod}",
@@ -217,7 +225,7 @@ def _held_by_kubelet(
         for used in shown or ()
     ]
     entries += [each for each in reported if each.cpus or each.memory or each.devices]
-    found: dict[tuple[str, ContainerName], CheckpointEntry] = {}  # no two give the same kind of thing
+    found: dict[tuple[str, ContainerName], CheckpointEntry] = {}  # entries of a container do not overlap
     for entry in entries:
         had = found.get((entry.pod_uid, entry.container), entry)
         found[entry.pod_uid, entry.container] = msgspec.structs.replace(
@@ -234,9 +242,10 @@ def spread_memory_blocks(
     blocks: Iterable[MemoryBlock], hardware: Topology, kept: Mapping[int, Mapping[ResourceName, int]] = {}
 ) -> Iterator[MemoryBlock]:
     """
-    The same blocks, each on the nodes of its group from the lowest on, as far as those have memory left; which is how the
-    kubelet fills them (v1.36.3, memorymanager static policy), and PodResources does not report it. `kept` is what the system
-    keeps of each NUMA node, where that is known.
+    The same blocks, with the memory that each takes from the NUMA nodes of its group. PodResources does not report this
+    distribution. The kubelet fills the nodes in ascending order, as far as they have free memory (v1.36.3,
+    memorymanager static policy). `kept`: NUMA node -> its memory that is reserved for the system; a missing node has
+    none.
     """
     left = {
         (node.id, name): size
@@ -258,7 +267,8 @@ def spread_memory_blocks(
 
 def describe_starting_kubelet(age: float) -> str:
     """
-    The note on a kubelet that started `age` seconds ago, and drops nothing of pods that are gone until it has settled.
+    The note on a kubelet that started `age` seconds ago. Until it has received all its pods, it keeps the resources of
+    deleted pods.
     """
     return (
         f"the kubelet started {age:.0f} s ago: until it has received all its pods it drops nothing of pods that are gone, "
@@ -267,31 +277,31 @@ def describe_starting_kubelet(age: float) -> str:
 
 
 def describe_unconfirmed_record(doubt: str) -> str:
-    """The note of an answer while the allocator's record is unconfirmed for this reason."""
+    """The note in predictions while the allocator's record is unconfirmed for this reason."""
     return f"the journal was damaged ({doubt}): something may be held that is not in the record"
 
 
-# Groups nodes into kinds: what a pod needs on one node of a kind, it needs on all of them.
+# Groups nodes into kinds. A pod has the same needs on all nodes of one kind.
 
 
 @dataclass(frozen=True, eq=False)
 class NodeKind:
-    """What nodes have in common that differ in nothing but the ids of their devices and in what is free."""
+    """The common properties of nodes that differ only in the ids of their devices and in what is free."""
 
     topology: Topology
-    """Of one of them, with the devices of other plugins."""
+    """The topology of one of these nodes, including devices of other plugins."""
     rules: AdmissionRules
-    """Those of the kubelet."""
+    """The rules of the kubelet."""
     registered: frozenset[ResourceName] | None
     """As in `PredictionBasis`."""
 
 
 def kind_key(basis: PredictionBasis) -> object:
-    """Equal for nodes of one kind."""
+    """A key that is equal for nodes of the same kind."""
     hardware = basis.state.hardware
     machine = key_of_shape(hardware.shape) if hardware.shape is not hardware else machine_key(hardware)
     return machine, order_free_digest((basis.rules,)), basis.registered
 
 
 key_of_shape = computed_once(machine_key)
-"""`machine_key` of what many nodes share."""
+"""`machine_key` of a hardware shape that many nodes share, computed once."""

@@ -1,12 +1,13 @@
 """
-Describes what a node has too little of for a container, or for a pod that is aligned as a whole.
+Describes which resources of a node are insufficient for a container, or for a pod that is aligned as a whole.
 
-A policy that aligns refuses a pod in the same way whether the node is full or what is free is on the wrong NUMA nodes
-(kubelet v1.36.3, TopologyAffinityError). The code of our refusal distinguishes these cases: a node with too few free
-devices, CPUs or bytes in total has too few of them, and `NotAligned` means that it has enough. Devices come first, by
-name, then CPUs, then memory.
+The kubelet reports TopologyAffinityError both when the node is full and when the free resources are on the wrong NUMA
+nodes (v1.36.3). The code of topoalign's refusal distinguishes these cases. `NotAligned` means that the node has enough
+free resources in total. Any other code names the resource of which too little is free in total. Devices are checked
+first, in the order of their resource names, then CPUs, then memory.
 
-    3 GPUs asked, policy restricted: 2 free: NotEnoughDevices
+    3 GPUs requested, policy restricted
+    2 free: NotEnoughDevices
     4 free, two on each NUMA node: NotAligned, 3 nvidia.com/gpu (2, 2)
 """
 
@@ -28,12 +29,15 @@ from topoalign.core.placement.memory_blocks import NotEnoughMemory, format_gib
 
 
 def check_totals(asked: HintRequest) -> None:
-    """Raises NoHealthyDevice, NotEnoughDevices, NotEnoughCpus and NotEnoughMemory."""
+    """
+    Checks the free amounts of the whole node. Raises NoHealthyDevice, NotEnoughDevices, NotEnoughCpus or
+    NotEnoughMemory.
+    """
     state, demand, _ = asked
     held = held_by_pod(state, demand)
     for resource in sorted(demand.devices.keys() & state.hardware.devices.keys()):
         amount = demand.devices[resource]
-        # what init containers of the pod left counts as free
+        # devices that can be reused from init containers of the pod count as free
         free = len(reusable_devices(held, resource).union(state.ownership.free(resource)))
         if free < amount and not state.healthy(resource):
             raise NoHealthyDevice(resource)
@@ -48,8 +52,9 @@ def check_totals(asked: HintRequest) -> None:
 
 def describe_free_amounts(asked: HintRequest) -> str:
     """
-    What is needed, and in brackets what is free on each NUMA node: `3 nvidia.com/gpu (2, 2), 9 CPUs (8, 8)`. What is near
-    several NUMA nodes counts on each. Empty on machines with more NUMA nodes than hints are listed for.
+    The needed amounts, each with the free amounts per NUMA node in parentheses. A device near several NUMA nodes counts
+    for each of them. Example: `3 nvidia.com/gpu (2, 2), 9 CPUs (8, 8)`. Empty on machines with more than `MOST_LISTED`
+    NUMA nodes, or without any.
     """
     demand = asked.demand
     machine = asked.state.hardware.node_ids
@@ -69,7 +74,10 @@ def describe_free_amounts(asked: HintRequest) -> str:
 
 
 def _free_by_node(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, int]:
-    """What the demand can have of a resource by NUMA nodes, with what init containers of its pod left."""
+    """
+    NUMA nodes, as a mask -> amount of a resource that is free there for the demand, including what it can reuse from
+    init containers of its pod.
+    """
     state, demand, rules = asked
     held = held_by_pod(state, demand)
     if resource == CPU:
@@ -87,11 +95,11 @@ def _free_by_node(asked: HintRequest, resource: ResourceName) -> Mapping[Mask, i
 
 
 def _format_need(resource: ResourceName, amount: int) -> tuple[str, str]:
-    return format_amount(resource, amount * 1000 if resource == CPU else amount)  # CPUs in whole ones
+    return format_amount(resource, amount * 1000 if resource == CPU else amount)  # here, CPUs are counted in whole CPUs
 
 
 def format_amount(resource: ResourceName, amount: int) -> tuple[str, str]:
-    """An amount, of CPUs in millicores, and its unit, for people."""
+    """A human-readable amount and its unit. `amount` of CPUs: in millicores."""
     if resource == MEMORY or is_hugepages(resource):
         return format_gib(amount), f"GiB of {resource}"
     return (f"{amount / 1000:g}", "CPUs") if resource == CPU else (str(amount), clean(resource))

@@ -1,9 +1,9 @@
 """
-Reads a pod request into a `PodDemand`: its requests to the resource managers under the rules of a node.
+Converts a pod request to a `PodDemand`: its requests to the resource managers under the rules of a node.
 
-A container's demand has its request to each manager: devices by resource, devices that are decided together, exclusive CPUs,
-and memory by kind. The demand of the pod has the same for the pod as a whole, and its containers in the order of the
-decisions: init containers, then app containers.
+The demand of a container contains its request to each manager: devices by resource, jointly allocated devices,
+exclusive CPUs, and memory by kind. The demand of a pod contains the same for the pod as a whole, and the demands of its
+containers in the order of the decisions: init containers, then app containers.
 """
 
 from collections.abc import Mapping
@@ -67,7 +67,10 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     """Its path in the pod's manifest: `spec.containers[0]`."""
     role: Role
     asked: Quantities
-    """All its requests, filled in from the limits: resources that the node must have. For devices, these are the limits."""
+    """
+    All its requests: resources that the node must have. Limits replace missing requests. For devices, these are the
+    limits.
+    """
     devices: Quantities
     """Devices by resource, in the order of the names, which is the order in which the kubelet asks for hints."""
     together: frozenset[ResourceName] = NO_RESOURCES
@@ -79,7 +82,7 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     memory: Quantities = {}
     """Bytes of memory and of each size of hugepages for the memory manager to place, in the order of the names."""
     gpu_rules: GpuRules = ANY_GPU
-    """The pod's annotations about the GPUs of which it gets slots."""
+    """The pod's annotations that restrict the GPUs on which it gets slots."""
     gpus: int = 1
     """Number of GPUs over which its units are spread."""
 
@@ -89,11 +92,11 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
         return (self,)
 
     def share(self, topology: Topology) -> Share | None:
-        """What it asks for of GPUs in units or slots on this machine; None: nothing."""
+        """The share of GPUs that it requests in units or slots on this machine; None: it requests none."""
         return share_in_slots(topology, self.devices, self.gpu_rules) or self.share_in_units(topology)
 
     def share_in_units(self, topology: Topology) -> Share | None:
-        """What it asks for of GPUs in units on this machine; None: nothing."""
+        """The share of GPUs that it requests in units on this machine; None: it requests none."""
         asked = units_asked(topology, self.devices)
         return None if asked is None else share_of_units(asked, self.gpus)
 
@@ -121,17 +124,18 @@ class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def annotations(self) -> Mapping[str, str]:
-        """All annotations of the pod, for the checks of those that do not affect the demand."""
+        """All annotations of the pod, for checks of annotations that do not affect the demand."""
         return self.request.annotations
 
     @property
     def device_names(self) -> frozenset[ResourceName]:
-        """The resources of device plugins that its containers name, also with a limit of 0, whatever the mode."""
+        """The device plugin resources that its containers name, including those with a limit of 0, in any mode."""
         return frozenset(name for each in self.containers for name in each.asked if not is_native(name))
 
     def of(self, container: ContainerName | None) -> "Demand":
         """
-        The demand of a container, or with None of the pod as a whole. Raises InvalidField where there is no such container.
+        The demand of the container with this name; None: the demand of the pod as a whole. Raises InvalidField if the
+        pod has no such container.
         """
         if container is None:
             return self
@@ -153,7 +157,10 @@ def read_pod(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
 
 
 def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
-    """The demand of a valid pod whose requests are filled in from limits. Raises InvalidField as `read_pod`."""
+    """
+    The demand of a pod that `validate_pod` returned. Raises InvalidField for invalid rules, or for invalid annotations
+    that this mode reads.
+    """
     check_rules(rules)
     profile = profile_of(rules.mode)
     annotated = is_joint(pod.annotations)
@@ -190,7 +197,10 @@ def _read_container(
     jointly: bool,
     manages_memory: bool,
 ) -> ContainerDemand:
-    """The demand of the container at the path `where`. Raises InvalidField for annotations that do not go with it."""
+    """
+    The demand of the container at the path `where`. Raises InvalidField for annotations that are invalid for this
+    container.
+    """
     devices = _sort_devices(device_limits(container), profile)
     together = RESOURCES.intersection(devices) if jointly and profile.aligns_jointly else NO_RESOURCES
     joint = None
@@ -236,11 +246,11 @@ CONFLICTS = (
     (CpuOption.PREFER_UNCORE, CpuOption.DISTRIBUTE_ACROSS_CORES),
     (CpuOption.PREFER_UNCORE, CpuOption.DISTRIBUTE_ACROSS_NUMA),
 )
-"""Options that the kubelet does not start with together."""
+"""Pairs of options that the kubelet does not accept together at its start."""
 
 
 def check_rules(rules: AdmissionRules) -> None:
-    """Raises InvalidField for rules with which a kubelet starts on no machine (v1.36.3)."""
+    """Raises InvalidField for rules with which the kubelet would not start on any machine (v1.36.3)."""
     _check_cpu_rules(rules)
     _check_memory_rules(rules)
     if rules.max_allowable_numa_nodes < 8:

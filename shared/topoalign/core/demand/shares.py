@@ -1,25 +1,26 @@
 """
-Reads what a container asks for of GPUs that are offered in units or slots: of how many GPUs, and how much of each.
+Reads a container's request for GPUs that are offered in units or slots: the number of GPUs, and the amount of each.
 
-Units are hundredths of computing time and blocks of memory. From 100 on computing time is that of whole GPUs, and their
-memory comes with them. A smaller amount is of one GPU, or in equal parts of several where the annotation
-`topoalign.io/gpus` asks for that.
+Units are hundredths of computing time and blocks of memory. A request for 100 units of computing time or more is for
+whole GPUs, including their memory. A smaller request is for a part of one GPU. With the annotation `topoalign.io/gpus`,
+it is for equal parts of several GPUs.
 
-    20 of computing time, 16 blocks                  a fifth of a GPU, and 4 GiB of it
-    60 of computing time, 40 blocks, spread over 2   30 and 20 of each of two GPUs
+    20 of computing time, 16 blocks                  a fifth of the computing time of a GPU, and 4 GiB of its memory
+    60 of computing time, 40 blocks, spread over 2   30 and 20 on each of two GPUs
     200 of computing time                            two GPUs, with all of their memory
 
-Slots are read as HAMi reads them. The kubelet allocates only the slots; amounts are in resources that it never sees
-(`SlotResources`). Memory in MiB counts before a percentage; without both, it is all memory of a GPU, and 0 counts as
-absent. Cores that are not asked for are none.
+Slots are read as HAMi reads them. The kubelet allocates only the slots. The amounts are in resources that are not
+listed to the kubelet (`SlotResources`). Memory in MiB takes precedence over a percentage. A memory amount of 0 counts
+as absent. If both are absent, the container gets all memory of a GPU. The default for cores is 0.
 
     nvidia.com/gpu: 1, gpumem: 4000, gpucores: 30    30 cores and 4000 MiB of one GPU
-    nvidia.com/gpu: 2, gpumem-percentage: 50         half of the memory of each of two GPUs, without a claim on their cores
-    nvidia.com/gpu: 1                                all memory of one GPU: nobody else gets any of it
+    nvidia.com/gpu: 2, gpumem-percentage: 50         half of the memory of each of two GPUs, no reserved cores
+    nvidia.com/gpu: 1                                all memory of one GPU: no other container gets any of it
 
-Two rules are stricter than HAMi's. 100 cores are all that is offered of a GPU, however it is scaled, and nobody else gets
-such a GPU. 0 cores are refused, because nothing keeps a container from computing; so are amounts that HAMi would misread or
-ignore, such as `gpumem: 16Gi`, which are 17179869184 MiB (`check_amounts`).
+Two rules are stricter than those of HAMi. A request for 100 cores gets all offered cores of a GPU, regardless of the
+scaling, and excludes other containers from the GPU. Requests for 0 cores are refused, because no limiter can keep a
+container from using computing time. Amounts that HAMi would misread or ignore are also refused, such as `gpumem: 16Gi`,
+which means 17179869184 MiB (`check_amounts`).
 
 Source: HAMi 4707fb02, GenerateResourceRequests.
 """
@@ -53,36 +54,38 @@ from topoalign.core.model.topology.queries import gpu_of, offers_in_slots
 from topoalign.core.state.share_amounts import ShareLeft, divide_amount, offered_in_slots, sum_amounts
 
 USUAL_NAMES = (ResourceName("tencent.com/vcuda-core"), ResourceName("tencent.com/vcuda-memory"))
-"""The names of units where the configuration sets none."""
+"""The default resource names of units."""
 SharesLeft = Mapping[DeviceID, ShareLeft]
 """GPU or MIG instance -> what is left of it."""
 
 
 class Share(NamedTuple):
-    """What one container asks for of shared GPUs, in units or in slots: as much of each of some GPUs."""
+    """A container's request for shared GPUs, in units or in slots: the same amount of each GPU."""
 
     gpus: int
-    """Of how many GPUs."""
+    """Number of GPUs."""
     cores: int
-    """Hundredths of the computing time of each. 100: all that is offered of it, and nobody else has anything of the GPU."""
+    """
+    Hundredths of the computing time of each GPU. 100: all offered computing time, and other containers are excluded.
+    """
     memory: int
-    """Bytes of each; 0: by `percentage`."""
+    """Bytes of each GPU; 0: `percentage` applies."""
     resource: ResourceName | None = None
-    """Of which it asks for a slot of each GPU. None: it asks for units."""
+    """The resource of the slots, of which it requests one on each GPU. None: it requests units."""
     percentage: int = 0
-    """Memory as hundredths of what is offered of each. 0, or `UNSET`: none."""
+    """Memory as a percentage of the offered memory of each GPU. 0, or `UNSET`: none."""
     parts: int = 0
-    """Above 0 the amounts are not known, and each is one of so many equal parts."""
+    """Above 0: the amounts are not known. The share then counts as one of this number of equal parts of each GPU."""
     rules: GpuRules = ANY_GPU
     """The pod's annotations about the GPUs; units have none."""
 
     @property
     def whole(self) -> bool:
-        """Whether nobody else has anything of these GPUs."""
+        """Whether the share excludes other containers from its GPUs."""
         return self.cores >= CORES
 
     def amount_of(self, offered: Amount) -> Amount:
-        """What it is of a GPU of which so much is offered: of 81559 MiB 50 per cent are 40779."""
+        """The amount on a GPU of which `offered` is offered. Example: 50 % of 81559 MiB is 40779 MiB."""
         if self.parts:
             return divide_amount(offered, self.parts)
         memory = self.memory or offered.memory // MIB * self.percentage // ALL_MEMORY * MIB
@@ -91,8 +94,9 @@ class Share(NamedTuple):
 
 def enough(left: ShareLeft, share: Share, own: Amount | None = None) -> bool:
     """
-    Whether a GPU has enough left for a share of it. Where all cores are held, memory alone would take some of them. `own`:
-    what the pod holds of it by a slot that its init container leaves, which it takes over.
+    Whether a GPU has enough free capacity for the share. A share with only memory needs one free core, because it uses
+    computing time, too. `own`: the amount of the pod's slot on this GPU that the container reuses from an init
+    container.
     """
     if not left.usable or (own is None and left.all_slots and left.slots < 1):
         return False
@@ -107,43 +111,46 @@ def enough(left: ShareLeft, share: Share, own: Amount | None = None) -> bool:
 
 
 def gpus_with_enough(topology: Topology, left: SharesLeft, share: Share) -> tuple[DeviceID, ...]:
-    """Those of which a container could get its part, in the hardware's order."""
+    """The GPUs on which a container could get the share, in the hardware's order."""
     return tuple(gpu for gpu, each in left.items() if may_be_on(topology, share, gpu) and enough(each, share))
 
 
 @computed_once
 def resources_in_units(topology: Topology) -> Mapping[ResourceName, UnitKind]:
-    """Resource -> what it is units of, for those of GPUs in units."""
+    """Resource -> kind of its units, for resources of GPUs in units."""
     return {offer.resource: offer.unit for offer in topology.offered if offer.unit is not None}
 
 
 def unit_of(topology: Topology, resource: ResourceName) -> UnitKind | None:
-    """What the resource is units of; None: it is no resource of units."""
+    """The kind of units of a resource; None: it is not a resource of units."""
     return resources_in_units(topology).get(resource)
 
 
 def units_asked(topology: Topology, devices: Quantities) -> Amount | None:
-    """The units that are asked for on this machine, of all GPUs together; None: none are."""
+    """The total number of units that are requested on this machine; None: no units are requested."""
     in_units = resources_in_units(topology)
     found = [unit_amount(in_units[name], n) for name, n in devices.items() if n and name in in_units]
     return sum_amounts(found) if found else None
 
 
 def unit_amount(kind: UnitKind, number: int) -> Amount:
-    """So many units of a kind: hundredths of computing time, or blocks of memory."""
+    """The amount of `number` units of a kind: hundredths of computing time, or blocks of memory."""
     is_cores = kind == "cores"
     return Amount(cores=number if is_cores else 0, memory=0 if is_cores else number * MEMORY_BLOCK)
 
 
 def share_of_units(units: Amount, gpus: int = 1) -> Share:
-    """The share that these units are in equal parts of so many GPUs: 60 and 40 blocks over two are 30 and 20 of each."""
+    """These units as a share in equal parts of GPUs: 60 cores and 40 blocks on two GPUs are 30 and 20 on each."""
     gpus = max(gpus, units.cores // CORES)
     blocks = units.memory // MEMORY_BLOCK
     return Share(gpus=gpus, cores=units.cores // gpus, memory=-(-blocks // gpus) * MEMORY_BLOCK)
 
 
 def asks_for_both_halves(topology: Topology, devices: Quantities) -> bool:
-    """Whether computing time and memory are asked for in units on this machine: a kubelet asks for them one by one."""
+    """
+    Whether both computing time and memory are requested in units on this machine. The kubelet allocates them
+    separately.
+    """
     asked = units_asked(topology, devices)
     return asked is not None and asked.cores > 0 and asked.memory > 0
 
@@ -157,18 +164,21 @@ class ShareFields(NamedTuple):
 
 
 class UnitResources(NamedTuple):
-    """By which names a machine offers GPUs in units, how large they are, and how else its GPUs are asked for."""
+    """The resource names of a machine's units, the size of its GPUs in units, and the other resources of its GPUs."""
 
     units: tuple[tuple[ResourceName, UnitKind], ...]
     """In the order of the names."""
     most: int
-    """Blocks of memory of the largest of its GPUs that are in units."""
+    """Memory blocks of the largest GPU in units."""
     gpus: int
     others: tuple[ResourceName, ...]
-    """Resources of GPUs that are whole, MIG instances or shared in another way, `nvidia.com/gpu` always. Ascending."""
+    """
+    Resources of whole GPUs, of MIG instances, and of GPUs that are shared in another way, in ascending order. Includes
+    `nvidia.com/gpu` even if the machine does not offer it.
+    """
 
     def fields(self, path: str) -> ShareFields:
-        """The limits by which the container at this path, such as `spec.containers[0]`, asks for units."""
+        """The paths of the limits by which the container at `path`, such as `spec.containers[0]`, requests units."""
         return ShareFields(**{unit: f"{path}.resources.limits[{resource}]" for resource, unit in self.units})
 
 
@@ -190,7 +200,7 @@ def unit_resources(topology: Topology) -> UnitResources | None:
 
 
 def unit_resource_names(offered: Iterable[UnitResources]) -> set[ResourceName]:
-    """By which names units are asked for: those under which they are `offered`, and the usual ones."""
+    """The resource names of units: those in `offered`, and the defaults."""
     return {*USUAL_NAMES, *(name for each in offered for name, _ in each.units)}
 
 
@@ -219,7 +229,7 @@ NUMBER = re.compile(r"[1-9][0-9]{0,2}")
 
 def read_gpu_count(annotations: Mapping[str, str]) -> int | None:
     """
-    The number of GPUs in the annotation, 1 or more; None if it is absent. Raises InvalidField if it is not such a number.
+    The number of GPUs in the annotation, 1 to 999; None if it is absent. Raises InvalidField for any other value.
     """
     text = annotations.get(GPU_COUNT)
     if text is None:
@@ -249,22 +259,22 @@ def check_equal_parts(units: Amount, gpus: int, fields: ShareFields) -> None:
 
 
 ALL_MEMORY = 100
-"""Hundredths of a GPU's."""
+"""All memory of a GPU, in percent."""
 UNSET = 101
 """The percentage of a request that has none."""
 
 
 class HamiRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one container asks for. `count` 0: nothing."""
+    """The request of one container as HAMi reads it. `count` 0: it requests no GPU."""
 
     count: int = 0
     vendor: str = ""
     memory: int = 0
-    """MiB of each GPU. 0: by percentage."""
+    """MiB of each GPU. 0: `percent` applies."""
     percent: int = 0
-    """Memory as hundredths of each GPU's. `UNSET`, or 0: none."""
+    """Memory as a percentage of the memory of each GPU. `UNSET`, or 0: none."""
     cores: int = 0
-    """Of each GPU."""
+    """Hundredths of the computing time of each GPU."""
 
     def memory_of(self, total: int) -> int:
         """MiB that it gets of a GPU with `total` MiB."""
@@ -274,7 +284,9 @@ class HamiRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def read_hami_request(resource: ResourceName, slots: Slots, amounts: Quantities) -> HamiRequest:
-    """What a container asks for of GPUs of which `resource` is a slot; without any nothing, whatever amounts it names."""
+    """
+    The request of a container for slots of `resource`. It is empty without slots, even if the container names amounts.
+    """
     if resource not in amounts:
         return HamiRequest()
     memory = amounts.get(slots.memory, 0)
@@ -290,19 +302,19 @@ LOWEST_PRIORITY = 1
 
 @computed_once
 def resources_in_slots(topology: Topology) -> Mapping[ResourceName, Slots]:
-    """Resource of GPUs in slots -> by what else is asked for them."""
+    """Resource of GPUs in slots -> settings of its slots, with the resource names of the amounts."""
     return {offer.resource: offer.slots for offer in offers_in_slots(topology).values() if offer.slots is not None}
 
 
 @computed_once
 def amount_resources(topology: Topology) -> frozenset[ResourceName]:
-    """The resources by which containers say how much of each GPU in slots they ask for; no kubelet sees them."""
+    """The resources by which containers request amounts of each GPU in slots. They are not listed to the kubelet."""
     return frozenset(name for slots in resources_in_slots(topology).values() for name in slots.resources)
 
 
 @computed_once
 def gpus_of_numa_nodes(topology: Topology) -> Mapping[ResourceName, Counter[int]]:
-    """Resource whose slots are listed to the kubelet with NUMA nodes -> NUMA node -> how many GPUs in slots it has."""
+    """Resource -> NUMA node -> number of its GPUs in slots, for resources whose slots are listed with NUMA nodes."""
     found = {name: Counter[int]() for name, slots in resources_in_slots(topology).items() if slots.numa_topology}
     for gpu, offer in offers_in_slots(topology).items():
         node = numa_node_of(topology, gpu)
@@ -312,7 +324,7 @@ def gpus_of_numa_nodes(topology: Topology) -> Mapping[ResourceName, Counter[int]
 
 
 def share_in_slots(topology: Topology, devices: Quantities, rules: GpuRules = ANY_GPU) -> Share | None:
-    """What is asked for in slots on this machine; None: nothing is."""
+    """The share that is requested in slots on this machine; None: no slots are requested."""
     for resource, slots in resources_in_slots(topology).items():
         if devices.get(resource):
             asked = read_hami_request(resource, slots, devices)
@@ -321,22 +333,22 @@ def share_in_slots(topology: Topology, devices: Quantities, rules: GpuRules = AN
 
 
 def unknown_share(topology: Topology, resource: ResourceName, gpus: int, rules: GpuRules = ANY_GPU) -> Share:
-    """What counts for a container of which it is known only of how many GPUs it asks for slots: an equal part of each."""
+    """The share of a container whose number of slots is known, but not its amounts: an equal part of each GPU."""
     slots = [offer.replicas for offer in offers_in_slots(topology).values() if offer.resource == resource]
     return Share(gpus, cores=0, memory=0, resource=resource, parts=min(slots), rules=rules)
 
 
 class SlotResources(NamedTuple):
-    """By which names a machine offers GPUs in slots, and how large they are."""
+    """The resource names under which a machine offers GPUs in slots, and the size of these GPUs."""
 
     resource: ResourceName
     slots: Slots
     most: int
-    """MiB that are offered of the largest of these GPUs."""
+    """Offered memory of the largest of these GPUs, in MiB."""
 
 
 USUAL_AMOUNTS = Slots().resources
-"""The names of amounts of GPUs in slots where the configuration sets none: HAMi's."""
+"""The default resource names of amounts of GPUs in slots: those of HAMi."""
 
 
 @computed_once
@@ -351,9 +363,9 @@ def slot_resources(topology: Topology) -> tuple[SlotResources, ...]:
 
 
 def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> None:
-    """Raises InvalidShare for invalid amounts of GPUs that are offered so. `where`: `spec.containers[0]`."""
+    """Raises InvalidShare for amounts that are invalid with this offer. `where`: path of the container."""
     slots = offered.slots
-    if limits.get(slots.cores) == 0:  # no limiter keeps a container from computing at all
+    if limits.get(slots.cores) == 0:  # no limiter can reduce computing time to 0
         raise InvalidShare(
             f"{where}.resources.limits[{slots.cores}]: 0 cores",
             f"leave it out where an amount of memory is given ({slots.memory}): the container then has no "
@@ -382,14 +394,14 @@ def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> Non
 
 
 def instance_memory(left: ShareLeft, share: Share) -> int:
-    """The bytes that a MIG instance for a share of this GPU needs at least; 0, where the amount is not known."""
+    """The minimum size, in bytes, of a MIG instance for the share on this GPU; 0: the amount is not known."""
     if share.parts:
         return 0
     return left.offered.memory if share.whole else share.amount_of(left.offered).memory
 
 
 def may_be_on(topology: Topology, share: Share, gpu: DeviceID) -> bool:
-    """Whether this GPU, or MIG instance, is offered in the way of the share, and the pod accepts it."""
+    """Whether this GPU or MIG instance is offered in units or slots as the share requires, and the pod accepts it."""
     offer = offers_in_slots(topology).get(gpu)
     if offer is None or share.resource is None:
         return offer is None and share.resource is None
@@ -399,7 +411,9 @@ def may_be_on(topology: Topology, share: Share, gpu: DeviceID) -> bool:
 
 
 def mode_of(offer: Offer) -> str:
-    """HAMi's name for what keeps containers on GPUs in slots apart. Empty: nothing does, or HAMi has no name for it."""
+    """
+    HAMi's name for the isolation of containers on GPUs in slots. Empty: no isolation, or one without a name in HAMi.
+    """
     if offer.slots is not None and offer.slots.instances:
         return MIG
     return offer.limited_by if offer.limited_by in MODES else ""
@@ -409,8 +423,9 @@ def on_one_node(
     topology: Topology, share: Share, gpus: Collection[DeviceID], own: Collection[DeviceID] = ()
 ) -> tuple[DeviceID, ...]:
     """
-    Those of the GPUs that can be on one NUMA node with as many others of them as a share needs besides its `own`; all of
-    them where it need not be on one. Example: of GPUs 0 and 1 on node 0 and GPU 2 on node 1 for two the first two.
+    The GPUs among these that can be on one NUMA node with the rest of the share: the node has enough GPUs, including
+    `own`, and no `own` GPU is on another node. All of them if the share may be on several nodes. Example: GPUs 0 and 1
+    are on node 0, and GPU 2 is on node 1. For a share of two GPUs, the result is GPUs 0 and 1.
     """
     if not share.rules.numa_bind or share.gpus < 2:  # one GPU is on one node
         return tuple(gpus)
@@ -423,12 +438,12 @@ def on_one_node(
 
 
 def are_on_one_node(topology: Topology, gpus: Collection[DeviceID]) -> bool:
-    """Whether these GPUs are known to be on one NUMA node; one alone is."""
+    """Whether these GPUs are known to be on one NUMA node. True for a single GPU."""
     nodes = {numa_node_of(topology, gpu) for gpu in gpus}
     return len(gpus) < 2 or (len(nodes) == 1 and None not in nodes)
 
 
 def numa_node_of(topology: Topology, gpu: DeviceID) -> int | None:
-    """The NUMA node of a GPU, with which its slots are listed if they are listed with any; None: it is not known."""
+    """The NUMA node of a GPU; None: not known. If its slots are listed with a NUMA node, it is this one."""
     nodes = topology.listed_nodes(gpu_of(topology, gpu).numa_affinity)
     return nodes[0] if nodes else None

@@ -1,22 +1,24 @@
 """
 Chooses the GPUs of a container's units or slots, and its amount on each.
 
-`choice` chooses among the GPUs with enough left. With `compat`, gpu-manager's rules choose for units (`gaia.evaluators`) and
-HAMi's for slots (`slots_as_hami`). A kubelet counts units and slots per NUMA node, and not per GPU: if its alignment leaves
-too few GPUs with enough, the container is refused (`ShareSplit`).
+`choice` selects among the GPUs that have enough free capacity. With `compat`, gpu-manager's rules select the GPUs for
+units (`gaia.evaluators`), and HAMi's rules those for slots (`slots_as_hami`). The kubelet counts units and slots per
+NUMA node, not per GPU. If too few GPUs on the aligned NUMA nodes have enough free capacity, the container is refused
+(`ShareSplit`).
 
-Units of one container are of one GPU, or equal parts of several if the pod asks to spread them:
+The units of a container are on one GPU, or in equal parts on several GPUs if the pod requests that:
 
-    left of GPU-0: 100 cores and 320 blocks, of GPU-1: 60 and 200, of GPU-2: 40 and 30
-    asked for 20 and 16 blocks: GPU-2; for 20 and 60 blocks: GPU-1; for 100: GPU-0
-    asked for 60 and 40 blocks, spread over two: 30 and 20 of each of GPU-1 and GPU-2
+    free on GPU-0: 100 cores and 320 blocks; on GPU-1: 60 and 200; on GPU-2: 40 and 30
+    request of 20 cores and 16 blocks: GPU-2; of 20 cores and 60 blocks: GPU-1; of 100 cores: GPU-0
+    request of 60 cores and 40 blocks, spread over two GPUs: 30 and 20 each on GPU-1 and GPU-2
 
-Slots of one container are on different GPUs that the pod's annotations accept, near the container's alignment if enough of
-these have room. A MIG instance in slots counts as a GPU without links, since instances reach neither one another nor other
-GPUs. Example with ten slots per GPU:
+The slots of a container are on different GPUs. The pod's annotations must accept each of these GPUs. The slots are on
+the NUMA nodes of the container's affinity if enough GPUs there have enough free capacity. A MIG instance in slots
+counts as a GPU without links, because an instance has no peer-to-peer access to other instances or GPUs. Example with
+ten slots per GPU:
 
-    left of GPU-0: 100 cores and 80000 MiB, of GPU-1: 60 and 20000, of GPU-2: 0 and 50000
-    asked for 30 cores and 4000 MiB of one: GPU-1; of two: GPU-0 and GPU-1; of three: refused
+    free on GPU-0: 100 cores and 80000 MiB; on GPU-1: 60 and 20000; on GPU-2: 0 and 50000
+    request of 30 cores and 4000 MiB on one GPU: GPU-1; on two: GPU-0 and GPU-1; on three: refused
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -81,15 +83,15 @@ WHOLE_REMEDY = (
 )
 
 SHARE = "share"
-"""The name in refusals of a container's units of both kinds."""
+"""The field that a refusal names if it concerns both kinds of a container's units."""
 
 
 def choose_gpus_for_units(
     topology: Topology, left: SharesLeft, share: Share, among: Iterable[DeviceID], compat: str
 ) -> tuple[DeviceID, ...]:
     """
-    The GPUs, of these, that a container gets its units of; () where none have enough left. `compat`: as in the node's
-    rules.
+    The GPUs among these on which a container gets its units; () if too few have enough free capacity. `compat`: as in
+    the node's rules.
     """
     some = frozenset(among)
     if compat == "gaia" and (share.whole or share.gpus == 1):
@@ -113,10 +115,13 @@ class UnitChooser:
     compat: str
 
     def room(self) -> DeviceSet:
-        """The healthy units that may be chosen: of GPUs with enough left. Raises ShareSplit where there are none."""
+        """
+        The healthy units of GPUs with enough free capacity. Raises ShareSplit if there are healthy units, but too few
+        GPUs have enough free capacity.
+        """
         healthy = self.state.ownership.usable(self.resource)
         gpus = gpus_for_units(self.state, self.container)
-        wanted = 1 if self.share.whole else self.share.gpus  # whole ones are counted where they are chosen
+        wanted = 1 if self.share.whole else self.share.gpus  # whole GPUs are counted when they are chosen
         found = healthy & units_on_gpus(self.state, gpus, self.resource)
         if healthy and (not found or len(gpus) < wanted):
             lacking = "no GPU has" if wanted == 1 else f"{len(gpus)} GPUs, and not {wanted}, have"
@@ -124,7 +129,10 @@ class UnitChooser:
         return found
 
     def prefer(self, choice: DeviceChoice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
-        """The units that the container gets; () where no GPU has enough. `near`: GPUs of which it has the other kind."""
+        """
+        The units that the container gets; () if too few GPUs have enough. `near`: the GPUs on which the container
+        already has the other kind of units.
+        """
         topology = self.state.hardware
         near = near or taken_over(self.state, self.container)
         gpus = near or tuple(dict.fromkeys(map(topology.parent_of, choice.must_include)))
@@ -142,7 +150,7 @@ def with_missing(
     among: Iterable[DeviceID],
     compat: str,
 ) -> tuple[DeviceID, ...]:
-    """These GPUs, and as many others as the share has more; () where there are not so many."""
+    """These GPUs, and as many others as the share still needs; () if there are too few others."""
     missing = share.gpus - len(gpus)
     if missing <= 0:
         return tuple(gpus)
@@ -176,9 +184,9 @@ def units_on(
 
 def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, gpus: int | None = 1) -> None:
     """
-    Raises ShareSplit where the units of a container are neither equal parts of so many GPUs nor of whole GPUs, with
-    memory of each or of none. `amounts`: GPU -> what it has of it; `field`: where it asks for them; `gpus`: over how
-    many it is spread, None: that is not known.
+    Raises ShareSplit unless the units of a container are equal parts of `gpus` GPUs, or are whole GPUs with memory of
+    each or of none. `amounts`: GPU -> amount that the container has of it. `field`: the field that the error names.
+    `gpus`: number of GPUs over which the units are spread; None: not known.
     """
     whole = all(each.cores == CORES for each in amounts.values())
     if not amounts or (whole and len({each.memory > 0 for each in amounts.values()}) == 1):
@@ -199,7 +207,10 @@ NOTHING_LEFT = ShareLeft(offered=NONE_HELD, usable=False)
 
 @computed_once
 def shareable_devices(topology: Topology) -> tuple[tuple[DeviceID, Gpu], ...]:
-    """Each GPU with itself, or instead of it its MIG instances that are in slots, with it; in the hardware's order."""
+    """
+    Pairs of a device and its GPU, in the hardware's order. If MIG instances of a GPU are in slots, these instances are
+    the devices; otherwise, the GPU itself is the device.
+    """
     in_slots = offers_in_slots(topology)
     found = list[tuple[DeviceID, Gpu]]()
     for gpu in topology.gpus:
@@ -226,7 +237,10 @@ def shared_gpus(topology: Topology, left: SharesLeft) -> tuple[SharedGpu, ...]:
 
 
 def shared_gpu(topology: Topology, base: DeviceID, gpu: Gpu, left: SharesLeft) -> SharedGpu:
-    """One of them, with nothing left if it is not in `left`. `gpu`: itself, or of which it is an instance."""
+    """
+    One of the `shareable_devices`. If it is not in `left`, nothing of it is left. `gpu`: the device itself, or the GPU
+    that contains the instance.
+    """
     here = left.get(base, NOTHING_LEFT)
     offer = offers_in_slots(topology).get(base)
     return SharedGpu(
@@ -245,7 +259,7 @@ def shared_gpu(topology: Topology, base: DeviceID, gpu: Gpu, left: SharesLeft) -
 def choose_gpus_for_share(
     topology: Topology, left: SharesLeft, share: Share, among: Collection[DeviceID], fields: ShareFields = FIELDS
 ) -> tuple[DeviceID, ...]:
-    """The GPUs, of these, of each of which a container gets its part. Raises ShareDoesNotFit where too few would do."""
+    """The GPUs among these on which a container gets its share. Raises ShareDoesNotFit if too few are suitable."""
     gpus = shared_gpus(topology, left)
     may_be_chosen = [at for at, gpu in enumerate(gpus) if gpu.device in among and gpu.device in left]
     able = positions_with_enough(gpus, share, fields, may_be_chosen)
@@ -257,7 +271,9 @@ def choose_gpus_for_share(
 
 
 class SlotChooser:
-    """Chooses the slots of one container. `affinity`: the NUMA nodes to which it is aligned; None: to none."""
+    """
+    Chooses the slots of one container. `affinity`: the NUMA nodes to which it is aligned; None: it is not aligned.
+    """
 
     def __init__(
         self,
@@ -287,10 +303,13 @@ class SlotChooser:
             for slot, amount in by_slot.items()
             if slot in reusable
         }
-        """GPU -> what earlier containers of its pod hold of it by the slots that they leave to this one."""
+        """GPU -> amount of the slot that this container reuses from an earlier container of its pod."""
 
     def room(self) -> DeviceSet:
-        """A slot of each GPU that has enough, of those near its affinity if they suffice. Raises ShareDoesNotFit."""
+        """
+        One slot of each GPU with enough free capacity; only slots on the NUMA nodes of the affinity if these suffice.
+        Raises ShareDoesNotFit.
+        """
         self.check_room()
         found = slots_for(self._state, self._container, self.resource)
         near = found.devices.some(slot for slot in found if self._is_near(base_of(slot)))
@@ -305,8 +324,8 @@ class SlotChooser:
 
     def prefer(self, choice: DeviceChoice, near: Sequence[DeviceID]) -> tuple[DeviceID, ...]:
         """
-        The slots that the container gets, near its affinity if that has enough; () where too few GPUs have. Raises
-        TooMuchWork where HAMi's rules choose.
+        The slots that the container gets, on the NUMA nodes of its affinity if enough GPUs there are suitable; () if
+        too few GPUs are suitable. Raises TooMuchWork, but only if HAMi's rules choose.
         """
         available = choice.available
         must = tuple(dict.fromkeys(map(base_of, choice.must_include)))
@@ -315,7 +334,7 @@ class SlotChooser:
         if len(must) < len(choice.must_include) or missing < 1:
             return ()
         tries = [among]
-        if self._affinity is not None and not self._share.rules.hami:  # HAMi knows of no affinity
+        if self._affinity is not None and not self._share.rules.hami:  # HAMi ignores the affinity
             tries = [[gpu for gpu in among if self._is_near(gpu)], among]
         for gpus in tries:
             try:
@@ -359,7 +378,7 @@ class SlotChooser:
         return ""
 
     def _choose(self, missing: int, among: Iterable[DeviceID], own: Collection[DeviceID]) -> tuple[DeviceID, ...]:
-        """Chooses so many of these GPUs in addition to its `own`. Raises ShareDoesNotFit where too few would do."""
+        """Chooses `missing` of these GPUs in addition to `own`. Raises ShareDoesNotFit if too few are suitable."""
         topology = self._state.hardware
         rest = self._share._replace(gpus=missing)
         others = [gpu for gpu in among if gpu not in own]
@@ -367,7 +386,7 @@ class SlotChooser:
         return choose_gpus_for_share(topology, self._left, rest, near, self._fields)
 
     def amounts(self, slots: Collection[DeviceID]) -> dict[DeviceID, Amount]:
-        """What the container asks for by each of these slots, also by those that it takes over (`with_peaks`)."""
+        """Slot -> amount that the container requests with it, including slots that it reuses (`with_peaks`)."""
         found = {}
         for slot in slots:
             left = self._left.get(base_of(slot))
@@ -380,7 +399,10 @@ class SlotChooser:
 
 
 def check_takeover(topology: Topology, resource: ResourceName, reusable: Collection[DeviceID], amount: int) -> None:
-    """Raises ShareSplit where a kubelet picks at random `amount` of these units or slots, which are of several GPUs."""
+    """
+    Raises ShareSplit if the reusable units or slots are on several GPUs. The kubelet would pick `amount` of them at
+    random.
+    """
     gpus = {topology.parent_of(base_of(device)) for device in reusable}
     if len(gpus) > 1:
         raise ShareSplit(
@@ -397,7 +419,7 @@ def slot_of(available: DeviceSet, gpu: DeviceID) -> DeviceID:
 
 
 def slot_chooser_of(state: NodeState, container: ContainerDemand, affinity: Mask | None = None) -> SlotChooser | None:
-    """The chooser of the container's slots; None: it asks for none."""
+    """The chooser of the container's slots; None: it requests no slots."""
     share = container.share(state.hardware)
     if share is None or share.resource is None:
         return None
@@ -407,13 +429,16 @@ def slot_chooser_of(state: NodeState, container: ContainerDemand, affinity: Mask
 def slots_given(
     state: NodeState, container: ContainerDemand, devices: Mapping[ResourceName, Collection[DeviceID]]
 ) -> dict[DeviceID, Amount]:
-    """What the container would hold by each of the slots among these devices."""
+    """Slot -> amount that the container would hold with it, for the slots among these devices."""
     chooser = slot_chooser_of(state, container)
     return {} if chooser is None else chooser.amounts(devices.get(chooser.resource, ()))
 
 
 def with_peaks(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
-    """The allocations of a pod, each slot with its largest amount, because Allocate does not name the container."""
+    """
+    The allocations of a pod. Each slot has the largest amount of all containers that use it, because Allocate does not
+    name the container.
+    """
     most: dict[DeviceID, Amount] = {}
     for each in allocations:
         for slot, amount in each.slots.items():
@@ -428,8 +453,9 @@ def chooser_of(
     state: NodeState, container: ContainerDemand, resource: ResourceName, compat: str, affinity: Mask | None
 ) -> UnitChooser | SlotChooser | None:
     """
-    Chooses which units or slots of a resource a container gets; None: it is not offered by amounts, or no amount of it is
-    asked for. `compat`: as in the rules of the node. `affinity`: the NUMA nodes that the container is aligned to.
+    The chooser of a container's units or slots of a resource; None: the resource is not offered in units or slots, or
+    the container does not request it. `compat`: as in the node's rules. `affinity`: the NUMA nodes to which the
+    container is aligned.
     """
     hardware = state.hardware
     if unit_of(hardware, resource) is not None:
@@ -447,8 +473,8 @@ def check_shares(
     devices: Mapping[ResourceName, Sequence[DeviceID]],
 ) -> None:
     """
-    Raises ShareSplit and WholeGpuInUse where the container cannot have these devices together. Init containers of its
-    own pod do not count, since they have ended by then.
+    Raises ShareDoesNotFit, in particular ShareSplit or WholeGpuInUse, if the container cannot have these devices
+    together. Init containers of the same pod do not count, because they have ended by then.
     """
     share = container.share_in_units(state.hardware)
     if share is not None:

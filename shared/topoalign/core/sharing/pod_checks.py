@@ -1,17 +1,24 @@
 """
-Finds what is invalid in a pod on every node: one answer for the webhook, the scheduler's filter and `what-if`.
+Finds what makes a pod invalid on every node. The webhook, the scheduler's filter and `what-if` use the same checks.
 
-`check_pod` reads amounts and annotations as every mode does. `check_shares` compares what is asked for in units and slots of
-GPUs with what a node, or all nodes of a cluster, offer. A cluster refuses a pod if every sharing strategy by which some node
-offers these refuses it. The field is named as in the pod's manifest:
+`check_pod` checks amounts and annotations by the rules of all modes. `check_shares` compares the requested units and
+slots of GPUs with those that a node, or the nodes of a cluster, offer. A pod is invalid in a cluster if it is invalid
+under each sharing configuration by which some node offers them. An error names the field by its path in the pod's
+manifest:
 
     spec.containers[1].resources.limits[tencent.com/vcuda-core]: 150 units of computing time, of which a GPU has 100
 
-A container asks for GPUs in one way. Refused are, in units: amounts of 0, shares of several GPUs where nothing spreads them,
-computing time without memory, more memory than a GPU has, and HAMi's annotations about GPUs, which have no effect there. So
-is the number of GPUs over which units are spread, if it is above what a node has, if amounts do not divide evenly, and
-together with whole GPUs or no units at all. With slots: amounts that no GPU has, 0 cores, amounts without a number of GPUs,
-invalid annotations, and those of Koordinator. Where HAMi's rules choose the GPUs (`compat`), lists of policies are valid.
+A container requests GPUs either in units or in another way, not both. For units, these are invalid:
+
+- an amount of 0, or computing time without memory;
+- more than 100 units of computing time, if they are not a multiple of 100;
+- more memory than a GPU has;
+- HAMi's annotations about GPUs, which have no effect on units;
+- the annotation `topoalign.io/gpus`: if a node has fewer GPUs, if the amounts do not divide evenly, if the units are
+  whole GPUs, or if no container requests units.
+
+For slots, these are invalid: amounts that no GPU has, 0 cores, amounts without a number of GPUs, invalid annotations,
+and Koordinator's annotations. If HAMi's rules choose the GPUs (`compat`), a list of policies is valid.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
@@ -61,16 +68,16 @@ from topoalign.core.state.share_amounts import sum_amounts
 
 
 class Offers(NamedTuple):
-    """By which names some machines offer devices."""
+    """The resource names under which a group of machines offers devices."""
 
     units: Collection[UnitResources] = ()
     slots: Collection[SlotResources] = ()
     otherwise: Collection[ResourceName] = frozenset()
-    """The resources that some of them offer in another way than in slots."""
+    """Resources that at least one of these machines offers other than in slots."""
 
     @property
     def names(self) -> frozenset[ResourceName]:
-        """All of them, those of amounts included."""
+        """All resource names, including the names of amounts."""
         return frozenset(self.otherwise).union(*((each.resource, *each.slots.resources) for each in self.slots))
 
 
@@ -78,7 +85,7 @@ NO_OFFERS = Offers()
 
 
 def offers_of_machines(machines: Iterable[Topology]) -> Offers:
-    """What these machines offer, all together."""
+    """The offers of all these machines."""
     units: dict[UnitResources, None] = {}
     slots: dict[SlotResources, None] = {}
     otherwise: set[ResourceName] = set()
@@ -100,10 +107,10 @@ def check_pod(
     pod: PodRequest, offers: Offers = NO_OFFERS, compat: Compat = "", *, by_kubelet: bool = False
 ) -> PodDemand:
     """
-    The demand of a pod by the rules of any kubelet.
+    The demand of a pod in mode `kubelet` with this `compat`, and otherwise default rules.
 
-    Raises InvalidField for what no node would take, and as `check_shares`. Where kubelets decide on all nodes
-    (`by_kubelet`), it also raises as `check_not_passed_over`.
+    Raises InvalidField for a pod that no node would accept, and the errors of `check_shares`. If the kubelet decides on
+    all nodes (`by_kubelet`), it also raises the error of `check_not_passed_over`.
     """
     try:
         gang_of(pod)
@@ -112,7 +119,7 @@ def check_pod(
         demand = pod_demand(valid, AdmissionRules(mode=Mode.KUBELET, compat=compat))
         if is_joint(pod.annotations):
             pod_demand(valid, AdmissionRules(mode=Mode.BEST, compat=compat))
-        else:  # then no mode refuses anything else of a valid pod
+        else:  # in this case, no other part of a valid pod is refused in any mode
             check_keys(pod.annotations)
     except InvalidField as error:
         raise in_manifest(error) from error
@@ -123,13 +130,13 @@ def check_pod(
 
 
 def check_shares_on(demand: PodDemand, machine: Topology) -> None:
-    """Raises as `check_shares` for what a node with this hardware takes from no pod."""
+    """Raises the errors of `check_shares` for a demand that a node with this hardware can never serve."""
     offers = _offers_of(machine)
     check_shares(demand, offers)
     for units in offers.units:
         largest = units.most * MEMORY_BLOCK
         for container in demand.containers:
-            # bytes of each GPU, by Koordinator's name
+            # bytes of each GPU, requested by Koordinator's resource name
             gpu = container.joint.gpu if container.joint is not None else None
             memory = 0 if gpu is None else gpu.each.get(GPU_BYTES, 0)
             if memory > largest:
@@ -139,10 +146,10 @@ def check_shares_on(demand: PodDemand, machine: Topology) -> None:
 
 def check_shares(demand: PodDemand, offers: Offers) -> None:
     """
-    Raises InvalidShare, MemoryAboveGpu and NotEnoughShareGpus where none of the ways in which units or slots are offered
-    could serve what a pod asks for in them.
+    Raises InvalidShare, MemoryAboveGpu or NotEnoughShareGpus if no offer of units can serve the units that the pod
+    requests, or no offer of slots its slots.
     """
-    if any(offers):  # else it is not known by which names shares are asked for
+    if any(offers):  # without offers, the resource names of shares are not known
         _check_one_way(demand, offers)
         _check_spread(demand, offers)
     units = sorted(offers.units, key=lambda each: (-each.most, each))
@@ -151,7 +158,7 @@ def check_shares(demand: PodDemand, offers: Offers) -> None:
 
 
 def _check_any(checks: Iterable[Callable[[], None]]) -> None:
-    """Raises what the first of the checks raises if all of them raise NoFit. Without checks nothing is raised."""
+    """Raises the error of the first check if every check raises NoFit. Without checks, it raises nothing."""
     refusals = list[NoFit]()
     for check in checks:
         try:
@@ -165,7 +172,10 @@ def _check_any(checks: Iterable[Callable[[], None]]) -> None:
 
 
 def _check_one_way(demand: PodDemand, offers: Offers) -> None:
-    """Refuses a container that asks for units and for GPUs in another way. The usual names count whoever offers them."""
+    """
+    Raises InvalidShare for a container that requests units and also requests GPUs in another way. The default resource
+    names count even if no machine offers them.
+    """
     units = unit_resource_names(offers.units)
     for container in demand.containers:
         in_units = sorted(name for name in units if container.asked.get(name))
@@ -179,7 +189,7 @@ def _check_one_way(demand: PodDemand, offers: Offers) -> None:
 
 
 def _names_of_gpus(offers: Offers) -> Iterator[ResourceName]:
-    """The resources by which containers ask for GPUs in another way than in units."""
+    """The resources by which containers request GPUs other than in units."""
     yield from (GPU, *USUAL_AMOUNTS)
     for slots in sorted(offers.slots, key=lambda each: each.resource):
         yield from (slots.resource, *slots.slots.resources)
@@ -189,7 +199,7 @@ def _names_of_gpus(offers: Offers) -> Iterator[ResourceName]:
 
 
 def _check_spread(demand: PodDemand, offers: Offers) -> None:
-    """Raises InvalidShare for a number of GPUs over which units are spread, of a pod that asks for none."""
+    """Raises InvalidShare for a pod that has the annotation `topoalign.io/gpus` and does not request units."""
     units = unit_resource_names(offers.units)
     if GPU_COUNT in demand.annotations and all(units.isdisjoint(each.asked) for each in demand.containers):
         raise annotation_error(
@@ -201,13 +211,13 @@ def _check_spread(demand: PodDemand, offers: Offers) -> None:
 
 
 def _asks_for_units(demand: PodDemand, offered: UnitResources) -> bool:
-    """Whether a container names one of these units, if only with 0."""
+    """Whether a container names one of these unit resources, even with amount 0."""
     units = dict(offered.units)
     return any(not units.keys().isdisjoint(each.asked) for each in demand.containers)
 
 
 def _check_units(demand: PodDemand, offered: UnitResources) -> None:
-    """Checks what a valid pod asks for in units that are offered so."""
+    """Checks the units that a valid pod requests against this offer."""
     gpus = read_gpu_count(demand.annotations)
     for container in demand.containers:
         _check_units_of_container(container, offered, gpus)
@@ -220,7 +230,7 @@ def _check_units(demand: PodDemand, offered: UnitResources) -> None:
 
 
 def _check_units_of_container(container: ContainerDemand, offered: UnitResources, gpus: int | None) -> None:
-    """`gpus`: over how many GPUs its units are spread; None: not given."""
+    """Checks the units of one container. `gpus`: number of GPUs over which they are spread; None: not given."""
     where = container.path
     limits = container.asked
     units = {name: unit for name, unit in offered.units if name in limits}
@@ -243,8 +253,9 @@ def _check_units_of_container(container: ContainerDemand, offered: UnitResources
 
 def _slots_asked(demand: PodDemand, offers: Offers) -> list[SlotResources]:
     """
-    The offers in slots that could serve a pod which only nodes with slots can run: it names an amount, or asks for a slot of
-    a resource that no node offers otherwise. Those of which it asks for a slot come first, then the largest GPUs.
+    The offers of slots that could serve the pod, if only nodes with slots can run it: the pod names an amount of the
+    offer, or requests its resource, which no node offers in another way. Offers whose resource is requested come first,
+    then those with the largest GPUs.
     """
     asked = {name for each in demand.containers for name, amount in each.asked.items() if amount}
     named = {name for each in demand.containers for name in each.asked}
@@ -257,14 +268,14 @@ def _slots_asked(demand: PodDemand, offers: Offers) -> list[SlotResources]:
 
 
 def _check_slots(demand: PodDemand, offered: SlotResources) -> None:
-    """Checks what a pod asks for of GPUs that are offered in slots so."""
+    """Checks the slots and amounts that a pod requests against this offer."""
     annotations = demand.annotations
     for container in demand.containers:
         check_amounts(container.path, container.asked, offered)
     check_gpu_annotations(annotations, as_hami=demand.rules.compat == "hami")
     joint = next((key for key in ANNOTATIONS if key in annotations), None)
     if joint is not None and offered.resource in JOINT_RESOURCES:
-        # slots of `nvidia.com/gpu` have the name of whole GPUs, for which such a pod would wait
+        # slots of `nvidia.com/gpu` and whole GPUs have the same resource name; such a pod would wait for whole GPUs
         raise annotation_error(
             joint,
             "has no effect on slots of GPUs",
@@ -273,7 +284,7 @@ def _check_slots(demand: PodDemand, offered: SlotResources) -> None:
 
 
 def check_gpus_known(demand: PodDemand, known: Set[DeviceID], offers: Offers) -> None:
-    """Raises InvalidShare for a pod with slots that accepts only GPUs that no node has."""
+    """Raises InvalidShare for a pod that requests slots and accepts only GPUs that no node has."""
     wanted = uuid_selection(demand.annotations).wanted
     if wanted and known.isdisjoint(wanted) and _slots_asked(demand, offers):
         raise annotation_error(

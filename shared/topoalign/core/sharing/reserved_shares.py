@@ -1,23 +1,24 @@
 """
-Chooses the reserved units or slots that answer a kubelet's request. The kubelet does not name the container.
+Chooses the reserved units or slots that the kubelet gets when it requests a number of them. Its request does not name
+the container.
 
 A share in units has two halves, computing time and memory. The kubelet requests them one after the other. Both halves of
 a reservation are on the same GPU or GPUs. So the second half of a reservation answers a request only if the container's
 first half is on the same GPUs. Example:
 
     reserved: for pod a 20 units of computing time and 16 blocks of GPU-0, for pod b 20 units and 8 blocks of GPU-1
-    the kubelet requests 20 units and gets a's, of GPU-0; then it requests 8 blocks, so this was the container of b
+    the kubelet requests 20 units and gets the units of a, on GPU-0; then it requests 8 blocks, so the container is b's
     b's reserved 8 blocks are on GPU-1, but the container's units are on GPU-0: no reserved blocks are returned
 
-A share that is spread over several GPUs is given exactly as reserved or not at all: on one GPU the container would have
-the wrong share.
+A share that is spread over several GPUs is returned exactly as reserved or not at all. The same number of units on one
+GPU would be the wrong share.
 
 No two reservations have the same slot. So the slots in an Allocate identify the container, and with it the amounts on
-each GPU. A part of a reservation is open while the kubelet lists its slots as available. So a kubelet that restarted
-while it admitted a container, and requests slots for it again, gets the same slots. A part is also open if its slots are
-free but the kubelet does not list them, because it aligned the container to other NUMA nodes than predicted. In that
-case the container may get other slots, unless the annotations of its pod restrict its GPUs (`may_move` is False).
-Example:
+each GPU. A part of a reservation is open while the kubelet lists its slots as available. So if the kubelet restarts
+during the admission of a container and requests its slots again, it gets the same slots. A part is also open if its
+slots are free but the kubelet does not list them, because it aligned the container to other NUMA nodes than predicted.
+In that case the container may get other slots, unless the annotations of its pod restrict its GPUs (`may_move` is
+False). Example:
 
     reserved: for a's first container GPU-0::3 with 20 cores, for its second one GPU-1::0 with 60
     one slot requested, all slots listed as available: GPU-0::3
@@ -41,7 +42,7 @@ from topoalign.core.state.share_amounts import NONE_HELD, larger_amount
 
 
 class OpenHalf(NamedTuple):
-    """A grant whose other half the kubelet may ask for next."""
+    """The grant of one half of a share. The kubelet may request the other half next."""
 
     allocation: Allocation
     is_certain: bool
@@ -52,7 +53,7 @@ class OpenHalf(NamedTuple):
 
 
 class ShareQuestion(NamedTuple):
-    """A kubelet's question."""
+    """The content of a kubelet's request for units or slots, as in GetPreferredAllocation."""
 
     resource: ResourceName
     available: Collection[DeviceID]
@@ -61,14 +62,14 @@ class ShareQuestion(NamedTuple):
 
 
 class ReservedUnits(NamedTuple):
-    """Units that are reserved and fit a question."""
+    """Reserved units that match a request."""
 
     units: tuple[DeviceID, ...]
     """In the hardware's order."""
     is_swapped: bool
     """
-    Whether the newest grant has the size of the other half but is on another GPU, so that the container may have got it
-    instead of its own.
+    Whether the newest grant has the size of the other half but is on another GPU. In this case, the container may have
+    received that grant instead of its own reserved half.
     """
 
 
@@ -76,8 +77,8 @@ def reserved_units(
     state: NodeState, reserved: NodeReservations, now: float, question: ShareQuestion, half: OpenHalf | None
 ) -> ReservedUnits | None:
     """
-    The units reserved at monotonic second `now` that fit the question best; None if none fit. `half`: the newest grant,
-    if the kubelet may ask for its other half now (`allocator.allocate.units`).
+    The units reserved at monotonic second `now` that match the request best; None if none match. `half`: the newest
+    grant, if the kubelet may request its other half now (`allocator.allocate.units`).
     """
     if not reserved.reservations:
         return None
@@ -126,8 +127,8 @@ def reserved_units(
 
 def given_half(state: NodeState, uid: str, container: ReservedContainer, resource: ResourceName) -> Allocation | None:
     """
-    The grant that has the container's other half: its reserved units, while their holder is unknown or this pod, or what
-    this container got instead. None: not granted yet.
+    The grant of the container's other half: a grant of exactly its reserved units, if the owner is this pod or is not
+    known, or a grant of other units to this container. None: not granted yet.
     """
     for name, units in container.devices.items():
         if name == resource or not amounts_of(units):
@@ -147,7 +148,7 @@ def _belongs_to(allocation: Allocation, uid: str, container: ReservedContainer) 
 def has_others(
     state: NodeState, uid: str, container: ReservedContainer, resource: ResourceName, units: Collection[DeviceID]
 ) -> bool:
-    """Whether the container has other units of a resource than these. Then these belong to another container."""
+    """Whether the container holds units of a resource other than these. If so, these belong to another container."""
     return any(
         _belongs_to(each, uid, container) and resource in each.devices and {*each.devices[resource]} != {*units}
         for each in state.allocations.values()
@@ -180,7 +181,7 @@ def has_whole(container: ReservedContainer) -> bool:
 
 
 def needs_memory(half: Allocation) -> bool:
-    """Whether a grant is computing time of a part of a GPU, which a container never has without memory."""
+    """Whether a grant is a part of a GPU's computing time without memory. A container never has such a part alone."""
     return any(0 < each.cores < CORES and not each.memory for each in half.amounts.values())
 
 
@@ -190,7 +191,7 @@ def are_together(units: Collection[DeviceID], other: Allocation) -> bool:
 
 
 def iterate_reserved(reserved: NodeReservations, now: float) -> Iterator[tuple[Reservation, ReservedContainer]]:
-    """The reservations that last at monotonic second `now`, with each of their containers."""
+    """The reservations that are valid at monotonic second `now`, with each of their containers."""
     for each in reserved.reservations:
         if reserved.until[each.pod_uid] > now:
             yield from ((each, container) for container in each.containers)
@@ -221,11 +222,11 @@ def with_reserved_shares(state: NodeState, reserved: NodeReservations, now: floa
 
 
 PartName = tuple[str, ContainerName]
-"""UID of a pod and its container."""
+"""UID of a pod, and name of the container."""
 
 
 class OpenPart(NamedTuple):
-    """The reserved slots of a container, while it is not known that the container has them."""
+    """The reserved slots of a container that is not known to have them yet."""
 
     name: PartName
     slots: frozenset[DeviceID]
@@ -243,9 +244,9 @@ def iterate_open_parts(
     instead: Mapping[PartName, frozenset[DeviceID]] = {},
 ) -> Iterator[OpenPart]:
     """
-    The open parts at monotonic second `now` with as many slots as the question: in the order of reservations, then of
-    their containers; parts that are planned with a gang come last. `instead`: part -> the slots that were preferred to
-    the kubelet instead of the reserved ones.
+    The open parts at monotonic second `now` with the requested number of slots: in the order of reservations, then of
+    their containers; parts that are planned for a gang come last. `instead`: part -> the slots that
+    GetPreferredAllocation returned instead of the reserved ones.
     """
     if not reserved.reservations:
         return
@@ -255,7 +256,7 @@ def iterate_open_parts(
         slots = instead.get((each.pod_uid, container.container), own) if own else own
         if len(slots) != question.size or _has_got(state, each, container, slots):
             continue
-        # init containers hold theirs until a later container takes them over
+        # init containers hold their slots until a later container reuses them
         init = (other for other in each.containers if other.role == "init")
         others = slots.difference(device for other in init for ids in other.devices.values() for device in ids)
         if slots <= offered or not any(map(state.ownership.is_held, others or slots)):
@@ -289,8 +290,8 @@ def unmatched_part(
     instead: Mapping[PartName, frozenset[DeviceID]] = {},
 ) -> OpenPart | None:
     """
-    The open part that an Allocate is most likely for if it names slots of no open part, which GetPreferredAllocation did
-    not return. None: these slots are those of an open part, or no part of this size is open.
+    The open part for which an Allocate call is most likely made if its slots match no open part, so that
+    GetPreferredAllocation did not return them. None: these slots match an open part, or no part of this size is open.
     """
     parts = [*iterate_open_parts(state, reserved, now, ShareQuestion(resource, slots, (), len(slots)), instead)]
     return None if not parts or any(each.slots == frozenset(slots) for each in parts) else parts[0]
@@ -305,8 +306,9 @@ def most_of(container: ReservedContainer, slots: Collection[DeviceID]) -> Amount
 
 def answering_part(question: ShareQuestion, parts: Sequence[OpenPart]) -> OpenPart | None:
     """
-    The part whose slots answer the question. The question is for the first of the open `parts`. If its slots do not
-    fit, a later part with the same amount answers; a part of another pod only if both may move.
+    The part whose slots are returned. The request is for the first of the open `parts`. If the slots of that part do
+    not match the request, a later part with the same amount is returned, and a part of another pod only if both may
+    move.
     """
     offered = frozenset(question.available)
     required = frozenset(question.must_include)
@@ -322,7 +324,7 @@ def amounts_reserved(
     reserved: NodeReservations, now: float, resource: ResourceName, slots: Collection[DeviceID]
 ) -> Mapping[DeviceID, Amount]:
     """
-    Slot -> amount reserved by it, if exactly these slots are reserved. Empty: they are not, or the amounts are not
+    Slot -> amount reserved with it, if exactly these slots are reserved. Empty: they are not, or the amounts are not
     known.
     """
     return next((container.slots for _, container in reservations_of(reserved, now, resource, slots)), {})
@@ -350,7 +352,7 @@ def displaced_pod(
     state: NodeState, reserved: NodeReservations, now: float, resource: ResourceName, slots: Collection[DeviceID]
 ) -> str:
     """
-    UID of the first pod that waits for this number of slots and of whose reserved slots another pod has taken one. Empty:
+    UID of the first pod that waits for this number of slots while another pod holds one of its reserved slots. Empty:
     there is no such pod, or exactly `slots` are reserved for some pod.
     """
     if amounts_reserved(reserved, now, resource, slots):
@@ -383,5 +385,5 @@ def bounds_for(
 
 
 def is_within(least: Amount, amount: Amount, most: Amount) -> bool:
-    """Whether cores and memory of an amount are each from `least` to `most`."""
+    """Whether the cores and the memory of an amount are both between `least` and `most`, inclusive."""
     return least.cores <= amount.cores <= most.cores and least.memory <= amount.memory <= most.memory

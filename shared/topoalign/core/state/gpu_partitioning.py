@@ -1,11 +1,11 @@
 """
 Describes how a GPU is partitioned, who holds its parts, and what is left of it.
 
-A GPU is offered by one sharing strategy: whole, in MIG instances, in time slices, by MPS, in units or in slots. The cores of
-instances in slots are hundredths of each instance: seven instances have 700. If slots become instances, `left` is the
-largest instance that can be created. Held parts may be of a former strategy: if a container holds a whole GPU that is now
-offered in units, nothing of it is left. Example: a GPU with 80 GiB in units, of which two containers have 20 and 30
-hundredths of computing time with 8 GiB each:
+A GPU is offered in one way: whole, in MIG instances, in time slices, by MPS, in units or in slots. The cores of MIG
+instances in slots are hundredths of each instance: seven instances have 700. If slots become MIG instances, `left` is
+the largest instance that can be created. Held parts may come from an earlier configuration: if a container holds a
+whole GPU that is now offered in units, nothing of the GPU is left. Example: a GPU with 80 GiB is offered in units. One
+container holds 20 hundredths of its computing time, another holds 30, and each holds 8 GiB:
 
     ways ("units",)   held 20, 8 GiB; 30, 8 GiB   left 50, 64 GiB
 """
@@ -24,7 +24,7 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import equal_part, larger_amount, lost_instances, offered_in_slots
 
 HeldPart = Part | Amount
-"""What a container holds of a GPU by one device; by a slot an amount."""
+"""The part of a GPU that a container holds with one device id. For a slot, it is an amount."""
 
 Way = Literal["whole", "MIG", "time slices", "MPS", "units", "slots"]
 
@@ -34,15 +34,15 @@ class Parts(NamedTuple):
 
     whole: bool = False
     instances: tuple[str, ...] = ()
-    """Profiles of MIG instances, `1g.10gb`; the uuid of an instance that no longer exists."""
+    """Profiles of MIG instances, `1g.10gb`. For an instance that no longer exists, its uuid."""
     slices: int = 0
-    """Time slices, or shares by MPS; of MIG instances, too."""
+    """Number of time slices or MPS shares, including those of MIG instances."""
     slots: int = 0
-    """Each with an amount, which is in `cores` and `memory`."""
+    """Number of slots. `cores` and `memory` include their amounts."""
     cores: int = 0
-    """Hundredths of computing time, in units or by slots; by slots of MIG instances those of each instance."""
+    """Hundredths of computing time, in units or in slots. For slots of MIG instances: hundredths of each instance."""
     memory: int = 0
-    """Bytes, in units or by slots."""
+    """Bytes, in units or in slots."""
 
 
 class UsedParts(NamedTuple):
@@ -51,16 +51,19 @@ class UsedParts(NamedTuple):
     owner: Owner | None
     """None: not known yet."""
     allocation: AllocationID
-    """The oldest of its allocations with a part of the GPU."""
+    """The oldest allocation by which the container holds a part of the GPU."""
     parts: Parts
-    """Its parts. A slot that several containers have holds the largest of their amounts, and counts so for the newest."""
+    """
+    The parts of the container. If several containers have the same slot, the newest has the largest of their amounts.
+    """
     alone: Parts
     """
-    The parts without those that later containers have, as from an init container. These parts add up to what is not left,
-    except for units that a kubelet gave to a second pod: they count here for the later pod, and in what is left for both.
+    The parts that no later container also has. A later container may reuse parts of an init container. The sum over all
+    containers is what is not left of the GPU, with one exception. Units that the kubelet also allocated to a second pod
+    count here only for the second pod, but are subtracted from `GpuPartitioning.left` for both pods.
     """
     lost: tuple[DeviceID, ...] = ()
-    """Uuids of MIG instances that were created for its slots and are gone: the container has to be created again."""
+    """UUIDs of MIG instances that were created for its slots and no longer exist: the container must be recreated."""
 
     @property
     def is_left(self) -> bool:
@@ -72,14 +75,14 @@ class GpuPartitioning(NamedTuple):
     """How one GPU is partitioned now."""
 
     ways: tuple[Way, ...]
-    """The sharing strategies of its offers; empty: it is not offered. Instances may be in time slices."""
+    """The ways in which it is offered; empty: it is not offered. MIG instances may also be offered in time slices."""
     offered: Parts
     held: tuple[UsedParts, ...]
-    """By container, in the order of their first allocations."""
+    """One entry per container, in the order of the containers' first allocations."""
     left: Parts
-    """The parts that can be allocated now: none of a GPU that is not healthy."""
+    """The parts that can be allocated now. Empty if the GPU is not healthy."""
     limiter: LimitedBy | None = None
-    """What limits its containers to their amounts, as of `Offer.limited_by`."""
+    """What limits containers to their amounts of the GPU, as in `Offer.limited_by`."""
 
     @property
     def is_whole(self) -> bool:
@@ -109,7 +112,7 @@ def partitioning_by_gpu(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
 
 
 def _used_by_gpu(state: NodeState, profiles: Mapping[DeviceID, str]) -> Mapping[DeviceID, tuple[UsedParts, ...]]:
-    """GPU -> what each container has of it. `profiles`: uuid of an instance -> name of its profile."""
+    """GPU -> its parts by container. `profiles`: uuid of a MIG instance -> name of its profile."""
     hardware = state.hardware
     first: dict[tuple[DeviceID, object], Allocation] = {}
     held = defaultdict[DeviceID, defaultdict[object, dict[DeviceID, HeldPart]]](lambda: defaultdict(dict))
@@ -138,12 +141,14 @@ def _used_by_gpu(state: NodeState, profiles: Mapping[DeviceID, str]) -> Mapping[
 
 
 def _larger_part(part: HeldPart, other: HeldPart) -> HeldPart:
-    """What two records have by one device: by a slot the larger amount of both, else `part`."""
+    """For a slot that two allocations contain, the larger of their amounts; for any other device, `part`."""
     return larger_amount(part, other) if isinstance(part, Amount) and isinstance(other, Amount) else part
 
 
 def parts_of_allocation(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, HeldPart]]:
-    """Device, its GPU or NIC and which part of that it is, for all that an allocation holds; by a slot an amount of it."""
+    """
+    Each device of an allocation, with its GPU or NIC and the part of it that the device is; for a slot, an amount.
+    """
     gpus = {**hardware.parents, **allocation.parents}
     in_slots = offers_in_slots(hardware)
     for devices in allocation.devices.values():
@@ -188,7 +193,7 @@ def _offered_of(
 def _remaining_parts(
     state: NodeState, gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]
 ) -> Parts:
-    """What of a GPU may be handed out now."""
+    """The parts of a GPU that can be allocated now."""
     ownership = state.ownership
     hardware = state.hardware
     if (units := ownership.units_left.get(gpu)) is not None:
@@ -206,7 +211,7 @@ def _remaining_parts(
 
 
 def sum_parts(parts: Iterable[Parts]) -> Parts:
-    """All of them as one."""
+    """The sum of several `Parts`."""
     found = Parts()
     for each in parts:
         found = Parts(
@@ -221,7 +226,7 @@ def sum_parts(parts: Iterable[Parts]) -> Parts:
 
 
 def _count_parts(parts: Iterable[HeldPart], profiles: Mapping[DeviceID, str]) -> Parts:
-    """So many parts of one GPU as one. `profiles`: uuid of an instance -> name of its profile."""
+    """The sum of held parts of one GPU. `profiles`: uuid of a MIG instance -> name of its profile."""
     whole = False
     slices = 0
     slots = 0

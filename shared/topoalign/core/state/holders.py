@@ -1,14 +1,14 @@
 """
-Indexes the live allocations of one node: who holds which holding, which of the listed devices are held, and what is held
-under former offers.
+Indexes the live allocations of one node: the holders of each holding, the listed devices that are held, and the
+holdings that no longer match an offer.
 
-Each index is built once from all allocations and then follows each grant and release, at a cost that depends on what is
-granted or released and not on all that is held (`persistent_map`). It is immutable: the index of a former state stays what
-it was.
+Each index is built once from all allocations, and then updated at each grant and release. The cost of an update depends
+on the size of the granted or released allocation, not on the number of all holdings (`persistent_map`). An index is
+immutable: an update returns a new index.
 
-`Holders` keeps a table of shares for each device that is shared, because thousands of them may be held. It reads each id by
-the GPUs of all parts that the hardware shows or showed (`parent_devices`), so it follows only allocations that do not change
-these; for the others it is built again.
+`Holders` has a table of shares for each shared device, because thousands of shares may be held. It looks up the GPU or
+NIC of each MIG instance and virtual function in `parent_devices`, which includes former ones. If an allocation changes
+`parent_devices`, `Holders` is built again instead of updated.
 """
 
 from collections import Counter
@@ -34,16 +34,18 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.persistent_map import PersistentMap
 
 Names = tuple[AllocationID, ...]
-"""Of the live allocations that hold something, the newest last."""
+"""Ids of the live allocations that hold something, the newest last."""
 Held = tuple[Sequence[Holding], Mapping[Holding, Sequence[str]]]
-"""What an allocation holds, each once: what is no share; and of what is shared the numbers of its shares."""
+"""
+The distinct holdings of an allocation: those that are not shares, and shared device -> numbers of its held shares.
+"""
 
 
 class Holders:
-    """Who holds what of one node, by holding."""
+    """The holders of each holding of one node."""
 
     def __init__(self, gpus: Mapping[DeviceID, DeviceID], allocations: Mapping[AllocationID, Allocation]) -> None:
-        """`gpus`: as of `parent_devices`. `allocations`: the live ones, oldest first."""
+        """`gpus`: the result of `parent_devices`. `allocations`: the live ones, oldest first."""
         self._parents = gpus
         unshared: dict[Holding, Names] = {}
         shares: dict[Holding, dict[str, Names]] = {}
@@ -56,30 +58,30 @@ class Holders:
                 for number in numbers:
                     table[number] = (*table.get(number, ()), name)
         self.unshared = PersistentMap(unshared)
-        """What is held and is no share -> who holds it."""
+        """Holding that is not a share -> its holders."""
         self._shares: Mapping[Holding, Mapping[str, Names]] = shares
-        """What is shared -> number of a share -> who holds it. No table is empty."""
+        """Shared device -> number of a share -> its holders. No inner table is empty."""
         parts: dict[Holding, dict[Holding, None]] = {}
         for held in (*unshared, *shares):
             for whole in wholes_of(held):
                 parts.setdefault(whole, {})[held] = None
         self._parts = PersistentMap({whole: PersistentMap(held) for whole, held in parts.items()})
-        """A whole -> its parts that are held or shared; without its shares."""
+        """Whole -> its parts that are held or shared, except its shares."""
 
     def of(self, holding: Holding) -> Names:
-        """Who holds just this."""
+        """The holders of exactly this holding, not of its parts or wholes."""
         if (share := shared_by(holding)) is None:
             return self.unshared.get(holding, ())
         return self._shares.get(share[0], NO_SHARES).get(share[1], ())
 
     def overlaps(self, holding: Holding) -> bool:
-        """Whether something is held that is this, a part of it, or what it is a part of."""
+        """Whether this holding, a part of it, or a whole that contains it is held."""
         if any(map(self.of, excluding_holdings(holding))):
             return True
         return may_have_parts(holding) and (holding in self._shares or holding in self._parts)
 
     def inside(self, whole: Holding) -> Iterator[Names]:
-        """Who holds what of it as a part, for each part that is held."""
+        """The holders of each held part of a device, one tuple for each part."""
         yield from self._shares.get(whole, NO_SHARES).values()
         for part in self._parts.get(whole, NO_PARTS):
             yield from self._shares.get(part, NO_SHARES).values()
@@ -87,7 +89,7 @@ class Holders:
                 yield self.unshared[part]
 
     def granted(self, allocation: Allocation) -> "Holders":
-        """The index with this allocation, of a new id, as the newest one."""
+        """The index with this allocation as the newest. The id of the allocation must be new."""
         after = copy(self)
         shares = dict(self._shares)
         name = allocation.id
@@ -106,7 +108,7 @@ class Holders:
         return after
 
     def released(self, allocation: Allocation) -> "Holders":
-        """The index without this allocation, which is in it."""
+        """The index without this allocation, which it must contain."""
         after = copy(self)
         shares = dict(self._shares)
         holdings, numbered = self._read(allocation)
@@ -127,7 +129,7 @@ class Holders:
         return after
 
     def _read(self, allocation: Allocation) -> Held:
-        """All that an allocation holds, where the hardware shows it."""
+        """The holdings of an allocation, on the GPUs and NICs that the hardware reports for them."""
         unshared = [
             placed_on(self._parents, Holding(nic, FunctionHolding(address)))
             for nic, addresses in allocation.virtual_functions.items()
@@ -147,7 +149,7 @@ NO_SHARES: Mapping[str, Names] = {}
 
 
 def parent_devices(hardware: Topology, allocations: Mapping[AllocationID, Allocation]) -> Mapping[DeviceID, DeviceID]:
-    """Instance or virtual function -> its GPU, those that are gone but held included."""
+    """Instance or virtual function -> its GPU or NIC, including those that no longer exist but are held."""
     former: dict[DeviceID, DeviceID] = {}
     for held in allocations.values():
         if held.parents:
@@ -157,27 +159,27 @@ def parent_devices(hardware: Topology, allocations: Mapping[AllocationID, Alloca
 
 
 def placed_on(gpus: Mapping[DeviceID, DeviceID], holding: Holding) -> Holding:
-    """The same on the GPU that the hardware shows: not every record has it."""
+    """The same holding on the GPU or NIC in `gpus`, because not every record contains it."""
     gpu = gpus.get(holding.base)
     return holding if gpu is None or gpu == holding.device else holding_of(holding.id, gpus)
 
 
 class HeldDevices:
     """
-    The listed devices of one node that live allocations hold, under the ids under which they are handed out. A device that
-    two resources list is held of both. Several allocations may hold one, where the kubelet has given it to a second
-    container.
+    The listed devices of one node that live allocations hold, by the ids that the kubelet allocates. A device that two
+    resources list counts as held in both. Several allocations may hold the same device if the kubelet has allocated it
+    to a second container.
     """
 
     def __init__(self, listed: Mapping[ResourceName, OfferedDevices], allocations: Iterable[Allocation]) -> None:
         times = Counter(chain.from_iterable(each.device_ids for each in allocations))
         self.sets: Mapping[ResourceName, DeviceSet] = {name: devices.some(times) for name, devices in listed.items()}
-        """Resource -> those of its devices that are held."""
+        """Resource -> its held devices."""
         self._times: Mapping[DeviceID, int] = {device: n for device, n in times.items() if n > 1}
-        """Device that several allocations hold -> how many."""
+        """Device that several allocations hold -> number of these allocations."""
 
     def granted(self, allocation: Allocation) -> "HeldDevices":
-        """With this allocation, of a new id."""
+        """The held devices with this allocation, whose id must be new."""
         after = copy(self)
         new = self._listed(allocation.device_ids)
         again = {device for name, some in new.items() for device in some & self.sets[name]}
@@ -187,7 +189,7 @@ class HeldDevices:
         return after
 
     def released(self, allocation: Allocation) -> "HeldDevices":
-        """Without this allocation, which is in it."""
+        """The held devices without this allocation, which must be among the holders."""
         after = copy(self)
         kept = allocation.device_ids & self._times.keys()
         if kept:
@@ -198,7 +200,7 @@ class HeldDevices:
         return after
 
     def _listed(self, ids: Iterable[DeviceID]) -> Mapping[ResourceName, DeviceSet]:
-        """Of each resource those of its devices that are named; only resources that have one."""
+        """Resource -> its devices among `ids`, for resources that have any."""
         found = ((name, held.devices.some(ids)) for name, held in self.sets.items())
         return {name: some for name, some in found if some.bits}
 
@@ -208,11 +210,12 @@ Place = tuple[ResourceName, DeviceID]
 
 class FormerOffers:
     """
-    What the allocations of one node hold that is not offered now as it was given: after a change of the offers, or of the
-    hardware.
+    The holdings of one node that are no longer offered as they were allocated, because the offers or the hardware have
+    changed.
 
-    A slot with an amount is no time slice, although both have the same id: of a GPU of which a container has 100 cores by
-    `GPU-0::0` nobody gets the slice `GPU-0::1`. The other way round a time slice counts as a slot of an equal part.
+    A slot with an amount is not a time slice, although both have the same form of id. If a container holds 100 cores of
+    GPU-0 with the slot `GPU-0::0`, no container gets the time slice `GPU-0::1`. In the other direction, a time slice
+    counts as a slot with an equal part of the GPU.
     """
 
     def __init__(
@@ -221,7 +224,7 @@ class FormerOffers:
         gpus: Mapping[DeviceID, DeviceID],
         allocations: Mapping[AllocationID, Allocation],
     ) -> None:
-        """`gpus`: as of `parent_devices`."""
+        """`gpus`: the result of `parent_devices`."""
         self._hardware = hardware
         self._parents = gpus
         holdings: dict[AllocationID, Sequence[Holding]] = {}
@@ -233,12 +236,14 @@ class FormerOffers:
             if gone:
                 unlisted[name] = gone
         self.holdings: Mapping[AllocationID, Sequence[Holding]] = holdings
-        """Allocation -> what it holds that is offered under another resource, in another way, or not at all; never empty."""
+        """
+        Allocation -> its holdings that are offered under another resource, in another way, or not at all; never empty.
+        """
         self.unlisted: Mapping[AllocationID, Sequence[Place]] = unlisted
-        """Allocation -> resource and device of what it holds under ids that are not offered; never empty."""
+        """Allocation -> resources and ids of its devices that are not listed; never empty."""
 
     def granted(self, allocation: Allocation) -> "FormerOffers":
-        """With this allocation, of a new id; this object if that holds nothing of the kind."""
+        """The index with this allocation, whose id must be new; this object if the allocation adds nothing to it."""
         former, unlisted = self._read(allocation)
         if not former and not unlisted:
             return self
@@ -248,7 +253,7 @@ class FormerOffers:
         return after
 
     def released(self, allocation: Allocation) -> "FormerOffers":
-        """The same without this allocation; this object if that holds nothing of the kind."""
+        """The index without this allocation; this object if the allocation is not in it."""
         gone = allocation.id
         if gone not in self.holdings and gone not in self.unlisted:
             return self
@@ -277,7 +282,7 @@ class FormerOffers:
                 for number in numbers:
                     if kind_of_share(number) not in kinds or (slots and f"{base}{SHARE}{number}" in slots):
                         former.append(holding_of(DeviceID(f"{base}{SHARE}{number}"), allocation.parents))
-        if co_allocated:  # they used no offer
+        if co_allocated:  # co-allocated devices did not use an offer
             former = [each for each in former if each.id not in co_allocated]
         if self._parents:
             former = [placed_on(self._parents, each) for each in former]
