@@ -13,6 +13,7 @@ What must hold in a simulated cluster, whatever fails in it.
 What a fault explains is not checked:
 
 - a pod is refused if it is deleted or the allocator ends during its admission, or if its reservation arrives too late;
+- a pod whose reservation arrives too late has an equal part of a GPU, and reservations of others may not fit beside it;
 - a gang is bound later, and a pod preempts others again, after an outage;
 - two registries that bind pods of one namespace at the same time may exceed its quota, and another pod may take the part of
   a quota that victims have freed;
@@ -100,12 +101,17 @@ class ClusterChecks:
         if world.division != "whole":
             live = [each for each in node.ledger.state.allocations.values() if each.pod_uid not in node.ended]
             done = self.pods.by_uid.keys() - {pod.uid for pod, _ in self.pods.live()}
-            self._check_enough(live, event.reservations, done)
+            if not self._has_late_pod(node):
+                self._check_enough(live, event.reservations, done)
         until = {(event.node, each.pod_uid): now + each.seconds_left for each in event.reservations}
         for key in [key for key in self._reserved if key[0] == event.node and key not in until]:
             del self._reserved[key]
         for key, end in until.items():
             self._reserved[key] = end if key[1] in event.made else min(end, self._reserved.get(key, end))
+
+    def _has_late_pod(self, node: Node) -> bool:
+        """Whether the node holds something for a pod whose reservation arrived too late."""
+        return not node.late.isdisjoint(each.pod_uid for each in node.ledger.state.allocations.values())
 
     def _check_enough(
         self, live: Iterable[Allocation], reservations: Iterable[Reservation] = (), done: Collection[str] = ()
@@ -122,7 +128,7 @@ class ClusterChecks:
                 self._check_admission(node, node.admissions.pop())
             while node.refusals:
                 uid, code = node.refusals.pop()
-                if code != BROKEN and uid not in node.late:
+                if code != BROKEN and uid not in node.late and not self._has_late_pod(node):
                     name = self.pods.by_uid[uid].name
                     self.world.violate("K2", f"{node.name} refuses {name}, which was bound to it: {code}")
             self._check_given(node)
