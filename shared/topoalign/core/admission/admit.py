@@ -1,9 +1,9 @@
 """
-Decides whether a pod fits on a node, and what each of its containers gets.
+Decides whether a pod fits on a node, and which resources each of its containers is allocated.
 
-`iterate_decision` does no I/O. It yields questions about hints and preferred devices, and `drive` sends the answers. The
-allocator gets them from the hinting service, a kubelet from its device plugins, and `admit` from this package. Equal
-questions lead to equal decisions. `pipeline` has the steps.
+`iterate_decision` does no I/O. It yields questions about hints and preferred devices, and `drive` sends the answers.
+The allocator gets the answers from the hinting service, a kubelet from its device plugins, and `admit` from this
+package. The same answers lead to the same decision. The steps are in `pipeline`.
 """
 
 from collections.abc import Awaitable, Callable, Generator
@@ -23,8 +23,8 @@ from topoalign.core.profile import profile_of
 from topoalign.core.sharing.pod_checks import check_shares_on
 from topoalign.core.state.fold import NodeState
 
-# A decision is a generator that yields its questions and returns its result, so the same steps run whether an answer comes
-# from this process, from NATS or from gRPC. The loop exists twice: for answers at once, and for answers that are awaited.
+# A decision is a generator that yields its questions and returns its result. So the same steps run whether an answer
+# comes from this process, from NATS or from gRPC. `drive` gets each answer synchronously, and `drive_async` awaits it.
 
 
 Q = TypeVar("Q")
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def drive(steps: Generator[Q, R, T], answer: Callable[[Q], R]) -> T:
-    """Runs the steps and returns their result. A TopoalignError of `answer` is raised at the question."""
+    """Runs the steps and returns their result. If `answer` raises a TopoalignError, it is thrown into the steps."""
     proceed: Callable[[], Q] = partial(next, steps)
     while True:
         try:
@@ -64,10 +64,10 @@ async def drive_async(steps: Generator[Q, R, T], answer: Callable[[Q], Awaitable
 
 def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules, *, explain: bool = False) -> Decision:
     """
-    Decides about a pod with the hints and preferences of this process. `explain`: the answer lists which other sets of
-    devices could have been chosen, which takes a quarter of the time of a decision.
+    Decides about a pod with hints and preferences that are computed in this process. `explain`: the decision also lists
+    the alternative sets of devices, which takes a quarter of the time of a decision.
 
-    Raises InvalidField for an invalid request or invalid rules; everything else is an Admission or a Refusal.
+    Raises InvalidField for an invalid request or invalid rules. Every other result is an Admission or a Refusal.
     """
     return decide_demand(state, read_pod(pod, rules), explain=explain)
 
@@ -84,7 +84,7 @@ def iterate_decision_for_request(state: NodeState, pod: PodRequest, rules: Admis
 
 
 def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply:
-    """The answer of this process. In mode `kubelet` a device plugin gets only the data that a kubelet sends to it."""
+    """Answers in this process. In mode `kubelet`, a device plugin gets only the data that a kubelet sends to it."""
     if isinstance(asked, HintRequest):
         return answer_hint_request(asked)
     asked = asked if profile_of(rules.mode).gives_plugins_context else asked.without_context()
@@ -101,7 +101,7 @@ def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply
 
 
 def iterate_decision(run: AdmissionRun) -> Steps[Decision]:
-    """Decides step by step. A driver throws a NoFit at a HintRequest, or a TopoalignError of a device plugin."""
+    """Decides step by step. A driver throws the NoFit of a HintRequest or the TopoalignError of a device plugin."""
     try:
         check_decidable(run.state, run.demand)
         check_shares_on(run.demand, run.state.hardware)

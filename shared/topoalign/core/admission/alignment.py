@@ -1,6 +1,6 @@
 """
-Merges the providers' hints into the alignment of a container, or refuses it where the policy does not admit the merged
-hint.
+Merges the hints of the hint providers into the alignment of a container. The container is refused if the policy does
+not admit the merged hint.
 """
 
 from functools import lru_cache
@@ -34,7 +34,7 @@ class NotAligned(NoFit):
     def __init__(
         self, rules: AdmissionRules, container: ContainerName | None, alignment: Alignment, amounts: str = ""
     ) -> None:
-        """`amounts`: what is needed and free (`describe_free_amounts`); empty: not computed."""
+        """`amounts`: the needed and the free amounts (`describe_free_amounts`). Empty: not computed."""
         whose = "the pod" if container is None else f"container {container!r}"
         unmet = sorted({name for hints in alignment.hints.values() for name, each in hints.items() if each == ()})
         mask = alignment.merged.affinity
@@ -52,17 +52,17 @@ class NotAligned(NoFit):
 
 
 class Aligned(NamedTuple):
-    """What a container is aligned to."""
+    """The hints to which a container is aligned."""
 
     hint: TopologyHint
     memory: TopologyHint
-    """The same, or in mode `best` the narrowest part of it that has the memory."""
+    """The same as `hint`. In mode `best`: the narrowest hint within it that has the memory."""
     together: Mask | None = None
-    """NUMA nodes of devices that are decided jointly. None: any."""
+    """The NUMA nodes for devices that are chosen together. None: any."""
 
 
 def align(asked: HintRequest, answer: HintAnswer, work: NumaSearchBudget) -> tuple[Alignment, Aligned]:
-    """Aligns a container or a whole pod. `work`: what is left of the limit for the decision. Raises TooMuchWork."""
+    """Aligns a container or a whole pod. `work`: the remaining budget of the decision. Raises TooMuchWork."""
     rules = asked.rules
     topology = asked.state.hardware
     policy = POLICIES[rules.policy]
@@ -87,7 +87,7 @@ def align(asked: HintRequest, answer: HintAnswer, work: NumaSearchBudget) -> tup
 
 
 def distances_for(topology: Topology, rules: AdmissionRules) -> Distances | None:
-    """The distances where they count: where the option is set, and in mode `best` where they are known."""
+    """The NUMA distances, if they are known and compared: if the option is set, and always in mode `best`."""
     wanted = rules.prefer_closest_numa_nodes or profile_of(rules.mode).always_compares_distances
     if topology.distances is None or not wanted:
         return None
@@ -100,23 +100,23 @@ def _distance_table(nodes: tuple[int, ...], distances: tuple[tuple[int, ...], ..
 
 
 def _memory_within(merged: TopologyHint, answer: HintAnswer) -> TopologyHint:
-    # memory that fits on one node is not to keep others from the next; its resources have the same hints
+    # memory that fits on one NUMA node must not block the next one; all memory resources have the same hints
     hints = next(iter(answer.providers[MemoryProvider.name].values()), None)
     within = EVERYWHERE if merged.affinity is None else merged.affinity
     return (narrowest_hint(hints, within=within) if hints else None) or NO_AFFINITY
 
 
 NO_SET = (1,)
-"""After every set of GPUs."""
+"""Sorts after every set of GPUs."""
 
 
 def _order_by_gpus(asked: HintRequest) -> MaskOrder | None:
     """
-    The sort key by which mode `best` prefers some of equally narrow sets of NUMA nodes: by the GPUs that the demand would
-    get there, in the order of device policy `topology`. None: the lowest nodes are to be taken, as by a kubelet, or the
-    demand asks for no whole GPUs, or for some that are chosen jointly with other devices.
+    The sort key by which mode `best` orders equally narrow sets of NUMA nodes: by the GPUs that the demand would get
+    there, in the order of device policy `topology`. None: the lowest nodes are preferred, as by a kubelet: in other
+    modes, if the demand requests no whole GPUs, or if devices are chosen together.
 
-        8 GPUs at an NVSwitch, four on each of two NUMA nodes, and GPU-0 of node 0 has lost its NVLinks:
+        8 GPUs on an NVSwitch, four on each of two NUMA nodes, and GPU-0 on node 0 has lost its NVLinks:
         4 GPUs are aligned to node 1, 1 GPU is aligned to node 0
     """
     state = asked.state

@@ -1,9 +1,9 @@
 """
-Lists the other sets of devices that could have been chosen, with the reason against each: `explain` shows them.
+Lists alternative sets of devices, with the reason why each was not chosen. `explain` shows them.
 
-Sets of GPUs are compared by the key of device policy `topology` (`SetOrder`), whatever policy chose. If there are few sets,
-all are compared; otherwise the first MOST_COMPARED that differ from the chosen set in a single device; the best few are
-kept. Of NICs only the chosen ones are listed.
+Sets of GPUs are compared by the sort key of device policy `topology` (`SetOrder`), even if another policy chose. If
+there are more than MOST_COMPARED sets, only the first MOST_COMPARED that differ from the chosen set in a single device
+are compared. The best MOST_KEPT are listed. For NICs, only the chosen ones are listed.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -27,7 +27,7 @@ from topoalign.core.placement.preference import (
 )
 
 MOST_COMPARED = 256
-"""Sets. A choice of 4 among 8 has 70."""
+"""Maximum number of sets compared. 8 GPUs have 70 sets of 4."""
 MOST_KEPT = 5
 ALL_OF_THEM = "all that can be had on the NUMA nodes it is aligned to, or from its init containers"
 
@@ -44,10 +44,9 @@ def rank_alternatives(
     aligned: bool = False,
 ) -> tuple[Considered, ...]:
     """
-    The chosen set, and then the best of its alternatives, the best first. `free` are all devices the container could have
-    got, in the hardware's order, `asked` is what the device policy was asked (None where there was nothing to choose),
-    `near` the container's GPUs where NICs are chosen; `aligned`: NUMA nodes alone kept other free devices out of the
-    choice.
+    The chosen set, followed by its best alternatives, the best first. `free`: all devices that the container could have
+    been allocated, in the hardware's order. `asked`: the question to the device policy. None: there was nothing to
+    choose. `near`: for NICs, the container's GPUs. `aligned`: only the NUMA alignment excluded other free devices.
     """
     kind = topology.kind_of(resource)
     if kind not in ("gpu", "nic") or not chosen:
@@ -101,7 +100,7 @@ def _best_others(free: Sequence[int], taken: Members, rank: Callable[[Members], 
 
 
 def _cost_of_alignment(order: SetOrder, free: Sequence[int], taken: Members) -> str:
-    """The stronger seam that could be had without the alignment, for people; empty: there is none."""
+    """The stronger seam that is possible without the alignment, for people. Empty: there is none."""
     best = by_topology(order.scorer, free, (), len(taken))
     if order.scorer.seam(best) <= order.scorer.seam(taken):
         return ""
@@ -109,7 +108,7 @@ def _cost_of_alignment(order: SetOrder, free: Sequence[int], taken: Members) -> 
 
 
 def _explain_lower_score(more: int, offered: bool, weighed: str = "") -> str:
-    """Why another set lost, which scores this much `more`; `weighed` is the device policy's reason, if it has one."""
+    """Why another set, whose score is higher by `more`, lost. `weighed`: the device policy's reason, if it has one."""
     if not offered:
         return "not all on the NUMA nodes it is aligned to"
     if weighed:

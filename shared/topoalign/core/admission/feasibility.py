@@ -1,17 +1,20 @@
 """
-Finds from amounts alone whether a kubelet would admit a pod: in microseconds, for one node of thousands.
+Determines from amounts alone whether a kubelet would admit a pod. It takes microseconds, for thousands of nodes.
 
-In mode `kubelet` the sets of NUMA nodes that are preferred depend on the empty machine. So they are computed once for
-each kind of machine and demand (`need_of`); for each node only the free amounts are compared (`judge_amounts`):
+In mode `kubelet`, the preferred sets of NUMA nodes depend on the empty machine. So they are computed once for each kind
+of machine and demand (`need_of`). For each node, only the free amounts are compared (`judge_amounts`):
 
     2 NUMA nodes with 4 GPUs each, policy restricted, 3 GPUs and 8 CPUs: {0} and {1} are preferred
-    free now: 2 GPUs on node 0, 4 on node 1; 30 CPUs on each: node 1 has both, and the pod is admitted
+    free now: 2 GPUs on node 0, 4 on node 1; 30 CPUs on each: node 1 has enough of both, and the pod is admitted
 
 The policies restricted and single-numa-node admit a pod if one preferred set has all requested amounts, because the
-kubelet's merge prefers only equal sets (v1.36.3, topologymanager, mergePermutation). Otherwise totals decide. Amounts alone
-do not decide, and a full decision is necessary, for devices that are chosen together, several containers of which one is
-aligned to several NUMA nodes, memory that no preferred set has under policy best-effort, and more than eight NUMA nodes
-under a policy that aligns.
+kubelet's merge prefers only equal sets (v1.36.3, topologymanager, mergePermutation). Under the other policies, the
+totals of the node decide. Amounts alone do not decide, and a full decision is necessary, for:
+
+- devices that are chosen together;
+- several containers, if one of them is aligned to several NUMA nodes;
+- memory that no preferred set has, under policy best-effort;
+- more than eight NUMA nodes, under a policy that aligns.
 """
 
 import hashlib
@@ -54,15 +57,17 @@ from topoalign.core.profile import profile_of
 from topoalign.core.state.fold import initial_state
 from topoalign.core.state.share_amounts import offered_in_slots
 
-# Amounts decide about a pod in which several containers ask for something where the totals of the pod suffice, because it
-# is aligned as one or admitted however it is aligned (`_totals_decide`); and where it is known after each container what is
-# left on each NUMA node, because what it has is all on one (`_are_separable`).
+# For a pod in which several containers request resources, amounts decide in two cases:
+#
+# - The totals of the pod suffice, because it is aligned as a whole or admitted for every alignment (`_totals_decide`).
+# - After each container, the free amounts of each NUMA node are known, because the container is allocated resources of
+#   one NUMA node only (`_are_separable`).
 
 
 NOT_COUNTED = {CpuOption.FULL_PCPUS_ONLY}
-"""Options of the CPU manager with which a number of CPUs does not determine which cores stay whole."""
+"""CPU manager options with which the number of allocated CPUs does not determine which cores remain whole."""
 NOT_NEAR = {CpuOption.FULL_PCPUS_ONLY, CpuOption.ALIGN_BY_SOCKET}
-"""Those with which besides the CPUs may be of other NUMA nodes than the container is aligned to."""
+"""These, and the option with which the CPUs can be on NUMA nodes to which the container is not aligned."""
 
 
 def _totals_decide(topology: Topology, demand: PodDemand, asking: Sequence[ContainerDemand]) -> bool:
@@ -80,13 +85,13 @@ def _totals_decide(topology: Topology, demand: PodDemand, asking: Sequence[Conta
 
 
 def _are_separable(topology: Topology, demand: PodDemand, asking: Sequence[ContainerDemand]) -> bool:
-    """Whether each container can be judged by what those before it have left, as these are on one NUMA node each."""
+    """Whether the free amounts are known after each container, because each container is on one NUMA node."""
     rules = demand.rules
     if rules.scope is Scope.POD or not POLICIES[rules.policy].asks or any(each.role == "init" for each in asking):
         return False
     for name in demand.device_names & topology.devices.keys():
         widths = {mask.bit_count() for mask in count_by_numa_node(topology.devices[name].everything, topology.node_ids)}
-        if len(widths) > 1 or max(widths) > 1:  # which devices a container got is not known
+        if len(widths) > 1 or max(widths) > 1:  # it is unknown which devices a container got
             return False
     return _are_counted(topology, demand, asking, rules.cpu_options & NOT_NEAR)
 
@@ -100,30 +105,30 @@ def _are_counted(
 
 
 def are_disjoint(*some: Collection[DeviceID]) -> bool:
-    """Whether no device is in two of these."""
+    """Whether no device is in two of these collections."""
     return len(frozenset().union(*some)) == sum(map(len, some))
 
 
 class Step(msgspec.Struct, frozen=True):
     """
-    What one container is given, after it was aligned. To what does not matter: devices and CPUs of other NUMA nodes make up
-    for what is not there (kubelet v1.36.3, device manager and CPU manager).
+    What one container is allocated after its alignment. The alignment itself does not matter: if its NUMA nodes do not
+    suffice, devices and CPUs of other NUMA nodes are added (kubelet v1.36.3, device manager and CPU manager).
     """
 
     devices: tuple[tuple[ResourceName, int, bool], ...]
-    """In the order in which they are given; True: more than a container may ask for."""
+    """In the order of allocation. True: more than a container can request."""
     cpus: int
     counted: bool
-    """Whether there are too few CPUs if fewer are free: on uneven machines the kubelet may give some that are in use."""
+    """Whether too few free CPUs mean a refusal. On uneven machines, the kubelet can allocate CPUs that are in use."""
     whole_cores: bool
     splits_core: bool
-    """Whether the CPUs are to be given in whole cores, and their number would split one."""
+    """Whether the CPUs must be allocated in whole cores, but their number would split a core."""
     stays: bool
-    """Whether later containers do without what it has: False for plain init containers."""
+    """Whether later containers cannot use its resources. False for regular init containers."""
 
 
 def _step_of(topology: Topology, rules: AdmissionRules, container: ContainerDemand) -> Step:
-    """What a container is given on this machine. The kubelet passes over resources that nobody lists."""
+    """What a container is allocated on this machine. The kubelet ignores resources that no device plugin lists."""
     known = ((name, amount) for name, amount in container.devices.items() if name in topology.devices)
     whole = CpuOption.FULL_PCPUS_ONLY in rules.cpu_options
     per_core = topology.cpu_topology.cpus_per_core
@@ -138,7 +143,7 @@ def _step_of(topology: Topology, rules: AdmissionRules, container: ContainerDema
 
 
 def _lacking_in(step: Step, devices: Mapping[ResourceName, int], cpus: int, whole_cores: int) -> str | None:
-    """The code of what a container lacks where so much is free; empty: nothing. None: amounts alone do not decide."""
+    """The code of a container's shortage with these free amounts. Empty: none. None: amounts alone do not decide."""
     for name, amount, too_large in step.devices:
         if too_large:
             return TooLarge.code
@@ -158,27 +163,27 @@ class PodNeed(NodeSets, frozen=True, kw_only=True):
     """What a demand needs on one kind of machine, under the rules of its kubelet."""
 
     refused: str
-    """Code of the refusal, whatever is free; empty: it depends on that."""
+    """Code of a refusal that does not depend on the free amounts. Empty: there is none."""
     asks: bool
-    """Whether the policy looks at NUMA nodes at all."""
+    """Whether the policy considers NUMA nodes at all."""
     strict: bool
-    """Whether the policy refuses a pod that no preferred set has room for."""
+    """Whether the policy refuses a pod if no preferred set has room for it."""
     unplaced: tuple[ResourceAmount, ...]
-    """Devices of which no NUMA node is known."""
+    """Devices without a known NUMA node."""
     without_memory: tuple[int, ...]
-    """The preferred sets where the memory fits nowhere: the memory manager then has no opinion."""
+    """The preferred sets if the memory fits nowhere: the memory manager then has no preference."""
     open: bool
-    """Whether the policy leaves the alignment open where it would be to all NUMA nodes."""
+    """Whether the policy sets no affinity if the alignment would be to all NUMA nodes."""
     steps: tuple[Step, ...]
-    """One for each container that is given something once this is aligned, in their order."""
+    """One for each container that is allocated something after this alignment, in their order."""
     rest: "PodNeed | None"
-    """What the containers after these come to."""
+    """The need of the containers after these."""
     complete: bool
-    """Whether nothing else refuses the pod; if not, amounts decide no more than that it is refused."""
+    """Whether amounts can admit the pod. If not, they can only refuse it."""
 
 
 NeedSteps = Generator[None, None, PodNeed | None]
-"""Computes a need in steps, between which other tasks may run: 100 containers on 8 NUMA nodes take 50 ms."""
+"""Computes a need in steps, between which other tasks can run: 100 containers on 8 NUMA nodes take 50 ms."""
 
 
 def need_of(topology: Topology, demand: PodDemand) -> PodNeed | None:
@@ -195,7 +200,7 @@ def need_steps(topology: Topology, demand: PodDemand) -> NeedSteps:
 
 
 def alignment_need(topology: Topology, demand: PodDemand) -> PodNeed | None:
-    """The need by which a kubelet aligns a pod, whatever the policy refuses. Slots and units count by their numbers."""
+    """The need as if the policy refused unaligned pods. Slots and units are compared by their numbers."""
     rules = demand.rules
     if POLICIES[rules.policy].asks and POLICIES[rules.policy].admits(NO_AFFINITY):
         strict = msgspec.structs.replace(rules, policy=PREFERRED_ALONE)
@@ -204,7 +209,7 @@ def alignment_need(topology: Topology, demand: PodDemand) -> PodNeed | None:
 
 
 def _steps_by_numbers(topology: Topology, demand: PodDemand) -> NeedSteps:
-    """As `need_steps`, of slots and units by their numbers."""
+    """`need_steps`, with slots and units compared by their numbers."""
     rules = demand.rules
     if not profile_of(rules.mode).prefers_by_empty_machine or not are_listed(topology, demand):
         return None
@@ -237,7 +242,7 @@ def _need_of_part(
     *,
     complete: bool = True,
 ) -> PodNeed:
-    """The need of what is aligned as one, of which these containers are `given` something, and the rest of the pod."""
+    """The need of what is aligned as a whole, for the containers `given`, and of the rest of the pod."""
     rules = demand.rules
     policy = POLICIES[demand.rules.policy]
     devices = {name: amount for name, amount in aligned.devices.items() if name in topology.devices}
@@ -262,7 +267,7 @@ def _need_of_part(
 
 
 def machine_key(topology: Topology) -> bytes:
-    """Equal for two machines if `need_of` is the same for both, whatever the ids of their devices."""
+    """A key of a machine. Machines with equal keys have equal needs (`need_of`), even if their device ids differ."""
     devices = topology.devices
     clashes = [pair for pair in combinations(sorted(devices), 2) if not are_disjoint(*(devices[name] for name in pair))]
     supplies = [
@@ -281,14 +286,14 @@ def machine_key(topology: Topology) -> bytes:
 
 
 def order_free_digest(parts: tuple[object, ...]) -> bytes:
-    """Equal for equal parts, in whatever order their sets and mappings are."""
+    """A digest that is equal for equal parts, regardless of the order of their sets and mappings."""
     return hashlib.sha256(
         msgspec.json.encode(msgspec.to_builtins(parts, str_keys=True, order="deterministic"))
     ).digest()
 
 
 def are_listed(topology: Topology, demand: PodDemand) -> bool:
-    """Whether the NUMA nodes of the machine are so few that hints about them are listed, or do not count."""
+    """Whether the machine has few enough NUMA nodes for hints to be listed, or hints do not matter."""
     nodes = set(topology.node_ids)
     if not POLICIES[demand.rules.policy].asks and not demand.memory:
         return True
@@ -296,7 +301,7 @@ def are_listed(topology: Topology, demand: PodDemand) -> bool:
 
 
 def _find_certain_refusal(topology: Topology, demand: PodDemand) -> str:
-    """Returns the code with which the machine refuses every pod like this, whatever is free; empty: it does not."""
+    """The code with which the machine refuses every such pod, regardless of what is free. Empty: there is none."""
     try:
         check_decidable(initial_state(NodeName(""), topology, {}, ""), demand)
     except NoFit as misfit:
@@ -305,7 +310,7 @@ def _find_certain_refusal(topology: Topology, demand: PodDemand) -> str:
 
 
 def judge_amounts(need: PodNeed, free: Free) -> str | None:
-    """Empty, if the kubelet would admit the pod, else the code of the refusal. None: amounts alone do not decide."""
+    """The code of the kubelet's refusal. Empty: it would admit the pod. None: amounts alone do not decide."""
     if need.refused:
         return need.refused
     if free.cpus < 0 and any(step.cpus for step in need.steps):
@@ -322,7 +327,7 @@ def judge_amounts(need: PodNeed, free: Free) -> str | None:
 
 
 def _lacking_without_memory(need: PodNeed, free: Free) -> str | None:
-    """The result where no preferred set has everything, memory included."""
+    """The result if no preferred set has all amounts, including memory."""
     nowhere = not _has_memory_anywhere(need, free)
     chosen = 0
     if nowhere:
@@ -337,14 +342,14 @@ def _lacking_without_memory(need: PodNeed, free: Free) -> str | None:
         return NotEnoughMemory.code if nowhere else ""
     if not chosen:
         return None
-    # it is aligned to the chosen set, and its memory fits nowhere
+    # the pod is aligned to the chosen set, but its memory fits nowhere
     if any(free.within[name][chosen] < amount for name, amount in need.memory):
         return MemoryNotExtendable.code
     return MemoryGroupsWouldMix.code if several(chosen) and not free.usable[chosen] else ""
 
 
 def _has_memory_anywhere(need: PodNeed, free: Free) -> bool:
-    # the largest sets are those that may be in use, and all others together
+    # the largest sets are the reusable ones, and all unused NUMA nodes together
     largest = (*free.reusable, len(free.usable) - 1 & ~free.used)
     return any(
         free.usable[number] and all(free.within[name][number] >= amount for name, amount in need.memory)
@@ -353,7 +358,7 @@ def _has_memory_anywhere(need: PodNeed, free: Free) -> bool:
 
 
 def _lacking_in_total(need: PodNeed, free: Free) -> str:
-    """The code of what there is too little of in total for what is aligned as one; empty: of nothing."""
+    """The code of a shortage in the node's totals for what is aligned as a whole. Empty: there is none."""
     devices = dict((*need.near, *need.unplaced))
     cpus = devices.pop(CPU, 0)
     for name in sorted(devices):
@@ -365,7 +370,7 @@ def _lacking_in_total(need: PodNeed, free: Free) -> str:
 
 
 def _find_total_shortage(need: PodNeed, free: Free) -> str | None:
-    """The code of what there is too little of in all, devices or CPUs; empty: of nothing. None: amounts do not decide."""
+    """The code of a shortage in the totals of devices or CPUs. Empty: none. None: amounts alone do not decide."""
     if len(need.steps) == 1:
         return _lacking_in(need.steps[0], free.devices, free.cpus, free.whole_cores)
     devices = dict(free.devices)
@@ -380,7 +385,7 @@ def _find_total_shortage(need: PodNeed, free: Free) -> str | None:
 
 
 def left_where_taken(need: PodNeed, free: Free, number: int) -> Free:
-    """What is left at least of what is free once a container is aligned to this set; the same object if that is all."""
+    """What at least remains free after a container is aligned to this set. The same object if nothing is taken."""
     devices = dict(free.devices)
     within = dict(free.within)
     cpus = free.cpus
@@ -414,8 +419,9 @@ def left_where_taken(need: PodNeed, free: Free, number: int) -> Free:
 
 def _taken_from(table: tuple[int, ...], number: int, amount: int) -> tuple[tuple[int, ...], int]:
     """
-    What is left at least, by set of NUMA nodes, where a container takes so much of a resource from this set, and how much
-    it takes at most. Of several NUMA nodes each loses all it has. What is near several of them is lost to each.
+    The minimum of a resource that remains on each set of NUMA nodes after a container takes `amount` from the set
+    `number`, and the maximum that it takes. If that set has several NUMA nodes, each loses everything. If devices are
+    near several NUMA nodes, every set loses the sum of the losses.
     """
     nodes = range(len(table).bit_length() - 1)
     taken = [1 << node for node in nodes if number >> node & 1]

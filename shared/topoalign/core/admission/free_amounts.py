@@ -1,7 +1,7 @@
 """
-Counts what is free on a node by sets of NUMA nodes, so that thousands of nodes can be compared with a demand.
+Counts the free resources of a node by sets of NUMA nodes, so that thousands of nodes can be compared with a demand.
 
-A set is known by its number in `subsets(topology.node_ids)`: bit i is the i-th NUMA node of the machine.
+A set is identified by its number in `subsets(topology.node_ids)`: bit i is the i-th NUMA node of the machine.
 
     2 NUMA nodes with 3 and 4 free GPUs: (0, 3, 4, 7), for no node, the first, the second, both
 """
@@ -36,14 +36,14 @@ from topoalign.core.state.fold import NodeState
 ResourceAmount = tuple[ResourceName, int]
 
 NONE = -1
-"""No device is healthy; 0 means that all are held."""
+"""No device is healthy. 0: all healthy devices are held."""
 
 
 class Free(msgspec.Struct, frozen=True, kw_only=True):
     """
-    What is free on a node. Renewed when the node's facts change, and read for each pod.
+    The free resources of a node. Recomputed when the node's facts change, and read for each pod.
 
-    The tables by sets of NUMA nodes are empty for machines with more than MOST_LISTED of these.
+    The tables by sets of NUMA nodes are empty for machines with more than MOST_LISTED NUMA nodes.
     """
 
     devices: Mapping[ResourceName, int]
@@ -55,9 +55,9 @@ class Free(msgspec.Struct, frozen=True, kw_only=True):
     within: Mapping[ResourceName, tuple[int, ...]]
     """Resource -> for each set of NUMA nodes, the free devices, CPUs or bytes that are near one of its nodes."""
     usable: tuple[bool, ...]
-    """For each set of NUMA nodes: whether a container may use their memory as one group."""
+    """For each set of NUMA nodes: whether a container can use their memory as one group."""
     reusable: frozenset[int]
-    """The usable sets whose memory may be in use by a container."""
+    """The sets that are usable even if a container already uses their memory."""
     used: int
     """The set of NUMA nodes whose memory is in use by a container."""
 
@@ -97,7 +97,7 @@ def count_free(state: NodeState, rules: AdmissionRules) -> Free:
 
 def has_more(now: Free, before: Free) -> bool:
     """
-    Whether more of any resource is free, in total or on a set of NUMA nodes, so that a pod that did not fit may fit.
+    Whether more of any resource is free, in total or on a set of NUMA nodes, so that a pod that did not fit might fit.
     """
     amounts = [(now.cpus, before.cpus), (now.whole_cores, before.whole_cores)]
     amounts += [(amount, before.devices.get(name, NONE)) for name, amount in now.devices.items()]
@@ -109,7 +109,7 @@ def has_more(now: Free, before: Free) -> bool:
 
 
 def free_cpus(state: NodeState, rules: AdmissionRules) -> tuple[dict[Mask, int], int]:
-    """CPUs that may be given exclusively, by NUMA node; and those of whole cores. Raises NotEnoughCpus, TooMuchWork."""
+    """Exclusively allocatable CPUs: by NUMA node, and those on whole cores. Raises NotEnoughCpus and TooMuchWork."""
     cpus = state.hardware.cpu_topology
     shared = shared_cpus(state, rules)
     kept = read_reserved_cpus(state.hardware, rules)
@@ -120,7 +120,7 @@ def free_cpus(state: NodeState, rules: AdmissionRules) -> tuple[dict[Mask, int],
     return there, count_on_whole_cores(cpus, shared, kept)
 
 
-@lru_cache(maxsize=1 << 12)  # nodes with as much free share the table
+@lru_cache(maxsize=1 << 12)  # nodes with equal free amounts share the table
 def _sum_by_node_set(machine: tuple[int, ...], supply: tuple[tuple[Mask, int], ...]) -> tuple[int, ...]:
     space = subsets(machine)
     return tuple(
@@ -130,7 +130,8 @@ def _sum_by_node_set(machine: tuple[int, ...], supply: tuple[tuple[Mask, int], .
 
 def _in_use(machine: tuple[int, ...], nodes: Mapping[int, MemoryNode]) -> tuple[frozenset[int], int]:
     """
-    The sets that a container may use although their memory is in use: a single NUMA node, or an existing memory group.
+    The sets that a container can use even if their memory is in use (single NUMA nodes and existing memory groups), and
+    the set of all NUMA nodes whose memory is in use.
     """
     numbers = subsets(machine).numbers
     used = node_mask(node for node, each in nodes.items() if each.used)
@@ -141,36 +142,36 @@ def _in_use(machine: tuple[int, ...], nodes: Mapping[int, MemoryNode]) -> tuple[
 
 @lru_cache(maxsize=1 << 12)
 def usable_sets(nodes: int, reusable: frozenset[int], used: int) -> tuple[bool, ...]:
-    """For each set of `nodes` NUMA nodes, whether a container may use their memory as one group."""
+    """For each set of NUMA nodes of a machine with `nodes` of them: whether its memory can be used as one group."""
     # unused NUMA nodes, a node that is used by itself, or a set that is used as the same group
     return tuple(number in reusable or (several(number) and not number & used) for number in range(1 << nodes))
 
 
 # The sets of NUMA nodes to which the kubelet prefers to align a demand.
-# In mode `kubelet` a hint is preferred if it has the fewest NUMA nodes that suffice on the empty machine; what is
-# held does not matter. The merge prefers a set that every hint provider prefers (kubelet v1.36.3,
+# In mode `kubelet`, a hint is preferred if it has the fewest NUMA nodes that suffice on the empty machine. Held
+# resources do not matter. The merge prefers a set that every hint provider prefers (kubelet v1.36.3,
 # topologymanager):
 #
 #     2 NUMA nodes with 4 GPUs each: 3 GPUs prefer {0} and {1}; 3 GPUs and 70 of 2 x 64 CPUs prefer no set at all
 
 
 class NodeSets(msgspec.Struct, frozen=True, kw_only=True):
-    """Sets of NUMA nodes to which a kubelet may align something, and the amounts that it compares."""
+    """Sets of NUMA nodes to which a kubelet can align a demand, and the amounts that it compares."""
 
     preferred: tuple[int, ...]
-    """The sets that are preferred on the empty machine, the one to align to first."""
+    """The sets that are preferred on the empty machine, the most preferred one first."""
     near: tuple[ResourceAmount, ...]
-    """What a preferred set must have: CPUs, and devices of which a NUMA node is known."""
+    """The amounts that a set must have of CPUs, and of devices with a known NUMA node."""
     memory: tuple[ResourceAmount, ...]
 
     def first_with_room(self, free: Free) -> int:
-        """The first preferred set that has room, to which the kubelet aligns; 0: none has."""
+        """The first preferred set with room. The kubelet aligns to it. 0: there is none."""
         return first_with_room(self.preferred, self.near, self.memory, free)
 
 
 def sets_for(topology: Topology, rules: AdmissionRules, aligned: Demand, *, looks: bool = True) -> NodeSets:
     """
-    The sets to which the kubelet may align the demand, and the amounts that it compares. `looks`: whether to find the
+    The sets to which the kubelet can align the demand, and the amounts that it compares. `looks`: whether to find the
     preferred sets.
     """
     devices = {name: aligned.devices[name] for name in placed_resources(topology, aligned)}
@@ -190,7 +191,7 @@ def placed_resources(topology: Topology, demand: Demand) -> list[ResourceName]:
 def first_with_room(
     sets: tuple[int, ...], near: tuple[ResourceAmount, ...], memory: tuple[ResourceAmount, ...], free: Free
 ) -> int:
-    """The first of these sets of NUMA nodes that has all amounts; 0: none has."""
+    """The first of these sets of NUMA nodes that has all amounts. 0: there is none."""
     if not sets:
         return 0
     within = free.within
@@ -209,9 +210,9 @@ def first_with_room(
 
 def preferred_sets(topology: Topology, rules: AdmissionRules, demand: Demand, *, memory: bool) -> tuple[int, ...]:
     """
-    The sets that all hint providers prefer on the empty machine, by their numbers in `subsets(topology.node_ids)`; if
-    several have room, the policy chooses the first. All NUMA nodes, if no provider has a hint. `memory`: whether the
-    memory manager has one.
+    The sets that all hint providers prefer on the empty machine, by their numbers in `subsets(topology.node_ids)`. If
+    several have room, the policy chooses the first. If no provider has a hint, the set of all NUMA nodes. `memory`:
+    whether to include the hints of the memory manager.
     """
     space = subsets(topology.node_ids)
     found = []
@@ -282,6 +283,6 @@ def _narrowest_sets(space: Subsets, nodes: Mask, needs: Iterable[tuple[int, dict
 
 
 def count_by_numa_node(some: DeviceSet, machine: tuple[int, ...]) -> dict[Mask, int]:
-    """NUMA nodes of the machine -> how many of some devices are near exactly these."""
+    """NUMA nodes of the machine -> the number of these devices that are near exactly those nodes."""
     by_nodes = some.devices.by_nodes
     return count_near(some, by_nodes, node_mask(bearing_nodes(by_nodes, machine)))

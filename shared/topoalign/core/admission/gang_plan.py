@@ -1,12 +1,12 @@
 """
 Plans nodes for all pods of a gang, which start together or not at all.
 
-NVLink connects GPUs of different nodes only within a fabric. So each fabric is tried alone first, and all nodes together
-only if no fabric has room.
+NVLink connects GPUs of different nodes only within a fabric. So each fabric is tried alone first. All nodes together
+are tried only if no fabric has room.
 
-Within a group, each node in turn takes as many of the remaining pods as it would admit one after the other: those with the
-fewest possible nodes first, then those with the largest requests. For equal pods this finds a plan if there is one. For
-different pods it may miss a plan that another order would find. Then the gang waits, and nothing is reserved.
+Within a group, each node in turn takes as many of the remaining pods as it would admit in sequence. Pods with the
+fewest possible nodes come first, then those with the largest requests. For equal pods, this finds a plan if there is
+one. For different pods, it can miss a plan that another order would find. Then the gang waits, and nothing is reserved.
 """
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -36,23 +36,23 @@ class GangMember(NamedTuple):
     uid: str
     request: PodRequest
     nodes: Collection[NodeName]
-    """The only ones to which it may go; equal ones are one object."""
+    """The nodes on which it can run. Members with equal nodes share one object."""
 
 
 class GangPlacement(NamedTuple):
-    """A node for some of the pods."""
+    """A candidate node for some of the pods."""
 
     state: NodeState
-    """As its kubelet will have it when the next pod comes."""
+    """The state that its kubelet will have when the next pod arrives."""
     rules: AdmissionRules
 
 
 Plan = dict[NodeName, tuple[Reservation, ...]]
-"""Node -> what to reserve there."""
+"""Node -> the reservations to make there."""
 
 
 def fabric_of(hardware: Topology) -> str:
-    """The NVLink fabric of a node's GPUs, `cluster/clique`; empty: they are in none, or not all in one."""
+    """The NVLink fabric of a node's GPUs, `cluster/clique`. Empty: the GPUs are in none, or not all in the same one."""
     fabrics = {gpu.fabric for gpu in hardware.gpus}
     (one,) = fabrics if len(fabrics) == 1 else (None,)
     return f"{one.cluster}/{one.clique}" if one is not None else ""
@@ -61,7 +61,7 @@ def fabric_of(hardware: Topology) -> str:
 def group_nodes_by_fabric(
     fabrics: Mapping[NodeName, str], first: NodeName | None = None
 ) -> Iterator[tuple[NodeName, ...]]:
-    """The groups of nodes to try: each fabric, that of `first` before the others, then all nodes in their order."""
+    """The groups of nodes to try, in order: the fabric of node `first`, the other fabrics, and all nodes together."""
     names = sorted({*fabrics.values()} - {""})
     names.sort(key=lambda name: first is None or fabrics.get(first) != name)
     for name in names:
@@ -77,13 +77,13 @@ def plan_gang(
     seconds: float,
     fixed: tuple[str, NodeName] | None = None,
 ) -> Generator[None, None, Plan | None]:
-    """Plans what to reserve for all members, or None. `fixed`: UID and node of a member. Raises InvalidField."""
+    """Plans all members, or returns None. `fixed`: a member's UID, and the node it must be on. Raises InvalidField."""
     if fixed is not None:
         nodes = (fixed[1], *(node for node in nodes if node != fixed[1]))
 
     def key(member: GangMember) -> tuple[object, ...]:
         return (
-            fixed is not None and member.uid != fixed[0],  # the one that has its node,
+            fixed is not None and member.uid != fixed[0],  # the member with a fixed node,
             len(member.nodes),  # then those with the fewest possible nodes,
             *_member_size_key(member),  # then the largest
         )
@@ -108,7 +108,7 @@ def plan_gang(
 def _fill_node(
     gang: str, members: Sequence[GangMember], at: GangPlacement, seconds: float
 ) -> Generator[None, None, list[Reservation]]:
-    """What a node gives those of the members that it would admit one after the other."""
+    """The reservations on a node, for the members that it would admit in sequence."""
     state = at.state
     refused = set[bytes]()
     placed = list[Reservation]()
@@ -130,16 +130,16 @@ def _fill_node(
 
 
 def pod_class_key(pod: PodRequest) -> bytes:
-    """Equal for pods that ask for the same, whatever their names."""
+    """A key that is equal for pods with equal requests, regardless of their names."""
     return msgspec.json.encode(msgspec.structs.replace(pod, name=PodName("")), order="deterministic")
 
 
 def _member_size_key(member: GangMember) -> tuple[int, int, bytes, str]:
     pods = [*member.request.init_containers, *member.request.containers]
     return (
-        -sum(each.limits.get(GPU, 0) for each in pods),  # GPUs decide where there is room
+        -sum(each.limits.get(GPU, 0) for each in pods),  # GPUs first, as they decide whether there is room
         -sum(sum(amount for name, amount in each.limits.items() if "/" in name) for each in pods),  # then other devices
-        pod_class_key(member.request),  # alike ones together
+        pod_class_key(member.request),  # equal pods together
         member.uid,  # a total order
     )
 
@@ -147,7 +147,7 @@ def _member_size_key(member: GangMember) -> tuple[int, int, bytes, str]:
 def reserved_for(
     uid: str, pod: PodRequest, allocations: Sequence[Allocation], seconds: float, gang: str = ""
 ) -> Reservation:
-    """What a decision gives a pod, as its reservation for so many seconds."""
+    """The reservation, for this many seconds, of what a decision allocates to a pod."""
     return reservation_of(
         uid,
         pod,
@@ -155,23 +155,23 @@ def reserved_for(
         seconds,
         gang,
         needs_co_allocated=needs_co_allocated(pod.annotations),
-        # a node chooses others where its kubelet aligns a container elsewhere, and knows no annotations
+        # if its kubelet aligns a container elsewhere, a node chooses other GPUs; it does not know the annotations
         may_move=not _limits_slots(pod, allocations),
     )
 
 
 def has_its_own(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
-    """Whether a pod must have the GPUs that a decision gives it, or none."""
-    # it limits its GPUs in slots, or has units that are given as they are reserved alone
+    """Whether a pod must get exactly the GPUs that a decision allocates to it."""
+    # it limits its GPUs in slots, or has units that are allocated only as reserved
     return _limits_slots(pod, allocations) or any(map(is_given_as_reserved, allocations))
 
 
 def _limits_slots(pod: PodRequest, allocations: Sequence[Allocation]) -> bool:
-    """Whether a pod limits its GPUs in slots."""
+    """Whether a pod has slots and limits their GPUs by annotations."""
     return any(each.slots for each in allocations) and read_gpu_rules(pod.annotations).limits
 
 
 def is_given_as_reserved(allocation: Allocation) -> bool:
-    """Whether a container has shares of several GPUs in units, or whole ones and memory: a reservation joins them."""
+    """Whether a container has units of several GPUs, or whole GPUs and memory: only a reservation combines these."""
     amounts = allocation.amounts.values()
     return any(each.memory if each.cores >= CORES else len(amounts) > 1 for each in amounts)

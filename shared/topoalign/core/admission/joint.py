@@ -1,8 +1,8 @@
 """
-Chooses the devices of a container that are decided together (GPUs with NICs), and lists the sets that could have been
-given instead.
+Chooses the devices of a container that are chosen together (GPUs with NICs), and describes the chosen sets.
 
-Where the smallest scope with enough GPUs leaves a choice, the node's device policy makes it; with `compat` Koordinator does.
+If the smallest scope with enough GPUs has several possible sets, the node's device policy chooses one. With `compat`,
+Koordinator's rules do.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -43,10 +43,10 @@ def place_jointly(
     state: NodeState, container: ContainerDemand, rules: AdmissionRules, affinity: Mask | None
 ) -> ContainerDevices:
     """Chooses the devices of a container on these NUMA nodes (None: any). Raises DevicesDoNotFit and TooMuchWork."""
-    # In scope `pod` GPUs are taken by index, because its hints were found so.
+    # In scope `pod`, GPUs are chosen by index, because its hints were computed that way.
     by_index = _follows_koordinator(container) or rules.scope is Scope.POD
     asked = asked_for(state, container, None if by_index else partial(_by_policy, state, rules.placement))
-    # a policy that admits without alignment takes devices of other nodes where those do not suffice
+    # if these NUMA nodes do not suffice, a policy that admits unaligned pods takes devices of others
     return joint_devices(asked, affinity, spill=POLICIES[rules.policy].admits(NO_AFFINITY))
 
 
@@ -55,7 +55,7 @@ def _follows_koordinator(container: ContainerDemand) -> bool:
 
 
 def _by_policy(state: NodeState, placement: str, gpus: Sequence[DeviceCandidate], count: int) -> list[DeviceCandidate]:
-    """The GPUs that the device policy chooses of these, those that init containers left first."""
+    """The GPUs that the device policy chooses among these. Those of earlier init containers come first."""
     by_id = {DeviceID(gpu.device.id): gpu for gpu in gpus}
     left = [device for device, gpu in by_id.items() if gpu.device.left]
     if by_id.keys() <= state.hardware.devices.get(GPU, NO_DEVICES).keys():
@@ -72,7 +72,7 @@ def _by_policy(state: NodeState, placement: str, gpus: Sequence[DeviceCandidate]
 def describe_joint_devices(
     topology: Topology, container: ContainerDemand, got: ContainerDevices
 ) -> Iterator[Considered]:
-    """The sets that a container got, with how they were chosen; other sets are not compared."""
+    """The sets allocated to a container, with the reason for each choice. Other sets are not compared."""
     for resource, chosen in got.devices.items():
         near = gpus_given(topology, got.devices) if resource == NIC else ()
         for each in rank_alternatives(topology, resource, chosen, None, chosen, near, ""):
@@ -81,38 +81,38 @@ def describe_joint_devices(
 
 # The devices of a container that are chosen together within the alignment of a kubelet.
 #
-# A kubelet aligns each resource by itself, by amounts alone, and then asks the resource's plugin which of several
-# devices to take. So GPUs and NICs are chosen together among those that it would take, and its plugins answer that
-# choice (`placement.reserved_choice`). NICs beyond the limits are co-allocated: they come with the GPUs, from the NUMA
-# nodes of the alignment, and from others only where the policy admits without one.
+# A kubelet aligns each resource separately, by amounts alone. Then it asks the resource's device plugin which devices
+# to allocate. So GPUs and NICs are chosen together among those that the kubelet can allocate, and its plugins return
+# that choice (`placement.reserved_choice`). NICs beyond the limits are co-allocated with the GPUs. They are on the NUMA
+# nodes of the alignment, and on others only if the policy admits unaligned pods.
 #
 #     4 GPUs and 1 NIC in the limits, SamePCIe, aligned to NUMA node 0 with four switches, each with 2 GPUs and 2 NICs
-#     the kubelet takes any 4 of 8 GPUs and any 1 of 8 NICs; chosen: GPU-0 to GPU-3, mlx5_0, and with the GPUs mlx5_2
+#     the kubelet can take any 4 of 8 GPUs and any 1 of 8 NICs; chosen: GPU-0 to GPU-3, mlx5_0, and co-allocated mlx5_2
 #
-# Where the kubelet takes some devices in any case, as what init containers left, the set that the device policy prefers
-# with these is tried as well.
+# If the kubelet always takes some devices, such as those of earlier init containers, the set that the device policy
+# prefers with these is also tried.
 
 
 Limits = Mapping[DeviceType, Collection[DeviceID]]
-"""Type -> the only devices of it that may be chosen; a type that is absent is not limited."""
+"""Type -> the devices of it that can be chosen. A type that is absent is not limited."""
 
 
 class Bounds(NamedTuple):
-    """Which devices of one resource a kubelet takes for a container."""
+    """Which devices of one resource a kubelet can allocate to a container."""
 
     amount: int
     fixed: tuple[DeviceID, ...]
-    """These in any case."""
+    """The devices that it always allocates."""
     choice: tuple[DeviceID, ...]
-    """The others are some of these."""
+    """The devices among which it chooses the others."""
 
     @property
     def allowed(self) -> frozenset[DeviceID]:
-        """All that it may take."""
+        """All devices that it can allocate."""
         return frozenset((*self.fixed, *self.choice))
 
     def taken(self, chosen: Collection[DeviceID]) -> tuple[DeviceID, ...]:
-        """As many of the chosen devices as it takes; () where it would take others as well."""
+        """The chosen devices, up to `amount`. (): it would also allocate devices that are not chosen."""
         some = [device for device in (*self.fixed, *self.choice) if device in chosen]
         return tuple(some[: self.amount]) if len(some) >= self.amount and {*self.fixed} <= {*chosen} else ()
 
@@ -120,7 +120,7 @@ class Bounds(NamedTuple):
 def place_within(
     state: NodeState, container: ContainerDemand, rules: AdmissionRules, affinity: Mask | None
 ) -> ContainerDevices:
-    """The devices of a container that its kubelet has aligned to these NUMA nodes. Raises what the kubelet refuses for."""
+    """The devices of a container that its kubelet has aligned to these NUMA nodes. Raises the kubelet's refusal."""
     bounds = {
         name: _bounds_of(state, container, name, affinity)
         for name in (GPU, NIC)
@@ -137,7 +137,7 @@ def place_among(
     bounds: Mapping[ResourceName, Bounds],
     affinities: Sequence[Mask | None],
 ) -> ContainerDevices:
-    """`place_within` on the first of these sets of NUMA nodes (None: anywhere) that suffices, within these bounds."""
+    """`place_within` with these bounds, on the first of these sets of NUMA nodes (None: any) that suffices."""
     asked = asked_for(state, container, partial(_by_policy, state, rules.placement))
     misfit = refuse_same_pcie()
     for nodes in affinities:
@@ -154,14 +154,14 @@ def place_among(
 
 
 def _bounds_of(state: NodeState, container: ContainerDemand, resource: ResourceName, affinity: Mask | None) -> Bounds:
-    """Which devices of a resource the kubelet takes. Raises what it refuses the container for."""
+    """Which devices of a resource the kubelet can allocate. Raises its refusal of the container."""
     choice = choose_for_container(state, container, resource, affinity)
     must = choice.must_include
     return Bounds(choice.size, must, tuple(device for device in choice.available if device not in must))
 
 
 def _iterate_limits(state: NodeState, bounds: Mapping[ResourceName, Bounds], rules: AdmissionRules) -> Iterator[Limits]:
-    """What to limit the choice to, one after the other: the GPUs alone, then the NICs, too."""
+    """The limits to try, in order: on the GPUs alone, then on the NICs as well."""
     for gpus in _sets_of(state, GPU, bounds, rules) or (None,):
         limits: dict[DeviceType, Collection[DeviceID]] = {} if gpus is None else {DeviceType.GPU: gpus}
         yield limits
@@ -172,7 +172,7 @@ def _iterate_limits(state: NodeState, bounds: Mapping[ResourceName, Bounds], rul
 def _sets_of(
     state: NodeState, resource: ResourceName, bounds: Mapping[ResourceName, Bounds], rules: AdmissionRules
 ) -> list[Collection[DeviceID]]:
-    """All that the kubelet may take of a resource, and where some of it is fixed, the preferred set with that."""
+    """All devices of a resource that the kubelet can allocate. If some are fixed: also the preferred set with them."""
     if resource not in bounds:
         return []
     amount, fixed, choice = bounds[resource]
@@ -181,7 +181,7 @@ def _sets_of(
         return [allowed]
     among = state.hardware.devices[resource].some(allowed)
     preferred = prefer(state.hardware, resource, among, fixed, amount, rules.placement)
-    return [allowed, preferred or (*fixed, *choice[: amount - len(fixed)])]  # a static policy may prefer none
+    return [allowed, preferred or (*fixed, *choice[: amount - len(fixed)])]  # a static policy can have no preference
 
 
 def _limit_to_devices(asked: JointRequest, limits: Limits) -> JointRequest:
@@ -199,7 +199,7 @@ def _limit_to_devices(asked: JointRequest, limits: Limits) -> JointRequest:
 def _split_co_allocated(
     state: NodeState, bounds: Mapping[ResourceName, Bounds], found: ContainerDevices
 ) -> ContainerDevices | None:
-    """Sets apart the co-allocated devices, which are beyond the limits. None: the kubelet would take other devices."""
+    """Separates the co-allocated devices, beyond the limits. None: the kubelet would allocate other devices."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     co_allocated: list[DeviceID] = []
     for resource in RESOURCE.values():

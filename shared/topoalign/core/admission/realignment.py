@@ -1,18 +1,18 @@
 """
 Checks whether the kubelet would admit all pending pods in every order, whichever running pods end first.
 
-A kubelet aligns a pod when it admits it, to the first preferred set of NUMA nodes that has room. If another pod ends
-first, an earlier set may have room. Then the pod also takes what was already free there and what other pending pods
+When a kubelet admits a pod, it aligns it to the first preferred set of NUMA nodes with room. If another pod ends first,
+an earlier set can get room. The pod then also takes resources that were already free there, and that other pending pods
 need:
 
     policy restricted; free are 1 GPU, 2 CPUs and 40 GiB on NUMA node 0, and 1 GPU, 8 CPUs and 4 GiB on node 1
-    A asks for 1 GPU and 4 CPUs and is aligned to node 1, B asks for 1 GPU and 20 GiB and is aligned to node 0, in any order
+    A requests 1 GPU and 4 CPUs, B requests 1 GPU and 20 GiB: in any order, A is aligned to node 1 and B to node 0
     a pod with 2 CPUs of node 0 ends: A is aligned to node 0 and takes its GPU, and B is refused
 
-So for each pod, every preferred set counts up to the first one with room (`feasibility`). If the pod is aligned to an
-earlier set, it takes what is free there now, up to its request. What the ended pods release besides that only helps the
-other pods, and does not count. A pod that is aligned to several NUMA nodes counts as taking everything on them, because
-amounts do not show how it is spread.
+So for each pod, all preferred sets up to the first one with room are considered (`feasibility`). If the pod is aligned
+to an earlier set, it takes what is free there now, up to its request. Other resources that ended pods release only help
+the other pods, and are not counted. A pod that is aligned to several NUMA nodes is assumed to take everything on them,
+because amounts do not show how it is spread.
 """
 
 from collections import Counter
@@ -30,40 +30,40 @@ from topoalign.core.state.fold import NodeState
 
 MOST_STEPS = 300
 """
-Maximum number of alignments tried for a group of pods. On eight NUMA nodes, three pods of one container need 20 to 80,
-four up to 600.
+Maximum number of alignments tried for a group of pods. On eight NUMA nodes, three pods with one container each need 20
+to 80, and four need up to 600.
 """
 
 MOST_CONTAINER_STEPS = 2_000
-"""Maximum number for the containers of one pod. Eight containers need 250 on two NUMA nodes; four need 600 on eight."""
+"""Maximum number for the containers of a pod. Eight containers on two NUMA nodes need 250, four on eight need 600."""
 
 
 class PendingPod(NamedTuple):
     """A pod that a kubelet will admit or refuse."""
 
     key: object
-    """Equal for pods of one class: their order among one another does not matter."""
+    """Equal for pods of one class, whose relative order does not matter."""
     demand: PodDemand
-    """Under a unique name, unless amounts alone are judged."""
+    """The pod has a unique name, unless only amounts are compared."""
     must_fit: bool
     """Whether the whole plan fails if this pod is refused."""
     takes: PodNeed | None = None
     """
-    The amounts that it takes from the set to which it is aligned. None: not known; it is assumed to be aligned as
+    The amounts that it takes from the set to which it is aligned. None: unknown; the pod is assumed to be aligned as
     predicted.
     """
     decides: bool = False
     """Whether amounts alone decide whether it is admitted."""
     may_wait: bool = True
     """
-    Whether the bind may wait while the end of another pod could make the kubelet refuse this pod. False for a pod that
-    is planned with its gang while no other pod is pending: its reservation would expire, and the gang would be planned
-    on the same devices again.
+    Whether the bind can wait as long as the end of another pod could make the kubelet refuse this pod. False for a pod
+    that is planned with its gang while no other pod is pending. Its reservation would expire, and the gang would be
+    planned on the same devices again.
     """
 
 
 class AlignmentBudget:
-    """How many alignments may still be tried."""
+    """The number of alignments that can still be tried."""
 
     def __init__(self, most: int = MOST_STEPS) -> None:
         self.left = most
@@ -74,8 +74,8 @@ def fit_whatever_ends(
 ) -> bool:
     """
     Whether all `must_fit` pods are admitted if at least `free` is free, in every order of `pods` and for every possible
-    alignment of each, and after them the `later` pods in turn. False also if amounts alone do not decide, or if it
-    takes more steps than are left.
+    alignment of each, followed by the `later` pods in their order. Also False if amounts alone do not decide, or if the
+    budget `steps` is exceeded.
     """
     tried = set()
     if not pods:
@@ -97,7 +97,7 @@ def fit_whatever_ends(
 
 
 def _fits_wherever(need: PodNeed, free: Free, steps: AlignmentBudget) -> bool:
-    """Whether a pod is admitted wherever its containers are aligned one after the other. False: it may not be."""
+    """Whether a pod is admitted for every possible alignment of its containers. False: it might be refused."""
     rest = need.rest
     steps.left -= rest is not None
     if steps.left < 0 or judge_amounts(need, free) != "":
@@ -107,9 +107,9 @@ def _fits_wherever(need: PodNeed, free: Free, steps: AlignmentBudget) -> bool:
 
 def containers_fit(need: PodNeed, free: Free, most: Free, steps: AlignmentBudget | None = None) -> bool:
     """
-    Whether a pod that is admitted with `free` is also admitted after other pods end, judged by amounts only. When more
-    is free, its first containers may be aligned to NUMA nodes whose resources its later containers need. `most`: what
-    is free when all running pods have ended. False also if it takes more than `MOST_CONTAINER_STEPS`. Example under
+    Whether a pod that is admitted with `free` is also admitted after other pods end, judged by amounts only. If more is
+    free, its first containers can be aligned to NUMA nodes whose resources its later containers need. `most`: what is
+    free when all running pods have ended. Also False if it takes more than `MOST_CONTAINER_STEPS`. Example under policy
     restricted, for a pod with 1 GPU and 4 CPUs in one container and 2 GPUs in the next:
 
         free: 2 GPUs and 2 CPUs on NUMA node 0, 1 GPU and 8 CPUs on node 1; a pod with CPUs of node 0 ends: the first
@@ -130,7 +130,7 @@ def containers_fit(need: PodNeed, free: Free, most: Free, steps: AlignmentBudget
 
 def iterate_realigning_ends(state: NodeState, rules: AdmissionRules, need: PodNeed) -> Iterator[NodeState]:
     """
-    The node's state after the end of one of its pods, for each pod whose end may change the alignment of the new pod.
+    The node's states after the end of one of its pods, for each pod whose end can change the alignment of the new pod.
     """
 
     def place(now: NodeState) -> int:
@@ -180,7 +180,7 @@ def have_ample_memory(free: Free, pods: Sequence[PendingPod]) -> bool:
 
 
 def left_by(pod: PendingPod, free: Free) -> Iterator[Free]:
-    """What may be free after the pod is admitted or refused. Includes `free` unchanged if the pod may be refused."""
+    """What can be free after the pod is admitted or refused. Includes `free` unchanged if the pod can be refused."""
     if pod.takes is None or not pod.takes.first_with_room(free):
         yield free
     if pod.takes is not None:
@@ -189,7 +189,7 @@ def left_by(pod: PendingPod, free: Free) -> Iterator[Free]:
 
 def left_elsewhere(pod: PendingPod, free: Free) -> Iterator[Free]:
     """
-    What may be free after the pod is aligned to a preferred set before the first set with room, if it takes something.
+    What can be free if the pod is aligned to a preferred set before the first one with room, and takes something there.
     """
     if pod.takes is not None:
         is_one = pod.takes.rest is None
@@ -198,7 +198,7 @@ def left_elsewhere(pod: PendingPod, free: Free) -> Iterator[Free]:
 
 
 def _left_after(need: PodNeed, free: Free) -> Iterator[Free]:
-    """What may be free after the pod, for each combination of sets to which its containers may be aligned."""
+    """What can be free after the pod, for each combination of sets to which its containers can be aligned."""
     for left in _left_by_first(need, free):
         if need.rest is None:
             yield left
@@ -207,7 +207,7 @@ def _left_after(need: PodNeed, free: Free) -> Iterator[Free]:
 
 
 def _left_by_first(need: PodNeed, free: Free, *, besides: bool = False) -> Iterator[Free]:
-    """What may be free after the first container is aligned. `besides`: to another set than the first one with room."""
+    """What can be free after the first container is aligned. `besides`: to a set before the first one with room."""
     room = need.first_with_room(free)
     for number in need.preferred:
         if number == room and besides:

@@ -1,16 +1,16 @@
 """
-Finds whether waiting can help a pod that a node refuses, and what helps it instead.
+Determines whether waiting can help a pod that a node refuses, and which changes would help.
 
-The rule: the decision is made again for the node without any allocation, with the present health of its devices.
+The decision is repeated for the node without any allocation, with the current health of its devices. The results are:
 
-- It admits the pod (`in-use`): the pod fits once enough pods have ended. The finding stays.
-- It refuses the pod, and would admit it if all devices were healthy and none was cordoned (`unhealthy`). The finding counts
-  the devices that are not.
-- It refuses the pod even then (`never`). The finding is that of the empty machine.
+- The node admits the pod (`in-use`). The pod fits after enough pods have ended. The finding is kept.
+- The node refuses the pod, but would admit it if all devices were healthy and none was cordoned (`unhealthy`). The
+  finding counts the devices that are unhealthy or cordoned.
+- The node refuses the pod even then (`never`). The finding is that of the empty machine.
 
-The remedy names the single changes of the pod, and one of the kubelet's rules, with which the decision admits the pod: now,
-or where waiting does not help, on the empty machine. A refusal whose remedy names no waiting, such as to correct a name,
-keeps its text.
+The remedy lists single changes of the pod, and one change of the kubelet's rules, that each make the pod fit: now or,
+if waiting does not help, on the empty machine. A remedy that does not mention waiting, such as to correct a name, is
+kept.
 """
 
 from bisect import bisect_left
@@ -50,7 +50,7 @@ UNDECIDED = frozenset(
         TooMuchWork,
     )
 )
-"""Codes of refusals that are not about what the machine has."""
+"""Codes of refusals for reasons other than the machine's resources."""
 WAIT = "wait until pods on this node end"
 NEVER = "the pod never fits on this node"
 HEAL = "the end of other pods does not help: repair, heal or uncordon the devices (`topoalign topo --wide` has the reasons)"
@@ -60,13 +60,13 @@ ELSEWHERE = (
 
 
 def explain_decision(state: NodeState, demand: PodDemand) -> Decision:
-    """The decision with `explain`; a refusal with its resolvability and the changes that help."""
+    """The decision with `explain`. A refusal includes its resolvability and the changes that help."""
     decision = decide_demand(state, demand, explain=True)
     return decision if isinstance(decision, Admission) else with_resolvability(state, demand, decision)
 
 
 def with_resolvability(state: NodeState, demand: PodDemand, refusal: Refusal) -> Refusal:
-    """The refusal, which the node gave in this state, with its resolvability, and the finding and remedy for that."""
+    """The node's refusal in this state, with its resolvability added, and the finding and remedy updated."""
     if refusal.code in UNDECIDED:
         return msgspec.structs.replace(refusal, resolvability=Resolvability.NOT_KNOWN)
     empty = without_any_allocation(state)
@@ -91,7 +91,7 @@ def with_resolvability(state: NodeState, demand: PodDemand, refusal: Refusal) ->
 
 
 def _resolvability_on(empty: NodeState, demand: PodDemand) -> tuple[Resolvability, Refusal | None]:
-    """The resolvability of a refusal by the `empty` node, and the refusal that remains; None: it admits the pod."""
+    """The resolvability, and the refusal that remains on the `empty` node. None: the empty node admits the pod."""
     decision = decide_demand(empty, demand, explain=True)
     if isinstance(decision, Admission):
         return Resolvability.IN_USE, None
@@ -105,12 +105,12 @@ def _resolvability_on(empty: NodeState, demand: PodDemand) -> tuple[Resolvabilit
 
 
 def without_any_allocation(state: NodeState) -> NodeState:
-    """The node as if nobody had anything."""
+    """The node's state without any allocation."""
     return msgspec.structs.replace(state, allocations={}, memory={})
 
 
 def with_healthy_devices(state: NodeState) -> NodeState:
-    """The node with all devices healthy and not cordoned; the same state where they are."""
+    """The node with all devices healthy and not cordoned. The same object if they already are."""
     if state.health is None:
         return state
     hardware = state.hardware
@@ -125,7 +125,7 @@ def with_healthy_devices(state: NodeState) -> NodeState:
 
 
 def _describe_impaired(state: NodeState, demand: PodDemand) -> str:
-    """How many devices of the resources that are asked for cannot be handed out, for people."""
+    """How many devices of the requested resources cannot be allocated, for people."""
     listed = state.hardware.devices
     counts = {
         name: (sum(not state.health_of(base).usable for base in listed[name].by_base), len(listed[name].by_base))
@@ -136,7 +136,7 @@ def _describe_impaired(state: NodeState, demand: PodDemand) -> str:
 
 
 def _sufficient_changes(state: NodeState, demand: PodDemand, refusal: Refusal) -> Iterator[str]:
-    """Each single change with which the pod that was refused so is admitted in this state, for people."""
+    """Each single change with which the refused pod is admitted in this state, for people."""
     rules = demand.rules
 
     def admits(pod: PodRequest, rules: AdmissionRules = rules) -> bool:
@@ -153,37 +153,37 @@ def _sufficient_changes(state: NodeState, demand: PodDemand, refusal: Refusal) -
             return
 
 
-# Finds the single changes of a pod, or of its kubelet's rules, that make it fit, by deciding again with each change.
+# Finds single changes of a pod, or of its kubelet's rules, that make it fit. The decision is repeated with each change.
 #
-# - **less of one resource**: the most that one container can ask for of it: devices, whole CPUs, GiB of memory;
-# - **another rule**: alignment of the pod instead of its containers, or the reverse; else the strictest of the other
-#   policies.
+# - **less of one resource**: the most that one container can request of it: devices, whole CPUs, GiB of memory;
+# - **another rule**: alignment of the pod instead of its containers, or the reverse; otherwise, the strictest other
+#   policy that helps.
 #
 #     8 GPUs, policy single-numa-node, two NUMA nodes with four GPUs each
 #     ask for 4 instead of 8 nvidia.com/gpu; set topologyManagerPolicy: restricted
 
 
 UNITS = {CPU: 1000, MEMORY: GIB}
-"""In what steps less is asked for; devices one by one, hugepages not at all."""
+"""The steps in which a request is reduced. Devices are reduced one by one, hugepages not at all."""
 OTHER_RULES: tuple[tuple[str, str], ...] = (
     *(("scope", scope.value) for scope in Scope),
     *(("policy", policy.value) for policy in [*reversed(Policy)][1:]),
 )
-"""Rules that may differ, with their values: the scope, then the policy, the stricter ones first, without the strictest."""
+"""Rules to try, with their values: the scopes, then the policies except the strictest, stricter ones first."""
 SETTINGS = {"policy": "topologyManagerPolicy", "scope": "topologyManagerScope"}
 """Rule -> the field of the kubelet's configuration that sets it."""
 
 
 class SmallerRequest(NamedTuple):
-    """A pod that asks for less of one resource."""
+    """A pod that requests less of one resource."""
 
     resource: ResourceName
     asked: int
     amount: int
-    """What to ask for instead; CPUs in millicores."""
+    """The amount to request instead. CPUs are in millicores."""
     pod: PodRequest
     container: ContainerName | None = None
-    """The one that asks for less, if others ask for the resource, too."""
+    """The container that requests less, if others also request the resource."""
 
     @property
     def text(self) -> str:
@@ -198,8 +198,8 @@ def smaller_requests(
     pod: PodRequest, admits: Callable[[PodRequest], bool], container: ContainerName | None = None
 ) -> Iterator[SmallerRequest]:
     """
-    For each resource the most that one container can ask for so that the pod is admitted: that `container`, or None: the
-    only one that asks for the resource. Resources of which no smaller amount suffices are left out.
+    For each resource, the most that one container can request so that the pod is admitted. `container`: the only one to
+    change. None: the only one that requests the resource. Resources for which no smaller amount suffices are omitted.
     """
     asking: dict[ResourceName, list[ContainerRequest]] = {}
     for each in (*pod.init_containers, *pod.containers):
@@ -228,18 +228,18 @@ def _smaller_request(
 
 
 def _most_that(holds: Callable[[int], bool], most: int) -> int:
-    """The largest number up to `most` for which it holds, where it holds for all smaller ones; 0: for none."""
-    # a smaller set of devices may be harder to align, so few are tried one by one
+    """The largest number up to `most` for which `holds` is true, if it is for all smaller ones. 0: for none."""
+    # a smaller set of devices can be harder to align, so small numbers are tried one by one
     if most <= 16:
         return next((number for number in range(most, 0, -1) if holds(number)), 0)
     too_many = 1
-    while too_many <= most and holds(too_many):  # the answer is small also for a request of billions
+    while too_many <= most and holds(too_many):  # the result is small even for a request of billions
         too_many *= 2
     return bisect_left(range(1, min(too_many, most + 1)), True, key=lambda number: not holds(number))
 
 
 def asking_for(pod: PodRequest, name: ContainerName, resource: ResourceName, amount: int) -> PodRequest:
-    """The pod whose container asks for another amount of a resource."""
+    """The pod with this container requesting another amount of a resource."""
 
     def changed(container: ContainerRequest) -> ContainerRequest:
         if container.name != name:

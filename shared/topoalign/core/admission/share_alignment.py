@@ -1,24 +1,24 @@
 """
-Checks a pod that requests shares of GPUs: wherever the kubelet may align it, a GPU there must have enough left, no matter
-which pods end before the pod is admitted.
+Checks a pod that requests shares of GPUs: on every set of NUMA nodes to which the kubelet can align it, a GPU must have
+enough free capacity, no matter which pods end before the pod is admitted.
 
-A kubelet counts units, slots that have NUMA nodes, CPUs and memory by NUMA node, and not what is left of each GPU. So a
-pod that finds its GPU on node 1 may be aligned to node 0 once another pod has given back CPUs there, and is refused
-(`ShareSplit`):
+A kubelet counts units, slots with NUMA nodes, CPUs and memory by NUMA node. It does not count the free capacity of each
+GPU. So a pod for which only node 1 has a suitable GPU can be aligned to node 0 after another pod releases CPUs there.
+It is then refused (`ShareSplit`):
 
     requested: 60 hundredths of a GPU and 4 CPUs
-    NUMA node 0: free slots, 40 hundredths left on its GPUs, 2 CPUs; NUMA node 1: enough of everything
-    now the pod is aligned to node 1; when a pod with 8 CPUs of node 0 ends, to node 0, where no GPU has 60 hundredths left
+    NUMA node 0: free slots, 40 free hundredths on its GPUs, 2 CPUs; NUMA node 1: enough of everything
+    the pod is aligned to node 1; if a pod with 8 CPUs of node 0 ends, to node 0, where no GPU has 60 free hundredths
 
-A set of NUMA nodes that the kubelet prefers to the predicted one is a danger if (1) none of its GPUs has enough left and
-(2) enough of what the kubelet counts can become free there without any of its GPUs getting enough. What a pod holds of
-GPUs, CPUs and memory becomes free together.
+A set of NUMA nodes that the kubelet prefers to the predicted one is a risk if (1) none of its GPUs has enough free
+capacity, and (2) enough of what the kubelet counts can become free there while none of its GPUs gets enough. The GPUs,
+CPUs and memory of a pod become free together.
 
-    the 8 CPUs are held by the pod that has 60 hundredths of a GPU of node 0: when it ends, both are free: no danger
+    the pod with the 8 CPUs also holds 60 hundredths of a GPU of node 0: both become free when it ends, so no risk
 
-Pods that may be admitted first are competitors: each may take its share on any of the GPUs. A pod that limits its GPUs,
-spreads its units over several, or asks for whole GPUs and memory, must have those that are reserved for it. For such
-a pod every other set is a danger. Devices that become healthy are not taken into account.
+Pods that can be admitted first are competitors. Each can take its share on any of the GPUs. A pod must get exactly the
+GPUs that are reserved for it if it limits its GPUs, spreads its units over several, or requests whole GPUs and memory.
+For such a pod, every other set is a risk. Devices that become healthy are not taken into account.
 """
 
 from collections import Counter, defaultdict
@@ -56,22 +56,22 @@ Gpus = Mapping[DeviceID, int]
 
 
 class AlignedContainer(NamedTuple):
-    """A container that asks for shares of GPUs, and what its kubelet aligns it by."""
+    """A container that requests shares of GPUs, and the data by which its kubelet aligns it."""
 
     container: ContainerDemand
     share: Share
     gpus: Gpus
-    """The GPUs of which the kubelet, which sees only NUMA nodes, may give it a part."""
+    """The GPUs of which the kubelet, which knows only NUMA nodes, can allocate a part to it."""
     aligned: NodeSets
     otherwise: tuple[NodeSets, ...]
     """
-    The alignments if no preferred set has room: then the kubelet chooses the NUMA node of each resource separately. Empty:
-    the pod is refused.
+    The alignments if no preferred set has room: the kubelet then chooses the NUMA node of each resource separately.
+    Empty: the pod is refused.
     """
 
 
 def containers_aligned_to_gpus(topology: Topology, demand: PodDemand) -> tuple[AlignedContainer, ...]:
-    """The containers of a pod that a kubelet may align to GPUs with too little."""
+    """The containers of a pod that a kubelet can align to GPUs with too little free capacity."""
     rules = demand.rules
     policy = POLICIES[rules.policy]
     by_machine = profile_of(rules.mode).prefers_by_empty_machine
@@ -83,7 +83,7 @@ def containers_aligned_to_gpus(topology: Topology, demand: PodDemand) -> tuple[A
         if share is None:
             continue
         units = (name for name, amount in each.devices.items() if amount and unit_of(topology, name))
-        resource = share.resource or next(units)  # one that the GPUs are listed under
+        resource = share.resource or next(units)  # a resource under which the GPUs are listed
         if not any(topology.devices[resource].by_nodes):
             continue
         aligned: Demand = demand if rules.scope is Scope.POD else each
@@ -99,7 +99,7 @@ def containers_aligned_to_gpus(topology: Topology, demand: PodDemand) -> tuple[A
 
 
 def _near_gpus(topology: Topology, resource: ResourceName) -> Gpus:
-    """The GPUs of a resource that are near NUMA nodes."""
+    """The GPUs of a resource that have a known NUMA node."""
     devices = topology.devices[resource]
     numbers = subsets(topology.node_ids).numbers
     here = node_mask(topology.node_ids)
@@ -114,8 +114,8 @@ def _near_gpus(topology: Topology, resource: ResourceName) -> Gpus:
 
 def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = ()) -> bool:
     """
-    Whether each container finds GPUs with enough left where the kubelet aligns it, no matter which pods end before and in
-    which order the `others` are admitted. Precondition: the pod alone fits on the node in this state.
+    Whether each container has GPUs with enough free capacity wherever the kubelet aligns it, no matter which pods end
+    first and in which order the `others` are admitted. Precondition: the pod alone fits on the node in this state.
     """
     parts = containers_aligned_to_gpus(state.hardware, pod)
     if not parts:
@@ -139,13 +139,13 @@ def finds_gpus(state: NodeState, pod: PodDemand, others: Sequence[PodDemand] = (
 def _iterate_possible_alignments(
     part: AlignedContainer, free: Free, competitors: Sequence[ContainerDemand]
 ) -> Iterator[tuple[NodeSets, int]]:
-    """The sets to which a container may be aligned, up to the first with room after all competitors have taken theirs."""
+    """The sets to which a container can be aligned, up to the first with room for it and all competitors."""
     taken = Counter[ResourceName]()
     for each in competitors:
         taken.update(each.devices)
         taken.update({CPU: each.cpus})
         taken.update(each.memory)
-    by_memory = any(each.memory for each in competitors)  # they may also use it in groups
+    by_memory = any(each.memory for each in competitors)  # competitors can also use memory in groups
     aligned = part.aligned
     near = tuple((name, amount + taken[name]) for name, amount in aligned.near)
     for number in aligned.preferred:
@@ -157,7 +157,7 @@ def _iterate_possible_alignments(
 
 
 class AlignmentSearch:
-    """Checks whether sets of NUMA nodes have GPUs for one container, and whether a kubelet may align to them."""
+    """Checks whether sets of NUMA nodes have GPUs for one container, and whether a kubelet can align it to them."""
 
     def __init__(
         self, state: NodeState, rules: AdmissionRules, part: AlignedContainer, competitors: Sequence[Share]
@@ -176,8 +176,8 @@ class AlignmentSearch:
 
     def suffices(self, number: int, left: SharesLeft | None = None, *, is_here: bool = False) -> bool:
         """
-        Whether enough GPUs near this set have room for the container, whatever its competitors take. `left`: what is left of
-        the GPUs; None: as it is now. `is_here`: it is aligned to this set now.
+        Whether enough GPUs near this set have room for the container, whatever its competitors take. `left`: the free
+        capacity of the GPUs. None: the current one. `is_here`: it is aligned to this set now.
         """
         left = self._left(self._state) if left is None else left
         share = self._part.share
@@ -202,7 +202,7 @@ class AlignmentSearch:
         return len(fit) - lost >= share.gpus
 
     def can_be_reached(self, sets: NodeSets, number: int) -> bool:
-        """Whether the kubelet may align to this set after pods have ended, none of which frees enough on its GPUs."""
+        """Whether the kubelet can align to this set after pods end, none of which releases enough on its GPUs."""
         parent_of = self._state.hardware.parent_of
         gpus = {parent_of(gpu) for gpu in self._gpus(number)}
         near = list[list[Allocation]]()
@@ -218,13 +218,13 @@ class AlignmentSearch:
         return bool(idle) and self._has_room((*far, *chain.from_iterable(idle)), sets, number)
 
     def _left_after(self, ended: list[Allocation], near: list[list[Allocation]], number: int) -> SharesLeft:
-        """What is left of the GPUs of a set once a pod has ended. `near`: the pods that hold something of its GPUs."""
+        """The free capacity of a set's GPUs after a pod ends. `near`: the allocations of pods on these GPUs, by pod."""
         hardware = self._state.hardware
         handed_out = self._state.ownership.handed_out
         usable = all(handed_out.health_of(gpu).usable for gpu in self._gpus(number))
-        if not usable:  # an allocation under a former offer may block a GPU (`Ownership.blocked`)
+        if not usable:  # an allocation under a former offer can block a GPU (`Ownership.blocked`)
             return self._left(without_all(self._state, ended))
-        # by amounts alone: the ownership of a whole node takes four times as long, for each pod on it
+        # by amounts alone, as computing the ownership of the node for each of its pods takes four times as long
         live = chain.from_iterable(held for held in near if held is not ended)
         return slots_left(hardware, live, handed_out) if self._in_slots else units_left(hardware, live, handed_out)
 
@@ -240,11 +240,11 @@ def _fits_with_competitors(
     share: Share,
     competitors: Sequence[Share] = (),
 ) -> bool:
-    """Whether a GPU, of which so much is left, has enough for a share and for all of these competing shares."""
+    """Whether a GPU with this free capacity has enough for a share and for all of these competing shares."""
     others = [
         each.amount_of(left.offered) for each in competitors if (each.resource is None) == (share.resource is None)
     ]
-    if others and left.profiles:  # which places a competitor's MIG instance takes is not known
+    if others and left.profiles:  # it is unknown which placements a competitor's MIG instance takes
         return False
     rest = msgspec.structs.replace(left, sharers=left.sharers + len(others), held=sum_amounts((left.held, *others)))
     return may_be_on(topology, share, gpu) and enough(rest, share)
@@ -252,8 +252,8 @@ def _fits_with_competitors(
 
 def group_by_pod(allocations: Iterable[Allocation]) -> dict[str, list[Allocation]]:
     """
-    The allocations by the UID of their pod, or `namespace/name` where it is not known: what a pod has becomes free together.
-    One whose pod is unknown is a group of its own.
+    Groups allocations that become free together: by the UID of their pod, or `namespace/name` if the UID is unknown. An
+    allocation of an unknown pod is a group of its own.
     """
     found = defaultdict[str, list[Allocation]](list)
     for each in allocations:
@@ -267,7 +267,7 @@ def group_by_pod(allocations: Iterable[Allocation]) -> dict[str, list[Allocation
 
 
 def without_all(state: NodeState, gone: Iterable[Allocation]) -> NodeState:
-    """The node if these allocations were gone."""
+    """The node's state without these allocations."""
     state = msgspec.structs.replace(state)  # without cached ownership: it is computed once, not after each removal
     for each in gone:
         state = state.without(each.id)

@@ -1,9 +1,9 @@
 """
 Chooses the devices of one resource for a container, once its NUMA affinity is known (kubelet v1.36.3, device manager).
 
-The rule: devices of earlier init containers of the pod come first. Then devices near a node of the affinity come before
-others. If there is a choice, the device plugin is asked for its preference; the valid part of its answer is used, and is cut
-or filled up in the hardware's order.
+Devices of earlier init containers of the pod come first, then devices near a NUMA node of the affinity, then others. If
+there is a choice, the device plugin is asked for its preference. The valid devices of its answer are used. If they are
+too many or too few, they are truncated, or others are added, in the hardware's order.
 """
 
 from collections.abc import Collection
@@ -22,13 +22,13 @@ from topoalign.core.state.fold import NodeState
 
 
 class DeviceChoice(NamedTuple):
-    """Which `size` of the available devices a container gets, with those that must be among them."""
+    """The available devices of which a container is allocated `size`, and those that must be included."""
 
     available: DeviceSet
     must_include: tuple[DeviceID, ...]
     size: int
     fallback: tuple[DeviceSet, ...] = ()
-    """What fills up a preference for too few devices, the first set first."""
+    """The sets from which devices are added, in order, if too few are preferred."""
 
     @property
     def is_open(self) -> bool:
@@ -56,7 +56,7 @@ class NotEnoughDevices(NoFit):
 
 class TooLarge(NoFit):
     """
-    Raised for more devices of a resource than one container may have.
+    Raised if more devices of a resource are requested than one container can have.
 
     Remedy: Ask for fewer.
     """
@@ -83,18 +83,18 @@ class NoHealthyDevice(NoFit):
 
 
 class Sides(NamedTuple):
-    """Devices by their place relative to an affinity."""
+    """Devices by their locality relative to an affinity."""
 
     aligned: DeviceSet
-    """Near a node of it."""
+    """Near a NUMA node of the affinity."""
     unaligned: DeviceSet
-    """Near other nodes only."""
+    """Near other NUMA nodes only."""
     no_affinity: DeviceSet
-    """Near no known node, or there is no affinity to compare with."""
+    """Near no known NUMA node, or there is no affinity."""
 
 
 def split_by_affinity(devices: OfferedDevices, available: Collection[DeviceID], affinity: Mask | None) -> Sides:
-    """Splits the available devices by their place relative to the affinity."""
+    """Splits the available devices by their locality relative to the affinity."""
     free = devices.some(available)
     aligned = devices.nothing
     elsewhere = devices.nothing
@@ -109,7 +109,7 @@ def split_by_affinity(devices: OfferedDevices, available: Collection[DeviceID], 
 
 
 def most_per_container(topology: Topology, resource: ResourceName) -> float:
-    """How many devices of a resource one container may ask for."""
+    """The maximum number of devices of a resource that one container can request."""
     return min((offer.most for offer in topology.offers_of.get(resource, ()) if offer.most is not None), default=inf)
 
 
@@ -122,9 +122,9 @@ def choose_for_container(
     taken_over: Collection[DeviceID] | None = None,
 ) -> DeviceChoice:
     """
-    `choose_devices` for a container on a node as it is, with what earlier containers of its pod left. `among`: the healthy
-    devices that may be chosen; None: all. `taken_over`: the devices of earlier containers that it takes over; None: the
-    first ones. Raises TooLarge, NoHealthyDevice and NotEnoughDevices.
+    `choose_devices` for a container on a node in its current state, with the reusable devices of earlier containers of
+    its pod. `among`: the healthy devices that can be chosen. None: all. `taken_over`: the devices of earlier containers
+    that it reuses. None: the first ones. Raises TooLarge, NoHealthyDevice and NotEnoughDevices.
     """
     amount = container.devices[resource]
     owned = state.ownership
@@ -152,9 +152,9 @@ def choose_devices(
     affinity: Mask | None,
 ) -> DeviceChoice:
     """
-    `required` devices of a resource for a container, in the hardware's order. `devices` are all of the resource,
-    `allocated` those that a container holds, `reusable` those of them that init containers of this pod left. Raises
-    NoHealthyDevice and NotEnoughDevices.
+    The choice of `required` devices of a resource for a container, in the hardware's order. `devices`: all of the
+    resource. `allocated`: those that containers hold. `reusable`: those of them that init containers of this pod
+    released. Raises NoHealthyDevice and NotEnoughDevices.
     """
     if not healthy:
         raise NoHealthyDevice(resource)
@@ -174,8 +174,8 @@ def choose_devices(
 
 def likely_takeover(devices: OfferedDevices, reusable: Collection[DeviceID], amount: int) -> frozenset[DeviceID]:
     """
-    Of `amount` devices that a kubelet picks at random among more reusable ones (v1.36.3, device manager: the order of a Go
-    map), the most likely distribution over NUMA nodes. Of 4 devices on node 0 and 2 on node 1, it picks 2 and 1.
+    The most likely distribution over NUMA nodes if a kubelet picks `amount` devices at random from more reusable ones
+    (v1.36.3, device manager: the order of a Go map). For 3 of 4 devices on node 0 and 2 on node 1, it is 2 and 1.
     """
     left = devices.some(reusable)
     groups = [group for each in devices.by_nodes.values() if (group := left & each)]

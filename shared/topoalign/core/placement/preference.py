@@ -1,7 +1,7 @@
 """
 Chooses the devices of a container, once its NUMA affinity is known.
 
-`prefer` is the answer to the kubelet's GetPreferredAllocation and to `admit`'s own question alike.
+`prefer` answers both the kubelet's GetPreferredAllocation and the question of `admit`.
 """
 
 from collections import Counter
@@ -49,14 +49,14 @@ PLACEMENTS: Mapping[str, DevicePolicy] = {
 
 
 def choose_gpu_set(policy: DevicePolicy, asked: GpuChoice) -> Members:
-    """The GPUs that the policy prefers, ascending; () where there is no preference to give (`has_possible_set`)."""
+    """The GPUs that the policy prefers, in ascending order. (): there is no possible set (`has_possible_set`)."""
     return policy.choose(asked) if has_possible_set(asked) else ()
 
 
 def has_possible_set(asked: GpuChoice) -> bool:
     """
-    Whether there is a set to choose: the size is at least 1 and at most what is available, positions are of the machine and
-    not repeated, required ones are available and no more than the size.
+    Whether a set can be chosen. The size is at least 1 and at most the number of available GPUs. All positions exist on
+    the machine and are unique. The required GPUs are available and not more than the size.
     """
     available = asked.available
     required = asked.required
@@ -77,12 +77,12 @@ def prefer(
     context: PlacementContext = NO_CONTEXT,
 ) -> tuple[DeviceID, ...]:
     """
-    The `size` devices of a resource that are best, in the hardware's order; the order of the input does not matter.
+    The best `size` devices of a resource, in the hardware's order. The order of the input does not matter.
 
-    GPUs by the device policy named `placement`; NICs by their links to the devices `near`; shares, MIG instances and
-    virtual functions by how much of their GPUs is held (`prefer_parts`); others in the hardware's order. `context` is what
-    else is free, for policy `topology`. () where there is no preference to give (`has_possible_set`), and for devices that
-    the node does not have.
+    GPUs are chosen by the device policy `placement`, NICs by their links to the devices `near`. Shares, MIG instances
+    and virtual functions are chosen by how much of their GPUs is held (`prefer_parts`), others in the hardware's order.
+    `context`: what else is free, for policy `topology`. (): there is no possible set (`has_possible_set`), or the node
+    does not have the devices.
     """
     kind = topology.kind_of(resource)
     if kind == "part":
@@ -109,7 +109,7 @@ def prefer_gpus(
     placement: str,
     context: PlacementContext,
 ) -> tuple[DeviceID, ...]:
-    """`prefer` for whole GPUs of the machine, however they are offered; in the hardware's order."""
+    """`prefer` for whole GPUs of the machine, under whatever resource they are offered. In the hardware's order."""
     chosen = choose_gpu_set(PLACEMENTS[placement], build_gpu_choice(topology, available, must_include, size, context))
     gpus = tuple(topology.gpu_by_id)
     return tuple(gpus[i] for i in chosen)
@@ -132,7 +132,7 @@ def build_gpu_choice(
     size: int,
     context: PlacementContext,
 ) -> GpuChoice:
-    """What a device policy is asked. Raises KeyError for GPUs that the machine does not have."""
+    """The question to a device policy. Raises KeyError for GPUs that the machine does not have."""
     position = positions_by_gpu(topology)
     near = nic_localities(topology)
     return GpuChoice(
@@ -167,25 +167,25 @@ def seam_of(topology: Topology, gpus: Collection[DeviceID]) -> str:
 
 @computed_once
 def nic_localities(topology: Topology) -> Mapping[DeviceID, NicLocality]:
-    """NIC -> the GPUs that it is local to, and near."""
+    """NIC -> the GPUs to which it is local, and those near it."""
     return {nic: nic_locality(topology, nic) for nic in topology.nic_by_id}
 
 
 def _nearness(topology: Topology, device: DeviceID, near: Sequence[DeviceID]) -> tuple[bool, int]:
-    """Sorts NICs, the best first; equals stay in the hardware's order."""
+    """The sort key of NICs, the best first. Equal NICs stay in the hardware's order."""
     nic = topology.nic_by_id.get(device)
     down = nic is not None and bool(nic.ports) and not any(port.state in ("", "ACTIVE") for port in nic.ports)
     return (
-        down,  # one that has a link,
+        down,  # NICs with a link first,
         -sum(connection_score(topology, device, other) for other in near),  # then the nearest to all of these devices
     )
 
 
-# Shares, MIG instances and virtual functions are chosen one by one, from the GPU of which the fewest are held
-# (`distributed`) or the most (`packed`), counting those chosen already; of equals from the GPU that this container has
-# the fewest of, then from the nearest to the GPUs that it has, then in the hardware's order. The first two rules are
-# those of NVIDIA's device plugin v0.20.0, which leaves the order of the rest open. A node may offer thousands of
-# shares: those of each GPU are counted, and the first ones taken.
+# Shares, MIG instances and virtual functions are chosen one by one. Each comes from the GPU of which the fewest
+# (`distributed`) or the most (`packed`) are held, including those already chosen. Among equal GPUs, the one of which
+# this container has the fewest is preferred, then the one nearest to the container's GPUs, then the first in the
+# hardware's order. The first two rules are those of NVIDIA's device plugin v0.20.0, which defines no further order.
+# Because a node can offer thousands of shares, those of each GPU are counted, and the first ones are taken.
 
 
 def prefer_parts(
@@ -197,9 +197,8 @@ def prefer_parts(
     near: Sequence[DeviceID] = (),
 ) -> tuple[DeviceID, ...]:
     """
-    The `size` of them that are best, in the hardware's order; `near` are other devices of the container. () where there is
-    no preference to give: size below 1 or above what is available, or too small for `must_include`, or one of these is not
-    available.
+    The best `size` parts, in the hardware's order. `near`: other devices of the container. (): the size is below 1,
+    above the number of available parts, or too small for `must_include`, or one of `must_include` is not available.
     """
     if not max(1, len(must_include)) <= size <= len(available) or not all(map(available.__contains__, must_include)):
         return ()
@@ -232,7 +231,7 @@ def prefer_parts(
 
 @computed_once
 def _listed_parts(topology: Topology) -> Mapping[ResourceName, Mapping[DeviceID, DeviceSet]]:
-    """Resource that the node offers -> GPU -> its parts that are listed, in the hardware's order."""
+    """Resource that the node offers -> GPU -> its listed parts, in the hardware's order."""
     found: dict[ResourceName, dict[DeviceID, DeviceSet]] = {}
     for resource in topology.offers_of:
         devices = topology.devices[resource]

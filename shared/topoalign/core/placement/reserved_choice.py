@@ -1,16 +1,20 @@
 """
-Answers a kubelet that asks which devices it should take with those that are reserved.
+Answers GetPreferredAllocation of the kubelet with the reserved devices.
 
-GetPreferredAllocation names neither pod nor container. The answer is the reserved device set that fits the question:
-devices of the resource, as many as are asked for, all of them available, those among them that must be included. Of
-several that fit, one of a container that has got another of its parts comes first, because the kubelet asks for the
-resources of a container one after the other; then the one that was reserved first. Parts of one size are
-interchangeable, and which pod has which is known once the kubelet names the owner. What is planned for a pod of a gang,
-and not for one that is about to be bound, is not the answer while another one of its size is: the kubelet asks for that
-one. Example:
+The request contains neither pod nor container. The answer is a reserved device set that matches it: a set of the
+resource and of the requested size, whose devices are all available, and which has all devices that must be included. If
+several sets match, they are preferred in this order:
+
+1. a set of a container that has already been allocated another of its parts, because the kubelet requests the resources
+   of a container in sequence;
+2. the set that was reserved first.
+
+Parts of equal size are interchangeable. Which pod has which part is known when the kubelet reports the owner. A set
+that is only planned for a pod of a gang is not the answer if a set of the same size is reserved for a pod that is about
+to be bound: the kubelet's request is for the latter. Example:
 
     reserved: for pod a GPU-0, GPU-1 and mlx5_0; for pod b GPU-4, GPU-5 and mlx5_4
-    asked for 2 of all GPUs: GPU-0, GPU-1; then for 1 of all NICs: mlx5_0, because pod a's GPUs are given by now
+    request for 2 of all GPUs: GPU-0, GPU-1; then for 1 of all NICs: mlx5_0, because pod a already has its GPUs
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -31,8 +35,8 @@ def prefer_reserved(
     must_include: Sequence[DeviceID],
     size: int,
 ) -> tuple[DeviceID, ...]:
-    """The devices reserved at monotonic second `now` that fit the question, in the hardware's order; () where none do."""
-    if not reserved.reservations:  # most often, and thousands of shares may be available
+    """The devices reserved at monotonic second `now` that match, in the hardware's order. (): there are none."""
+    if not reserved.reservations:  # the most common case; thousands of shares can be available
         return ()
     offered = frozenset(available)
     required = frozenset(must_include)
@@ -52,8 +56,8 @@ def open_reservations(
     reserved: NodeReservations, now: float, resource: ResourceName
 ) -> Iterator[tuple[str, ReservedContainer, frozenset[DeviceID]]]:
     """
-    Pod UID, container and all its devices of the resource, where none of them is given yet, the oldest first. What is
-    planned is left out while as many devices are reserved for a pod that is about to be bound.
+    Pod UID, container and all its reserved devices of the resource, if none of them is allocated yet. The oldest
+    reservation comes first. Planned sets are omitted while a set of equal size is reserved for a pod about to be bound.
     """
     parts = [
         (each.pod_uid, container, devices)
@@ -73,7 +77,7 @@ def open_reservations(
 def reserved_with(
     reserved: NodeReservations, now: float, resource: ResourceName, devices: Collection[DeviceID]
 ) -> ReservedContainer | None:
-    """The container for which just these devices of the resource are reserved at monotonic second `now`, given or not."""
+    """The container for which exactly these devices of the resource are reserved at `now`, allocated or not."""
     wanted = frozenset(devices)
     return next(
         (
@@ -89,7 +93,8 @@ def reserved_with(
 
 def reserved_devices(reserved: NodeReservations, now: float, resource: ResourceName) -> frozenset[DeviceID]:
     """
-    All devices of a resource that are reserved at monotonic second `now` and not given yet, co-allocated ones included.
+    The devices of a resource that are reserved at monotonic second `now` and not allocated yet, including co-allocated
+    ones.
     """
     return frozenset(
         device

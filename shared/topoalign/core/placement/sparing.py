@@ -1,8 +1,8 @@
 """
-Chooses devices that the record has as free before those that it has as held.
+Prefers devices that are free in the record to those that are held in it.
 
-The kubelet names the devices that it takes to be free. Where the record has some of them as held, these are left out as long
-as there are enough others, and used after all others where there are not.
+The kubelet lists the devices that it considers free. If some of them are held in the record, they are excluded if there
+are enough others. If not, they are used after all others.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -25,7 +25,7 @@ def prefer_sparing(
     placement: str,
     kept: Collection[DeviceID] = (),
 ) -> tuple[DeviceID, ...]:
-    """As `prefer`, of listed devices that nobody holds if there are enough. `kept`: what counts as held besides."""
+    """`prefer` among listed devices that are not held, if there are enough. `kept`: ids that also count as held."""
     devices = topology.devices.get(resource, NO_DEVICES)
     offered = devices.some(available)
     if len(offered) < len(available) or not all(map(offered.__contains__, must_include)):
@@ -38,14 +38,14 @@ def prefer_sparing(
 
 
 def held_among(ownership: Ownership, resource: ResourceName, devices: OfferedDevices) -> DeviceSet:
-    """Those of all devices of a resource that are held (`Ownership.is_held`)."""
+    """The devices of a resource that are held (`Ownership.is_held`)."""
     if not ownership.holds_anything:
         return devices.nothing
     return _with_parts(ownership.held(resource), devices, ownership.is_held)
 
 
 def is_any_held(topology: Topology, ownership: Ownership, resource: ResourceName, ids: Collection[DeviceID]) -> bool:
-    """Whether any of these ids, all different, is held (`Ownership.is_held`)."""
+    """Whether any of these distinct ids is held (`Ownership.is_held`)."""
     if not ownership.holds_anything:
         return False
     devices = topology.devices.get(resource, NO_DEVICES)
@@ -54,12 +54,12 @@ def is_any_held(topology: Topology, ownership: Ownership, resource: ResourceName
         return any(map(ownership.is_held, ids))
     if named & ownership.held(resource):
         return True
-    # a share may be hundreds of units: one of each device is asked about
+    # a share can consist of hundreds of units, so only one id of each device is checked
     return any(ownership.is_held(some.lowest) for alike in devices.alike if (some := named & alike))
 
 
 def overlapping_devices(ownership: Ownership, devices: OfferedDevices, others: Collection[DeviceID]) -> DeviceSet:
-    """Those of the devices that overlap what any of these ids stands for."""
+    """The devices that overlap what any of these ids stands for."""
     if not others:
         return devices.nothing
     taken = ownership.set_of(others)
@@ -67,9 +67,9 @@ def overlapping_devices(ownership: Ownership, devices: OfferedDevices, others: C
 
 
 def _with_parts(named: DeviceSet, devices: OfferedDevices, is_taken: Callable[[DeviceID], bool]) -> DeviceSet:
-    """Those of the devices that are taken: the `named` ones, and their neighbours."""
+    """The taken devices: the `named` ones, and those for which `is_taken` is true."""
     found = named.bits
-    for alike in devices.alike:  # all shares of a device that are not named are taken with the device, or none is
+    for alike in devices.alike:  # of the shares of a device that are not named, all are taken or none is
         rest = alike.bits & ~named.bits
         if rest and is_taken(DeviceSet(devices, rest).lowest):
             found |= rest

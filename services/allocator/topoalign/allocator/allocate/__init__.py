@@ -1,1 +1,1 @@
-"""The calls of the kubelet about devices, judged against the record: Allocate, GetPreferredAllocation, PreStartContainer."""
+"""Checks the kubelet's device calls against the ledger: Allocate, GetPreferredAllocation, and PreStartContainer."""

@@ -1,15 +1,18 @@
 """
-Checks an Allocate call. A container may claim devices in several ways at once; each way is a `Claim`.
+Checks Allocate calls. A container can claim devices in several ways at once. Each way is a `Claim`.
 
-For each container `grants` asks every claim, in this order:
+For each container, `grants` calls these methods of every claim, in this order:
 
-- `check`: do the hardware and the reservations permit these devices together?
-- `conflicts`: which allocations may exclude the container? They must have existed before the poll of the kubelet.
-- `evict`: releases those of them whose containers have ended. Refuses the call if another container still has the devices.
+- `check`: checks whether the hardware and the reservations allow these devices together.
+- `conflicts`: returns the allocations that may conflict with the container. If the last poll of the kubelet does not
+  cover one of them, the kubelet is polled before `evict`.
+- `evict`: releases the conflicting allocations whose containers have ended. Refuses the call if another container still
+  has the devices.
 - `complete`: adds the data of the claim to the new allocation.
 
-`WholeDevices` claims the named devices themselves. `UnitClaim` and `SlotClaim` claim a share of a GPU, `JointClaim` the NICs
-that are reserved with the GPUs, and `VisibleGpus` that the container sees its GPUs. A new way to share is one more claim.
+`WholeDevices` claims the devices in the call. `UnitClaim` and `SlotClaim` claim a share of a GPU. `JointClaim` claims
+the NICs that are reserved with the GPUs. `VisibleGpus` checks that the container can see all its GPUs. To add a sharing
+mode, add a `Claim`.
 """
 
 from collections import Counter
@@ -37,11 +40,13 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import NodeReservations
 
 MOST_DEVICES = 20_000
-"""Maximum number of devices in one Allocate call: more than any node lists."""
+"""Maximum number of devices in one Allocate call. No node lists that many."""
 
 
 class NodeView:
-    """The data that claims need: state and reservations of the node, the time, and whether containers have ended."""
+    """
+    The data that claims need: the node's state and reservations, the time, and a check whether containers have ended.
+    """
 
     def __init__(
         self,
@@ -60,7 +65,7 @@ class NodeView:
 
     @property
     def state(self) -> NodeState:
-        """The state of the node. While a group of calls is judged, it includes the grants of the calls before."""
+        """The state of the node. While a group of calls is checked, it includes the grants of the earlier calls."""
         return self._state()
 
     @property
@@ -75,19 +80,21 @@ class NodeView:
 
 
 class NewRecords(NamedTuple):
-    """The changes of the ledger by one call so far."""
+    """The changes that one call has made to the ledger so far."""
 
     granted: list[Allocation]
     gone: dict[AllocationID, Allocation]
-    """Allocations that are released."""
+    """The allocations to release."""
     ended: set[AllocationID]
-    """Those of `gone` that leave no remainder."""
+    """The allocations in `gone` that leave no remainder."""
     deviations: dict[AllocationID, tuple[DeviceID, ...]]
-    """As for `Ledger.grant`: the devices that were preferred or reserved, if they differ."""
+    """
+    Allocation -> the preferred or reserved devices, if the kubelet allocated others (`preferred` of `Ledger.grant`).
+    """
 
 
 class AskedContainer(NamedTuple):
-    """One container of an Allocate call while its claims are judged."""
+    """One container of an Allocate call while its claims are checked."""
 
     resource: ResourceName
     devices: Collection[DeviceID]
@@ -98,21 +105,21 @@ class AskedContainer(NamedTuple):
     poll: Poll | None
     new: NewRecords
     stale: dict[AllocationID, Allocation]
-    """Allocations that are released for this container. A part of them may remain (`remainders`)."""
+    """The allocations to release for this container. Some of their devices may stay allocated (`remainders`)."""
 
     @property
     def listing(self) -> KubeletListing | None:
-        """The kubelet's answer; None: it was not polled."""
+        """The kubelet's answer; None if it was not polled."""
         return self.poll.listing if self.poll is not None else None
 
     @property
     def known_poll(self) -> Poll:
-        """The poll. `evict` is called with conflicts only after a poll."""
+        """The poll. It exists if `evict` is called with conflicts."""
         assert self.poll is not None, "a record is known to the poll"
         return self.poll
 
     def release(self, records: Iterable[Allocation]) -> None:
-        """Releases these records for the container."""
+        """Marks these allocations as released for the container."""
         self.stale.update((each.id, each) for each in records)
         self.new.gone.update(self.stale)
 
@@ -124,32 +131,32 @@ class Claim:
         self.view = view
 
     def applies(self, resource: ResourceName) -> bool:
-        """Whether it claims devices of this resource. If not, the other methods are not called."""
+        """Whether this claim handles devices of the resource. If not, the other methods are not called."""
         return True
 
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
-        """Raises NoFit or BadRequest for devices that no container can have together."""
+        """Raises NoFit or BadRequest if no container can have these devices together."""
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """Returns the allocations that may exclude the container. A poll must show whether their containers have ended."""
+        """Returns the allocations that may conflict with the container. A poll must show whether they have ended."""
         return ()
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """Releases the stale ones of `conflicts`. Raises NoFit if one of the others excludes the container."""
+        """Releases stale allocations in `conflicts`. Raises NoFit if any other conflicts with the container."""
 
     def complete(self, asked: AskedContainer, allocation: Allocation) -> Allocation:
-        """Returns the allocation with the data of this claim. Raises NoFit if the claim cannot be met."""
+        """Adds the data of this claim to the allocation. Raises NoFit if the claim cannot be satisfied."""
         return allocation
 
     def granted(self, resource: ResourceName, answers: Sequence[Allocation], poll: Poll | None) -> None:
-        """Records the answers to a call. `poll`: the poll of the kubelet for the call, if any."""
+        """Notes the answers to a call. `poll`: the poll of the kubelet for this call, if any."""
 
 
 class WholeDevices(Claim):
-    """Claims the devices in the kubelet's call, and all devices that overlap them."""
+    """Claims the devices in the kubelet's call and all devices that overlap them."""
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """Returns the records that hold any of these devices."""
+        """Returns the allocations that hold any of these devices."""
         state = self.view.state
         owned = state.ownership
         if not is_any_held(state.hardware, owned, asked.resource, asked.devices):
@@ -157,7 +164,7 @@ class WholeDevices(Claim):
         return [state.allocations[name] for name in sorted(owned.overlapping(map(owned.holding, asked.devices)))]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """Releases stale records. Raises DeviceInUse if a container has the devices."""
+        """Releases stale allocations. Raises DeviceInUse if a container still has the devices."""
         owned = self.view.state.ownership
         for record in conflicts:
             poll = asked.known_poll
@@ -210,7 +217,7 @@ def check_allocate(state: NodeState, resource: ResourceName, containers: AskedDe
 
 
 def reported_co_allocated(allocation: Allocation) -> Iterable[tuple[ResourceName, Sequence[DeviceID]]]:
-    """Yields resource -> the co-allocated devices of an allocation, under the ids that the container sees."""
+    """Yields each resource with its co-allocated devices of an allocation, by the IDs that the container sees."""
     for resource, ids in allocation.devices.items():
         if co_allocated := [device for device in ids if device in allocation.co_allocated]:
             functions = allocation.virtual_functions
@@ -218,5 +225,5 @@ def reported_co_allocated(allocation: Allocation) -> Iterable[tuple[ResourceName
 
 
 def reported_ids(device: DeviceID, functions: Mapping[DeviceID, tuple[str, ...]]) -> tuple[DeviceID, ...]:
-    """Returns the ids under which a container sees a device: for a NIC with virtual functions, the functions' ids."""
+    """Returns the IDs by which a container sees a device. For a NIC with virtual functions, these are their IDs."""
     return tuple(map(DeviceID, functions.get(device, (device,))))

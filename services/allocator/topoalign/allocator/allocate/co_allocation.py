@@ -1,14 +1,14 @@
 """
-Chooses the co-allocated devices of a container: NICs, or virtual functions of NICs, that are reserved together with its GPUs
-and that it does not request from the kubelet.
+Chooses the co-allocated devices of a container. These are NICs, or virtual functions of NICs, that are reserved
+together with its GPUs. The container does not request them from the kubelet.
 
-Allocate names only the GPUs. The co-allocated devices are those of the container for which exactly these GPUs are reserved.
-If another container has some of them, or they are unhealthy, the container gets the others. If it needs all of them, it is
-refused, so that its pod is created and scheduled again.
+Allocate lists only the GPUs. If exactly these GPUs are reserved for a container, it gets the devices that are reserved
+with them. If some of these devices are unhealthy or another container has them, the container gets only the others. If
+it needs all of them, the call is refused, so that the pod is created and scheduled again.
 
-When a GPU becomes unhealthy, the kubelet may allocate other GPUs than the reserved ones. They come without co-allocated
-devices. If a container waits for this number of GPUs and must have its co-allocated devices, the call is refused. Until a
-container has its GPUs, registries bind no other pod with this number of GPUs.
+If a GPU becomes unhealthy, the kubelet may allocate GPUs that are not reserved. These GPUs have no co-allocated
+devices. If a container with a reservation waits for this number of GPUs and must have its co-allocated devices, the
+call is refused. Until a container has its GPUs, registries bind no other pod with this number of GPUs.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from topoalign.core.state.fold import NodeState
 
 
 def reserved_co_allocated(reserved: ReservedContainer) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
-    """Yields resource -> the co-allocated devices of a reservation, under the ids that the container sees."""
+    """Yields each resource with its co-allocated devices of a reservation, by the IDs that the container sees."""
     for resource, ids in reserved.co_allocated.items():
         yield resource, [each for device in ids for each in reported_ids(device, reserved.virtual_functions)]
 
@@ -51,10 +51,10 @@ class CoAllocatedLacking(NoFit):
 
 
 class JointClaim(Claim):
-    """Claims the co-allocated devices of a container, by the node's reservations."""
+    """Claims the co-allocated devices that the node's reservations have for a container."""
 
     def applies(self, resource: ResourceName) -> bool:
-        """Whether the resource is whole GPUs. Other devices have no co-allocated devices."""
+        """Whether the resource is whole GPUs. Only these have co-allocated devices."""
         return resource == GPU
 
     def waiting(self, devices: Collection[DeviceID]) -> ReservedContainer | None:
@@ -65,7 +65,7 @@ class JointClaim(Claim):
         return next((each for _, each, gpus in parts if gpus == wanted and each.co_allocated), None)
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """Returns the records that hold co-allocated devices reserved for this container."""
+        """Returns the allocations that hold co-allocated devices reserved for this container."""
         waiting = self.waiting(asked.devices)
         if waiting is None:
             return ()
@@ -75,12 +75,12 @@ class JointClaim(Claim):
         return [state.allocations[name] for name in sorted(owned.overlapping(map(owned.holding, ids)))]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """Releases those of the conflicts that have ended. The new container does not get what running containers hold."""
+        """Releases the allocations that have ended. Running containers keep their devices."""
         has_ended = self.view.liveness.has_ended
         asked.release(each for each in conflicts if has_ended(each, asked.known_poll.listing, asked.known_poll.at))
 
     def complete(self, asked: AskedContainer, allocation: Allocation) -> Allocation:
-        """Adds the reserved co-allocated devices that are free. Raises CoAllocatedLacking."""
+        """Adds the reserved co-allocated devices that are free and usable. Raises CoAllocatedLacking."""
         waiting = self.waiting(asked.devices)
         if waiting is None:
             self.check_unreserved(asked.devices)
@@ -112,8 +112,8 @@ class JointClaim(Claim):
 
     def check_unreserved(self, gpus: Collection[DeviceID]) -> None:
         """
-        Raises CoAllocatedLacking for GPUs without a reservation if a container with as many reserved GPUs waits that must
-        have its co-allocated devices: the kubelet may have taken these GPUs for it.
+        Checks GPUs that are not reserved. Raises CoAllocatedLacking if a waiting container has the same number of
+        reserved GPUs and must have its co-allocated devices, because the kubelet may have allocated these GPUs for it.
         """
         waiting = [*open_reservations(self.view.reserved, self.view.now, GPU)]
         if any(reserved == frozenset(gpus) for _, _, reserved in waiting):
@@ -126,9 +126,9 @@ class JointClaim(Claim):
         self, resource: ResourceName, allocation: Allocation, others: Mapping[ResourceName, Sequence[DeviceID]]
     ) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
-        Returns resource -> all devices that the container has or will have, under the ids that it sees, in the hardware's
-        order. `others`: from `VisibleGpus.devices_of_container`. Every answer names all devices, because the kubelet passes
-        on the value of a variable from only one answer.
+        Returns resource -> all devices that the container has or will have. They have the IDs that the container sees,
+        and the order of the hardware. `others`: from `VisibleGpus.devices_of_container`. Every answer lists all
+        devices, because the kubelet uses the value of an environment variable from only one answer.
         """
         state = self.view.state
         found = dict[ResourceName, list[DeviceID]]()
@@ -144,7 +144,7 @@ class JointClaim(Claim):
     ) -> Iterator[tuple[ResourceName, Sequence[DeviceID]]]:
         own = allocation.from_kubelet.get(resource, ())
         reserved = reserved_with(self.view.reserved, self.view.now, resource, own)
-        if reserved is None:  # the reservation has ended, and the kubelet repeats its call
+        if reserved is None:  # the reservation has ended, and the kubelet repeats the call
             yield from reported_co_allocated(allocation)
             if (owner := allocation.owner) is not None:
                 others = [each for each in self.view.state.allocations.values() if each.owner == owner]
@@ -164,7 +164,10 @@ class JointClaim(Claim):
 
 
 def free_functions(state: NodeState, nic: DeviceID, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Returns as many free virtual functions of a NIC as `wanted`, these first; () if there are too few."""
+    """
+    Returns as many free virtual functions of a NIC as `wanted` has; () if too few are free. Those in `wanted` come
+    first.
+    """
     device = state.hardware.nic_by_id.get(nic)
     owned = state.ownership
     present = [each.pci for each in device.virtual_functions] if device is not None else []

@@ -1,8 +1,8 @@
 """
-Checks the kubelet's Allocate calls against the ledger, and records the new allocations.
+Checks the kubelet's Allocate calls against the ledger and records the new allocations.
 
-Calls that are ready together are judged in order, each by the state after the grants before it. One journal entry records
-them all. There is no await between judging and recording.
+Calls that are ready at the same time are checked in order. Each check uses the state after the earlier grants. One
+journal entry records all calls. There is no await between the checks and the record.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,16 +40,18 @@ from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 from topoalign.core.ports import Clock
 
-# An Allocate does not name the preference that it follows, and may have other devices. It follows the last preference for
-# its resource if that was for the same number of devices and less than FOLLOWED_SECONDS ago.
+# An Allocate call does not refer to a GetPreferredAllocation call and may have other devices. It is matched with the
+# last preference for its resource if that had the same number of devices and is at most FOLLOWED_SECONDS old.
 
 
 FOLLOWED_SECONDS = 10.0
-"""Maximum time from a preference to its Allocate; the kubelet needs milliseconds."""
+"""Maximum time from a preference to its Allocate call. The kubelet needs milliseconds."""
 
 
 class Preference(NamedTuple):
-    """One answer to GetPreferredAllocation: what was available, what was chosen, and when (monotonic seconds)."""
+    """
+    One answer to GetPreferredAllocation: the available devices, the chosen devices, and the time (monotonic seconds).
+    """
 
     available: Collection[DeviceID]
     chosen: tuple[DeviceID, ...]
@@ -57,20 +59,22 @@ class Preference(NamedTuple):
 
 
 class Preferences:
-    """Remembers the newest preference for each resource, and compares it with what the kubelet then allocates."""
+    """
+    Stores the newest preference for each resource and compares it with the devices that the kubelet then allocates.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._newest: dict[ResourceName, Preference] = {}
 
     def remember(self, resource: ResourceName, available: Collection[DeviceID], chosen: tuple[DeviceID, ...]) -> None:
-        """Remembers the newest preference: `chosen` among the `available` devices."""
+        """Stores the newest preference: the devices `chosen` from the `available` ones."""
         self._newest[resource] = Preference(available, chosen, self._clock.monotonic())
 
     def deviations(
         self, resource: ResourceName, granted: Sequence[Allocation]
     ) -> dict[AllocationID, tuple[DeviceID, ...]]:
-        """Returns allocation -> the preferred devices, if the kubelet allocated others, and forgets the preference."""
+        """Returns allocation -> the preferred devices, if the kubelet allocated others. Deletes the preference."""
         given = self._newest.pop(resource, None)
         if given is None or len(granted) != 1 or self._clock.monotonic() - given.at > FOLLOWED_SECONDS:
             return {}
@@ -79,14 +83,14 @@ class Preferences:
         return {granted[0].id: given.chosen} if is_other and taken.issubset(given.available) else {}
 
 
-# Group commit: one write to the journal and one sync for all Allocate calls that are ready. A call that is ready joins a
-# queue. The first call in the queue waits while iterations of the event loop bring further calls; then all calls in the
-# queue are judged and recorded together. While the disk syncs, the loop is blocked and calls wait in their sockets, so the
-# groups grow with the load. A single call waits for one iteration. Each iteration reads only a few requests
-# (`kubelet.grpc.turns`), so a group is complete after QUIET_TURNS iterations without a new call.
+# Group commit: all Allocate calls that are ready share one journal write and one sync. A call that is ready joins a
+# queue. The first call in the queue waits while iterations of the event loop add more calls. Then all calls in the
+# queue are checked and recorded together. During the sync, the event loop is blocked and new calls wait in their
+# sockets, so the groups grow with the load. A single call waits for one iteration. Each iteration reads only a few
+# requests (`kubelet.grpc.turns`), so a group is complete after QUIET_TURNS iterations without a new call.
 #
-# A call that is cancelled before it is judged leaves the queue, and nothing is recorded for it. A call that is cancelled
-# later is recorded. The first call of the queue records the others even if it is cancelled itself.
+# If a call is cancelled before it is checked, it leaves the queue and nothing is recorded for it. If it is cancelled
+# later, it is still recorded. The first call in the queue records the others even if it is cancelled.
 
 
 class AllocateCall(msgspec.Struct, eq=False):
@@ -95,43 +99,45 @@ class AllocateCall(msgspec.Struct, eq=False):
     resource: ResourceName
     containers: AskedDevices
     checked: int
-    """The version of the ledger at the check of its devices."""
+    """The version of the ledger when the devices were checked."""
     made: Mapping[DeviceID, CreatedInstance] = {}
     """Slot -> the MIG instance that was created for it."""
     poll: Poll | None = None
-    """The poll of the kubelet for this call; None: there was none."""
+    """The poll of the kubelet for this call, if any."""
     grant: Grant | None = None
-    """The moment before the poll; None: the moment of recording counts."""
+    """The time and the checkpoint version before the poll. If None, those at the time of recording are used."""
     answers: Sequence[Allocation] | None = None
-    """The recorded allocation of each container; None: there is no answer yet."""
+    """The recorded allocation of each container; None if there is no answer yet."""
     error: Exception | None = None
-    """Why it is refused."""
+    """The reason if the call is refused."""
 
     def result(self) -> tuple[Allocation, ...] | None:
-        """Returns the answers; None: the kubelet must be polled first. Raises the error of a refused call."""
+        """Returns the answers, or None if the kubelet must be polled first. Raises the error of a refused call."""
         if self.error is not None:
             raise self.error
         return None if self.answers is None else tuple(self.answers)
 
 
 MOST_CALLS = 256
-"""Maximum number of calls that are recorded together."""
+"""Maximum number of calls to wait for in one group."""
 QUIET_TURNS = 2
-"""Iterations of the event loop without a new call after which a group is complete."""
+"""Number of event loop iterations without a new call after which a group is complete."""
 
 
 class GroupCommit:
-    """Queues calls that are ready, and records them in groups."""
+    """Queues calls that are ready and records them in groups."""
 
     def __init__(self, record: Callable[[Sequence[AllocateCall]], None]) -> None:
-        """`record` judges and records calls in order, without an await, and sets the answers or the error of each."""
+        """
+        `record` checks and records calls in order, without an await. It sets the answers or the error of each call.
+        """
         self._record = record
         self._queue: list[AllocateCall] = []
         self._recorded = anyio.Event()
         """Set when the calls in the queue are recorded."""
 
     async def join(self, call: AllocateCall) -> tuple[Allocation, ...] | None:
-        """Records the call with all others that are ready. Returns and raises what `AllocateCall.result` does."""
+        """Records the call together with all others that are ready. Returns and raises as `AllocateCall.result`."""
         is_first = not self._queue
         self._queue.append(call)
         try:
@@ -170,12 +176,12 @@ class Judgement(NamedTuple):
     answers: Sequence[Allocation]
     """One for each container."""
     granted: Sequence[Allocation]
-    """All new allocations: the answers, remainders, and allocations of displaced containers."""
+    """All new allocations: for the call, for remainders, and for displaced containers."""
     rests: Sequence[Rest]
 
 
 class Grants:
-    """Judges and records Allocate calls."""
+    """Checks and records Allocate calls."""
 
     def __init__(
         self,
@@ -188,8 +194,8 @@ class Grants:
         expect: Callable[[Sequence[Allocation]], None],
     ) -> None:
         """
-        `claims`: in the order in which they are judged, after that of whole devices. `expect` gets the answers of each
-        recorded call.
+        `claims`: in the order in which they are checked, after `WholeDevices`. `expect` is called with the answers of
+        each recorded call.
         """
         self._ledger = ledger
         self._view = view
@@ -201,7 +207,7 @@ class Grants:
         self._expect = expect
 
     def check(self, resource: ResourceName, containers: AskedDevices) -> AskedDevices:
-        """Checks a call as `check_allocate` and `Claim.check`, by the current state."""
+        """Checks a call against the current state with `check_allocate` and `Claim.check`."""
         asked = check_allocate(self._view.state, resource, containers)
         for claim in self._claims_of(resource):
             for devices in asked:
@@ -212,7 +218,10 @@ class Grants:
         return [each for each in self._claims if each.applies(resource)]
 
     def record(self, calls: Sequence[AllocateCall]) -> None:
-        """Judges calls in order and records all with one sync. An error refuses one call, a failing disk all of them."""
+        """
+        Checks calls in order and records all with one sync. If a check fails, its call is refused. If the disk fails,
+        all are.
+        """
         grant = Grant(self._pod_resources.written(), self._view.now)
         judged: list[tuple[AllocateCall, Judgement]] = []
         try:
@@ -223,7 +232,7 @@ class Grants:
                             judged.append((call, judgement))
                             for claim in self._claims_of(call.resource):
                                 claim.granted(call.resource, judgement.answers, call.poll)
-                    except Exception as error:  # raised to the caller of this call
+                    except Exception as error:  # `AllocateCall.result` raises it to the caller
                         call.error = error
         except StateFault as fault:
             for call, _ in judged:
@@ -236,14 +245,14 @@ class Grants:
             log_ended(self._ledger, rests)
             log_displaced(answers)
             self._reconciliation.liveness.granted(granted, answers, call.grant or grant)
-        # This read updates the reservations by the new allocations, before these can end.
+        # This read updates the reservations with the new allocations before these can end.
         _ = self._view.reserved
 
     def judge(self, call: AllocateCall) -> Judgement | None:
-        """Judges a call. Returns None if the kubelet must be polled first. Raises the error of a refused call."""
+        """Checks a call. Returns None if the kubelet must be polled first. Raises the error of a refused call."""
         resource = call.resource
         if self._ledger.version != call.checked:
-            self.check(resource, call.containers)  # the hardware may have changed since
+            self.check(resource, call.containers)  # the state may have changed since the last check
         if self._ledger.unconfirmed is not None:
             return None
         listing, known = (call.poll.listing, call.poll.live) if call.poll is not None else (None, frozenset())
@@ -252,7 +261,7 @@ class Grants:
         new = NewRecords([], {}, set(), {})
         for devices in call.containers:
             asked = AskedContainer(resource, devices, frozenset(devices), call.made, call.poll, new, {})
-            # First recognize a repeated call: the allocation of its first attempt would exclude it.
+            # Detect a repeated call first. Otherwise it would conflict with the allocation of its first attempt.
             held = self._whole.conflicts(asked)
             if not known.issuperset(each.id for each in held):
                 return None
@@ -296,7 +305,10 @@ class Grants:
 
 
 def is_repeated(record: Allocation, asked: AskedContainer, shown: Collection[Place]) -> bool:
-    """Whether the call repeats that of the allocation: the kubelet reports exactly its devices, and its instances exist."""
+    """
+    Whether the call repeats an earlier one: the kubelet reports exactly these devices, and the MIG instances are the
+    same.
+    """
     places = kubelet_places(record)
     is_same = {device for _, device in places} == asked.ids and all(place in shown for place in places)
     return is_same and all(

@@ -1,10 +1,10 @@
 """
-Follows the reservations of this node, which registries publish, for answers to the kubelet.
+Receives the reservations that registries publish for this node. The answers to the kubelet depend on them.
 
-The newest `ReservationsChanged` of the node replaces all earlier ones, and counts until its reservations expire.
-Reservations decide about preferences and co-allocated NICs. So a process that has just started lets the kubelet wait until
-it has read them. A registry publishes a reservation after the node has confirmed it. So for some seconds after a
-confirmation, the kubelet waits for the newest message of the stream (`until_read`).
+The newest `ReservationsChanged` event of the node replaces all earlier ones and is valid until its reservations expire.
+Reservations determine preferences and co-allocated NICs. So after the start of the process, the kubelet's calls wait
+until the reservations are read. A registry publishes a reservation after the node has confirmed it. So for some seconds
+after a confirmation, the kubelet's calls wait for the newest message of the stream (`until_read`).
 """
 
 from contextlib import suppress
@@ -22,20 +22,26 @@ from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.runtime.tasks import wait_for_first
 
 AGAIN_SECONDS = 1.0
-"""Time between two attempts to reach the stream."""
+"""Time between two attempts to read the stream."""
 READ_SECONDS = 3.0
-"""Maximum time after the start for which the kubelet waits for reservations. With a bus it takes milliseconds."""
+"""
+Maximum time after the start for which the kubelet's calls wait for reservations. If the bus works, it takes
+milliseconds.
+"""
 
 EXPECTED_SECONDS = 10.0
-"""How long after a confirmation a reservation may still arrive: a bind takes at most four seconds."""
+"""Maximum time from a confirmation to the arrival of the reservation. A bind takes at most four seconds."""
 RECEIVE_SECONDS = 1.0
-"""Maximum time for which the kubelet then waits for it. On an idle node it takes less than a millisecond."""
+"""
+Maximum time for which a call of the kubelet waits for that reservation. On an idle node it takes less than a
+millisecond.
+"""
 
 log = structlog.get_logger("topoalign.allocator.allocate.node_reservations")
 
 
 class NodeReservationList:
-    """Follows the reservations of this node."""
+    """Receives and stores the reservations of this node."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
         """`bus`: the bus shared by all nodes."""
@@ -44,19 +50,21 @@ class NodeReservationList:
         self._clock = clock
         self._newest = NodeReservations()
         self._observed: NodeState | None = None
-        """Cache key: the state for which `_newest` was computed. One call of the kubelet reads the reservations 12 times."""
+        """
+        Cache key: the state with which `_newest` was computed. One call of the kubelet reads the reservations 12 times.
+        """
         self._began = clock.monotonic()
         self._read = anyio.Event()
         self._expected_until = self._began
         """Monotonic seconds until which a reservation may still arrive."""
         self._position = 0
         self._more = anyio.Event()
-        """`_position`: of the newest received message. `_more`: set by the next message."""
+        """`_position`: the position of the newest received message. `_more`: set when the next message arrives."""
         self.unreadable = 0
-        """Number of messages on the subject that are not reservations of this node."""
+        """Number of messages on the node's subject that are not reservations of this node."""
 
     def current(self) -> NodeReservations:
-        """Returns the received reservations, updated by the allocations of the node."""
+        """Returns the received reservations, updated with the allocations of the node."""
         state = self._ledger.state
         if self._newest.reservations and state is not self._observed:
             before = self._newest
@@ -65,11 +73,11 @@ class NodeReservationList:
         return self._newest
 
     def expect(self) -> None:
-        """Notes a confirmed prediction: a registry is about to publish a reservation."""
+        """Notes that a prediction was confirmed and that a registry is about to publish a reservation."""
         self._expected_until = self._clock.monotonic() + EXPECTED_SECONDS
 
     async def until_read(self) -> None:
-        """Waits a short time for reservations that may exist and are not received yet."""
+        """Waits a short time for reservations that may exist but are not received yet."""
         left = self._began + READ_SECONDS - self._clock.monotonic()
         if left > 0 and not self._read.is_set():
             await wait_for_first(self._read.wait, lambda: self._clock.sleep(left))
@@ -83,7 +91,7 @@ class NodeReservationList:
                 await self._more.wait()
 
     async def run(self) -> None:
-        """Follows the reservations of this node, until cancelled."""
+        """Receives the reservations of this node until cancelled."""
         subject = wire.reservation_subject(self._ledger.node)
         while True:
             try:
@@ -104,7 +112,9 @@ class NodeReservationList:
                     self._read.set()
 
     def take(self, received: Received) -> None:
-        """Applies a message of the subject. A message that is not a reservation of this node is ignored and counted."""
+        """
+        Applies a message from the node's subject. If it is not a reservation of this node, it is ignored and counted.
+        """
         try:
             event = wire.decode_event(received.message)
         except BadRequest as error:

@@ -1,16 +1,17 @@
 """
-Decides whether a container may start with its vGPU slots or vcuda units.
+Decides whether a container can start with its vGPU slots or vcuda units.
 
-Allocate does not name the container. So a container may get the slots that are reserved for another one, if both request the
-same number. When a container starts, its pod is known. It is refused if its amounts differ from its reservation, or are
-reserved for another pod. Example with ten slots, 100 cores and 40960 MiB for each GPU:
+Allocate does not identify the container. So if two containers request the same number of slots, one may get the slots
+that are reserved for the other. When a container starts, its pod is known. The start is refused if the container's
+amounts differ from its reservation, or if its slots are reserved for another pod. Example with ten slots, 100 cores and
+40960 MiB per GPU:
 
-    reserved for a: GPU-0::3 with 60 cores and 6000 MiB; b has no reservation, and the kubelet calls Allocate for b first
-    b gets GPU-0::3, and then a gets another slot with an equal part, 10 cores and 4096 MiB: neither starts
+    reserved for a: GPU-0::3 with 60 cores and 6000 MiB; b has no reservation; the kubelet calls Allocate for b first
+    b gets GPU-0::3, then a gets another slot with an equal part (10 cores and 4096 MiB): neither starts
 
-A container is judged as soon as the kubelet reports it. Before that, the reservation may end or the agent restart, so the
-allocation has the pods of the reservation (`Allocation.reserved_for`). PodResources does not report init containers: if only
-these have slots, their pod is known only from the checkpoint.
+A container is checked as soon as the kubelet reports it. Before that, the reservation may end or the agent may restart.
+So the allocation stores the pods of the reservation (`Allocation.reserved_for`). PodResources does not report init
+containers. If only init containers have slots, their pod is known only from the checkpoint.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -43,11 +44,11 @@ from topoalign.core.state.share_amounts import Holder, equal_part, exclusive_con
 from topoalign.runtime.recent_dict import RecentDict
 
 STARTED_AGAIN = "the kubelet starts the container again; check that its device plugin directory can be read"
-"""The remedy while the kubelet does not report the container yet."""
+"""The remedy if the kubelet does not report the container yet."""
 
 
 def reserved_owner(reserved: NodeReservations, pod_uid: str, container: str) -> Owner | None:
-    """Returns the names of a container and its pod from its reservation; None: there is no reservation."""
+    """Returns the names of a container and its pod from the pod's reservation, or None if there is none."""
     kept = next((each for each in reserved.reservations if each.pod_uid == pod_uid), None)
     if kept is None or not container:
         return None
@@ -55,11 +56,11 @@ def reserved_owner(reserved: NodeReservations, pod_uid: str, container: str) -> 
 
 
 MOST_LOGGED = 1_000
-"""Refusals that are remembered, so that the kubelet's retries are not recorded again."""
+"""Maximum number of refusals to remember, so that the kubelet's retries are not recorded again."""
 
 
 class ContainerStarts:
-    """Records a refused start as an event of the pod, once for each container and reason."""
+    """Records a refused start as an event of the pod, once per container and reason."""
 
     def __init__(self, ledger: Ledger, view: NodeView) -> None:
         self._ledger = ledger
@@ -97,22 +98,22 @@ class NotAsReserved(NoFit):
 
 
 class SlotStarts(ContainerStarts):
-    """Judges containers with vGPU slots that are about to start."""
+    """Checks containers with vGPU slots that are about to start."""
 
     def __init__(self, ledger: Ledger, grants: SlotClaim) -> None:
-        """`grants`: has the slots that were granted instead of reserved ones."""
+        """`grants`: has the slots that replace reserved ones (`SlotClaim.moved`)."""
         super().__init__(ledger, grants.view)
         self._grants = grants
         self._judged: dict[tuple[AllocationID, str], NotAsReserved | None] = {}
         """
-        Allocation and pod UID -> judgement. Empty UID: only the names of the pod are known, and a pod that is created again
-        has the same names.
+        Allocation and pod UID -> result of the check. If the UID is empty, only the pod's namespace and name are known.
+        A pod that is created again has the same ones.
         """
 
     def observe(self) -> None:
         """
-        Judges containers that have become known. If a container has the reserved amounts, this is recorded, because the
-        reservation ends and the container may restart later. Raises StateFault.
+        Checks containers whose owners are known now. If a container has the reserved amounts, this is recorded, because
+        the container may restart after the reservation has ended. Raises StateFault.
         """
         live = self._ledger.state.allocations
         for name in [each for each in self._judged if each[0] not in live]:
@@ -127,7 +128,7 @@ class SlotStarts(ContainerStarts):
                     self._ledger.bind([Binding(each.id, each.owner, each.pod_uid, each.displaced, as_reserved=True)])
 
     def check(self, devices: Sequence[DeviceID], listing: KubeletListing) -> None:
-        """Checks the slots of a starting container. Raises NotAsReserved, and Unavailable if the owner is not known."""
+        """Checks the slots of a starting container. Raises NotAsReserved, or Unavailable if the owner is unknown."""
         self.observe()
         owned = self._ledger.state.ownership
         live = self._ledger.state.allocations
@@ -141,7 +142,7 @@ class SlotStarts(ContainerStarts):
                 misfit = self._judged.get((each.id, listed.pod_uid))
             if misfit is not None:
                 owner = listed.owner
-                if owner is not None and not owner.pod:  # the checkpoint has UIDs and no names
+                if owner is not None and not owner.pod:  # the checkpoint has the pod's UID but not its name
                     owner = reserved_owner(self._view.reserved, listed.pod_uid, owner.container)
                 self._record(listed.id, owner, misfit)
                 raise misfit
@@ -152,7 +153,7 @@ class SlotStarts(ContainerStarts):
         )
 
     def _judge(self, record: Allocation, *, is_read: bool = False) -> NotAsReserved | None:
-        """Judges an allocation, and keeps the result after the reservation ends. A later match replaces a mismatch."""
+        """Checks an allocation and keeps the result after the reservation ends. A later match replaces a mismatch."""
         name = (record.id, record.pod_uid)
         found = self._misfit(record, is_read=is_read)
         if (before := self._judged.get(name)) is None or (found is None and self._has_bounds(record)):
@@ -162,8 +163,8 @@ class SlotStarts(ContainerStarts):
 
     def _misfit(self, record: Allocation, *, is_read: bool = False) -> NotAsReserved | None:
         """
-        Returns why an allocation contradicts the current reservations; None: it does not. `is_read`: whether the checkpoint,
-        which has pod UIDs, could be read. Raises Unavailable if the owner is not known.
+        Returns why an allocation does not match the current reservations, or None if it does. `is_read`: whether the
+        checkpoint, which has pod UIDs, could be read. Raises Unavailable if the owner must be known but is unknown.
         """
         for resource, slots in record.devices.items():
             amounts = {slot: record.slots[slot] for slot in slots if slot in record.slots}
@@ -183,9 +184,9 @@ class SlotStarts(ContainerStarts):
                 ):
                     continue
                 return NotAsReserved(slots, most, f"{describe_amount(bounds[1])} are reserved for it")
-            unequal = () if own is not None else self._unequal(record, amounts)  # any container may have equal parts
+            unequal = () if own is not None else self._unequal(record, amounts)  # any container can have equal parts
             for reservation, container, kept_slots in kept:
-                if not kept_slots.isdisjoint(unequal):  # a container that reuses slots may have only some, or more
+                if not kept_slots.isdisjoint(unequal):  # a container that reuses slots may have fewer or more
                     if record.owner is None:
                         raise unknown_owner(slots)
                     whose = f"{reservation.namespace}/{reservation.pod}, container {container.container}"
@@ -200,7 +201,7 @@ class SlotStarts(ContainerStarts):
         return None
 
     def _unequal(self, record: Allocation, slots: Iterable[DeviceID]) -> list[DeviceID]:
-        """Returns the slots whose amounts are not equal parts, without those of MIG instances, which always differ."""
+        """Returns the slots whose amounts are not equal parts. Slots of MIG instances always differ and are skipped."""
         hardware = self._ledger.state.hardware
         instances = record.instances
         return [
@@ -210,7 +211,7 @@ class SlotStarts(ContainerStarts):
         ]
 
     def _has_bounds(self, record: Allocation) -> bool:
-        """Whether there is a reservation for exactly this container, and the UID of its pod is known."""
+        """Whether the pod's UID is known and there is a reservation for exactly this container."""
         name = record.owner.container if record.owner is not None else None
         return record.pod_uid != "" and all(
             any(
@@ -222,7 +223,10 @@ class SlotStarts(ContainerStarts):
         )
 
     def _kept(self, resource: ResourceName) -> Iterator[tuple[Reservation, ReservedContainer, frozenset[DeviceID]]]:
-        """Yields reservation, container and its reserved slots (or the slots granted instead) of all valid reservations."""
+        """
+        Yields each container of valid reservations: the reservation, the container, and its reserved slots or their
+        replacement.
+        """
         reserved = self._view.reserved
         now = self._view.now
         for each in reserved.reservations:
@@ -233,15 +237,15 @@ class SlotStarts(ContainerStarts):
 
 
 def unknown_owner(slots: Iterable[DeviceID]) -> Unavailable:
-    """Returns the refusal for slots whose owner is not known."""
+    """Returns the error for slots whose owner is unknown."""
     finding = f"the kubelet does not report yet which container has the slots of {quoted(sorted(map(base_of, slots)))}"
     return Unavailable(finding, STARTED_AGAIN)
 
 
 def as_listed(record: Allocation, listing: KubeletListing) -> Allocation:
     """
-    Returns the allocation with the owner from the checkpoint, if it has none. The owner has a pod UID and no pod name. If
-    several containers of the pod have the devices, the container's name is empty, too.
+    Returns the allocation. If it has no owner, adds the owner and the pod UID from the checkpoint. This owner has no
+    pod name. If several containers of the pod have the devices, it has no container name either.
     """
     if record.owner is not None:
         return record
@@ -256,7 +260,7 @@ def as_listed(record: Allocation, listing: KubeletListing) -> Allocation:
 
 
 def is_reserved_for_owner(reservation: Reservation, record: Allocation) -> bool:
-    """Whether a reservation is for the pod of an allocation, by UID, or by names if the UID is not known."""
+    """Whether a reservation is for the pod of an allocation: by UID, or by namespace and name if the UID is unknown."""
     if record.pod_uid:
         return reservation.pod_uid == record.pod_uid
     owner = record.owner
@@ -268,25 +272,25 @@ def describe_amount(amount: Amount) -> str:
     return f"{amount.cores} cores and {amount.memory // MIB} MiB"
 
 
-# A share in vcuda units has two halves, computing time and memory. The kubelet allocates them one after the other, and
-# Allocate does not name the container. When a container starts, the kubelet's checkpoint has all its devices. A container
-# does not start
-# - if its halves are not on the same GPU or GPUs,
-# - if it has a whole GPU of which another container has units, or units of a GPU that another container has as a whole.
+# A share in vcuda units has two halves: computing time and memory. The kubelet allocates them one after the other, and
+# Allocate does not identify the container. When a container starts, the kubelet's checkpoint has all its devices. The
+# start is refused:
+# - if the halves are not on the same GPU or GPUs;
+# - if the container has a whole GPU and another container has units of it, or vice versa.
 #
-# Entries of the checkpoint count until their pods are deleted. The app containers of a pod reuse the units of its init
+# Checkpoint entries are used until their pods are deleted. The app containers of a pod reuse the units of its init
 # containers, which PodResources does not report. So two containers of a pod conflict only if PodResources reports both.
-# If the kubelet has lost the devices of a running container, the ledger still has them, and they count.
+# If the kubelet has lost the devices of a running container, those in the ledger are used.
 #
-# The id of a unit shows its kind and its GPU, so the check does not depend on the present configuration.
+# The ID of a unit contains its kind and its GPU, so the check does not depend on the current configuration.
 
 
 Amounts = Mapping[DeviceID, Amount]
-"""GPU -> the amount that a container has of it."""
+"""GPU -> the amount of it that a container has."""
 
 
 class ShareStarts(ContainerStarts):
-    """Judges containers with vcuda units that are about to start."""
+    """Checks containers with vcuda units that are about to start."""
 
     def check(self, resource: ResourceName, units: Sequence[DeviceID], poll: Poll) -> None:
         """Checks the units of a starting container. Raises ShareSplit, InvalidShare, WholeGpuInUse, Unavailable."""
@@ -294,7 +298,7 @@ class ShareStarts(ContainerStarts):
         field = f"limits[{resource}]"
         listing = poll.listing
         parts = live_unit_entries(listing)
-        # PreStartContainer names only the units, and several containers of a pod may have the same ones.
+        # PreStartContainer lists only the units, and several containers of a pod may have the same ones.
         starting = dict.fromkeys(
             Holder(part.pod_uid, part.container)
             for part in parts
@@ -323,7 +327,7 @@ class ShareStarts(ContainerStarts):
                 raise
 
     def _others(self, mine: Holder, parts: Sequence[ResourceEntry], poll: Poll) -> Iterator[tuple[str, Amounts]]:
-        """Yields the name and the amounts of each other container that may conflict."""
+        """Yields the name and the amounts of each other container that can conflict."""
         shown = {Holder(holding.pod_uid, holding.owner.container): holding.owner for holding in poll.listing.holdings}
         listing = poll.listing
         every = [each for each in self._ledger.state.allocations.values() if each.amounts]
@@ -337,22 +341,22 @@ class ShareStarts(ContainerStarts):
             try:
                 check_gpus(amounts_of_holder(each, parts), gpus=None)
             except NoFit:
-                continue  # its halves are of different GPUs, so it cannot have started
+                continue  # its halves are on different GPUs, so it cannot have started
             owner = shown.get(each)
             named = " ".join(each) if owner is None else f"{owner.namespace}/{owner.pod}, container {owner.container},"
             yield named, amounts_of(units)
 
 
 def live_unit_entries(listing: KubeletListing) -> tuple[ResourceEntry, ...]:
-    """Returns the entries of the checkpoint with vcuda units, without those of deleted pods."""
+    """Returns the checkpoint entries with vcuda units, except those of deleted pods."""
     return tuple(part for part in listing.parts if amounts_of(part.devices) and not listing.is_gone(part.pod_uid))
 
 
 def entries_of_holder(holder: Holder, parts: Collection[ResourceEntry]) -> Iterator[ResourceEntry]:
-    """Returns the entries of one container."""
+    """Yields the entries of one container."""
     return (part for part in parts if (part.pod_uid, part.container) == holder)
 
 
 def amounts_of_holder(holder: Holder, parts: Collection[ResourceEntry]) -> Amounts:
-    """Returns GPU -> the amount that a container has of it by these entries."""
+    """Returns GPU -> the amount of it that a container has according to these entries."""
     return amounts_of(unit for part in entries_of_holder(holder, parts) for unit in part.devices)

@@ -1,16 +1,18 @@
 """
-Answers the kubelet's device calls, and keeps the ledger of its allocations.
+Answers the kubelet's device calls and maintains the ledger of its allocations.
 
-Allocate does not name the container. So an allocation is identified by its set of devices. Its owner is read later from
-PodResources, which also shows which containers have ended. If a live allocation already has devices of an Allocate:
+Allocate does not identify the container. So an allocation is identified by its set of devices. Its owner is read later
+from PodResources, which also shows which containers have ended. If a live allocation already has devices of an Allocate
+call:
 
-- If no container has the devices any more, the allocation is stale and is released.
-- If the kubelet reports exactly this set with a container, it repeats its call and gets the same answer.
-- Otherwise the call is refused, because two containers would get one device.
+- If no container has the devices anymore, the allocation is stale and is released.
+- If the kubelet reports exactly this set for a container, the call is a repeat and gets the same answer.
+- Otherwise the call is refused, because two containers would get the same device.
 
-A kubelet that has lost its checkpoint may allocate devices of running containers to others. Preferences avoid these devices.
-If the kubelet allocates them nevertheless, the call is granted, because its new checkpoint has the devices; the new
-allocation names the displaced one. While the ledger is unconfirmed, every Allocate first waits for a poll of the kubelet.
+A kubelet that has lost its checkpoint may allocate devices of running containers to other containers. Preferences avoid
+these devices. If the kubelet still allocates them, the call is granted, because the kubelet's new checkpoint has the
+devices. The new allocation lists the displaced containers. While the ledger is unconfirmed, every Allocate call first
+waits for a poll of the kubelet.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -52,16 +54,19 @@ from topoalign.core.sharing.reserved_shares import ShareQuestion
 from topoalign.core.state.fold import NodeState
 
 GRANT_SECONDS = 4.0
-"""Maximum time from the arrival of a call to the answer of a slow kubelet: less than the time to drain."""
+"""
+Maximum time from the arrival of a call to the answer of a slow kubelet. It is shorter than the default `drain_seconds`.
+"""
 AGAIN_SECONDS = 0.5
-"""Time from the beginning of an attempt to the beginning of the next."""
+"""Minimum time from the start of one attempt to the start of the next."""
 
 
 async def poll_for_grant(poll: Callable[[float | None], Awaitable[Poll]], clock: Clock, arrived: float) -> Poll:
     """Polls a slow kubelet until `GRANT_SECONDS` after the call `arrived`. Raises Unavailable."""
-    # A pod that is refused here stays refused, and the kubelet waits: for Allocate without a limit, for PreStartContainer
-    # 30 s. The first attempt is short, because the connection may be broken. Each later one may take all the time that is
-    # left: a kubelet that needs two seconds would answer none of four attempts of one second.
+    # If a pod is refused here, the kubelet does not try again. The kubelet waits without a limit for Allocate, and 30 s
+    # for PreStartContainer. The first attempt is short, because the connection may be broken. Each later attempt can
+    # take all the remaining time. Otherwise a kubelet that needs two seconds would answer none of four attempts of one
+    # second.
     until = arrived + GRANT_SECONDS
     seconds: float | None = None
     while True:
@@ -76,14 +81,16 @@ async def poll_for_grant(poll: Callable[[float | None], Awaitable[Poll]], clock:
 
 
 class SharedPoll:
-    """Polls the kubelet once for all callers that wait when the poll begins, because many containers may start at once."""
+    """
+    Polls the kubelet once for all callers that wait when the poll begins. Many containers may start at the same time.
+    """
 
     def __init__(self, poll: Callable[[float | None], Awaitable[Poll]]) -> None:
-        """`poll` takes a time limit in seconds, None for the usual one; raises Unavailable."""
+        """`poll` takes a time limit in seconds, or None for the default. It raises Unavailable."""
         self._poll = poll
         self._turn = anyio.Lock()
         self._begun = 0
-        """Number of polls that have begun."""
+        """Number of polls that have started."""
         self._ended = 0
         """Number of the last poll that ended. A cancelled poll does not count."""
         self._result: Poll | Unavailable | None = None
@@ -106,15 +113,15 @@ class SharedPoll:
 
 
 FRESH_SECONDS = 5.0
-"""Maximum age of an answer of the kubelet. If it is older, this process was stopped in between."""
+"""Maximum age of an answer of the kubelet. If it is older, this process was suspended during the poll."""
 POLL_ATTEMPTS = 3
 """Maximum number of requests to PodResources for a fresh answer."""
 
 
 class DeviceAllocations:
-    """Answers the kubelet front (`AllocatorPort`): prefers devices, records what the kubelet allocates, and reconciles."""
+    """Implements `AllocatorPort`: prefers devices, records what the kubelet allocates, and reconciles."""
 
-    def __init__(  # one parameter for each collaborator
+    def __init__(  # one parameter per collaborator
         self,
         ledger: Ledger,
         pod_resources: PodResources,
@@ -128,11 +135,11 @@ class DeviceAllocations:
         by_variable_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """
-        `unbound_seconds` stands for `gone_seconds` for a container that was never reported and is not in the checkpoint,
-        unless its pod is deleted. `ensure_fresh` is called before each grant; afterwards the health of the devices is
-        confirmed or unknown. `starting` prepares the limiter of a starting container with vcuda units. `instances` creates
-        MIG instances for slots; None: none are created. `by_variable_alone`: whether NVIDIA_VISIBLE_DEVICES is the only
-        device list (`deviceListStrategy: envvar`).
+        `unbound_seconds` replaces `gone_seconds` for a container that was never reported and is not in the checkpoint,
+        unless its pod is deleted. `ensure_fresh` is called before each grant. Afterwards the health of the devices is
+        confirmed or unknown. `starting` prepares the limiter of a starting container with vcuda units. `instances`
+        creates MIG instances for slots; if None, no instances are created. `by_variable_alone`: whether GPUs are passed
+        only in NVIDIA_VISIBLE_DEVICES (`deviceListStrategy: envvar`).
         """
         self._ledger = ledger
         clock = ledger.clock
@@ -167,11 +174,11 @@ class DeviceAllocations:
         self._poll_and_compare = SharedPoll(self._compare)
         self._shared_poll = SharedPoll(self._poll)
         self.polled: Poll | None = None
-        """The last poll that was compared with the ledger; None: none yet, or it failed."""
+        """The last poll that was compared with the ledger; None if there was none yet or the last one failed."""
 
     @property
     def state(self) -> NodeState:
-        """What is known of the node now: hardware, health and allocations."""
+        """The current state of the node: hardware, health and allocations."""
         return self._ledger.state
 
     @property
@@ -185,21 +192,21 @@ class DeviceAllocations:
         return self._instance_calls.faults
 
     async def wait_past(self, version: int) -> None:
-        """Waits until `version` is greater than this one. Any number of callers may wait."""
+        """Waits until `self.version` is greater than `version`. Any number of callers can wait."""
         await self._ledger.wait_past(version)
 
     async def prefer(
         self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
     ) -> tuple[DeviceID, ...]:
-        """As `AllocatorPort.prefer`. Devices of containers that have ended by a poll count as free."""
+        """As `AllocatorPort.prefer`. If a poll shows that a container has ended, its devices count as free."""
         await self._reservations.until_read()
         at = self._clock.monotonic()
         poll = None
         if self.state.allocations:
             with suppress(Unavailable):
                 if self.state.hardware.kind_of(resource) in ("unit", "slot"):
-                    # Retry as long as Allocate does: without a poll, the preference may be a GPU without enough left, which
-                    # the kubelet would take and Allocate would refuse.
+                    # Retry as long as Allocate does. Without a poll, the preference may be a GPU that does not have
+                    # enough free. The kubelet would allocate it, and Allocate would refuse it.
                     poll = await poll_for_grant(self._shared_poll, self._clock, at)
                 else:
                     poll = await self._shared_poll()
@@ -232,10 +239,11 @@ class DeviceAllocations:
         return chosen
 
     async def ended(self) -> list[Allocation]:
-        """Returns live allocations that have ended (`LivenessCheck.has_ended`). Raises Unavailable without a kubelet."""
+        """Returns the live allocations whose containers have ended (`LivenessCheck.has_ended`). Raises Unavailable."""
         if not self.state.allocations:
             return []
-        # A shared poll may have the short limit of this one, which a slow kubelet exceeds, and Allocate would be refused.
+        # Do not share this poll. Its time limit is short: if an Allocate call shared it and the kubelet is slow, the
+        # call would be refused.
         return self._ended_by(await self._poll())
 
     def _ended_by(self, poll: Poll | None) -> list[Allocation]:
@@ -246,7 +254,10 @@ class DeviceAllocations:
         return [each for each in live if has_ended(each, poll.listing, poll.at)]
 
     async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
-        """As `AllocatorPort.allocate`. Raises also HardwareUnknown, DeviceUnusable and Unavailable."""
+        """
+        As `AllocatorPort.allocate`. Also raises HardwareUnknown, DeviceUnusable, Unavailable, and the NoFit errors of
+        the claims.
+        """
         arrived = self._clock.monotonic()
         await self._reservations.until_read()
         await self._ensure_fresh()
@@ -264,7 +275,7 @@ class DeviceAllocations:
             return answers
 
     def _confirm_record(self, poll: Poll) -> None:
-        """Confirms the ledger after a damaged journal by a poll. Raises StateFault if the poll may be incomplete."""
+        """After a damaged journal, confirms the ledger with a poll. Raises StateFault if the poll may be incomplete."""
         self._reconciliation.compare(poll)
         if self._ledger.unconfirmed is not None:
             raise StateFault(
@@ -290,7 +301,7 @@ class DeviceAllocations:
             self._slot_starts.check(devices, poll.listing)
 
     async def reconcile(self) -> None:
-        """Compares the record with PodResources: binds owners, releases what has ended. Raises Unavailable."""
+        """Compares the ledger with PodResources: binds owners and releases ended allocations. Raises Unavailable."""
         await self._poll_and_compare()
 
     async def _compare(self, seconds: float | None = None) -> Poll:
@@ -304,7 +315,7 @@ class DeviceAllocations:
         return poll
 
     async def _poll(self, seconds: float | None = None) -> Poll:
-        """Polls PodResources, and polls again if this process was stopped meanwhile. Raises Unavailable."""
+        """Polls PodResources. If this process was suspended during a poll, polls again. Raises Unavailable."""
         for _ in range(POLL_ATTEMPTS):
             live = frozenset(self.state.allocations)
             at = self._clock.monotonic()

@@ -1,13 +1,14 @@
 """
-Prefers and checks vGPU slots in the kubelet's calls, which have a number of slots and no amounts.
+Prefers and checks vGPU slots in the kubelet's calls. A call has a number of slots but no amounts.
 
-If a container gets exactly the slots of a reservation, it has the reserved amounts. All other slots count as equal parts.
+If a container gets exactly the slots of a reservation, it has the reserved amounts. Each other slot is an equal part of
+its GPU.
 
-- GetPreferredAllocation prefers the slots that are reserved for a request of this size. If the kubelet does not offer them,
-  slots of other GPUs with enough left replace them, unless the pod restricts its GPUs. Without a reservation, slots of GPUs
-  with an equal part left are preferred, if possible beside the reserved amounts.
-- Allocate refuses two slots of one GPU (`InvalidShare`), amounts that the GPU does not have left, and slots of other GPUs if
-  the pod restricts its GPUs (`ShareSplit`).
+- GetPreferredAllocation prefers the slots that are reserved for a request of this size. If the kubelet does not offer
+  them, slots of other GPUs that have enough free replace them, unless the pod restricts its GPUs. Without a
+  reservation, it prefers slots of GPUs that have an equal part free, if possible in addition to the reserved amounts.
+- Allocate refuses two slots of one GPU (`InvalidShare`) and amounts that the GPU does not have free
+  (`ShareDoesNotFit`). If the pod restricts its GPUs, Allocate also refuses slots of other GPUs (`ShareSplit`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -66,11 +67,11 @@ class MovedSlots(NamedTuple):
 
     slots: frozenset[DeviceID]
     amount: Amount | None
-    """The amount of each GPU; None: an equal part."""
+    """The amount of each GPU; None means an equal part."""
 
 
 class SlotClaim(Claim):
-    """Claims a share in vGPU slots. Prefers and checks slots by the ledger and the reservations."""
+    """Claims a share in vGPU slots. Prefers and checks slots based on the ledger and the reservations."""
 
     def __init__(self, view: NodeView) -> None:
         super().__init__(view)
@@ -83,7 +84,10 @@ class SlotClaim(Claim):
         return resource in resources_in_slots(self.view.state.hardware)
 
     def prefer(self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID]) -> tuple[DeviceID, ...]:
-        """Returns the slots that a container should get; () if too few GPUs have enough left besides `displaced`."""
+        """
+        Returns the preferred slots; () if too few GPUs have enough free. `displaced` devices count as held, except for
+        reserved slots.
+        """
         resource, available, must_include, size = question
         if resource not in resources_in_slots(live.hardware) or not max(1, len(must_include)) <= size <= len(available):
             return ()
@@ -96,7 +100,7 @@ class SlotClaim(Claim):
         holders = live.ownership.holders
         used = own.slots.difference(must_include) & holders.keys() if own is not None else ()
         if own is not None and all(live.allocations[holders[slot]].owner is None for slot in used):
-            if parts[0] is not own:  # the other container will get the slots of this one
+            if parts[0] is not own:  # the two containers swap their slots
                 self._move(parts[0].name, MovedSlots(own.slots, parts[0].amount), reserved)
                 self._move(own.name, MovedSlots(parts[0].slots, parts[0].amount), reserved)
             return tuple(slot for slot in live.hardware.devices[resource] if slot in own.slots)
@@ -132,7 +136,7 @@ class SlotClaim(Claim):
         self.moved = {key: each for key, each in self.moved.items() if key[0] in reserved.until} | {name: moved}
 
     def _amounts_moved(self, slots: Collection[DeviceID]) -> Mapping[DeviceID, Amount]:
-        """Returns the amounts if exactly these slots replace the reserved slots of a container; else empty."""
+        """Returns slot -> amount if exactly these slots replace a container's reserved slots; empty otherwise."""
         until = self.view.reserved.until
         now = self.view.now
         wanted = frozenset(slots)
@@ -142,7 +146,7 @@ class SlotClaim(Claim):
         return {}
 
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
-        """Raises InvalidShare for several slots of one GPU."""
+        """Raises InvalidShare if there are several slots of one GPU."""
         gpus = [base_of(slot) for slot in devices]
         if twice := sorted({gpu for gpu in gpus if gpus.count(gpu) > 1}):
             raise InvalidShare(
@@ -151,8 +155,9 @@ class SlotClaim(Claim):
 
     def check_reserved(self, resource: ResourceName, slots: Collection[DeviceID]) -> None:
         """
-        Raises ShareSplit if a container waits for this number of slots and must not have these. If its reservation may move,
-        these slots replace the reserved ones: a kubelet without a choice does not ask for a preference.
+        Checks slots that do not match a reservation. If a container waits for this number of slots, these slots replace
+        its reserved slots. If its pod restricts its GPUs, raises ShareSplit instead. This is needed because the kubelet
+        does not request a preference if it has no choice.
         """
         reserved = self.view.reserved
         instead = {name: each.slots for name, each in self.moved.items()}
@@ -171,7 +176,9 @@ class SlotClaim(Claim):
         )
 
     def amounts(self, resource: ResourceName, slots: Collection[DeviceID]) -> dict[DeviceID, Amount]:
-        """Returns slot -> amount of a container that gets these slots; empty if the devices are no slots."""
+        """
+        Returns slot -> amount for a container that gets these slots; empty if the resource is not offered in slots.
+        """
         hardware = self.view.state.hardware
         if resource not in resources_in_slots(hardware):
             return {}
@@ -181,7 +188,7 @@ class SlotClaim(Claim):
         return {slot: reserved.get(slot) or equal_part(hardware, base_of(slot)) for slot in slots}
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """Returns the allocations of these GPUs if too little is left for the slots. Raises as `check_reserved`."""
+        """Returns the allocations on these GPUs if too little is free for the slots. Raises as `check_reserved`."""
         self.check_reserved(asked.resource, asked.ids)
         amounts = self.amounts(asked.resource, asked.ids)
         gpus = {base_of(slot) for slot in amounts}
@@ -189,7 +196,9 @@ class SlotClaim(Claim):
         return sharing if self._lacking(amounts, (*sharing, *asked.new.granted)) is not None else ()
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """Releases allocations that have ended, if too little is left for the slots. Raises ShareDoesNotFit."""
+        """
+        Releases ended allocations if too little is free for the slots. Raises ShareDoesNotFit if that does not suffice.
+        """
         if not conflicts:
             return
         poll = asked.known_poll
@@ -216,7 +225,7 @@ class SlotClaim(Claim):
         asked.new.ended.update(ended)
 
     def complete(self, asked: AskedContainer, allocation: Allocation) -> Allocation:
-        """Adds the amounts and instances of the slots, and the pods that they were reserved for."""
+        """Adds the amounts and MIG instances of the slots, and the UIDs of the pods for which they were reserved."""
         resource = asked.resource
         hardware = self.view.state.hardware
         reserved = self.view.reserved
@@ -237,13 +246,13 @@ class SlotClaim(Claim):
         )
 
     def _lacking(self, amounts: Mapping[DeviceID, Amount], held: Sequence[Allocation]) -> ShareDoesNotFit | None:
-        """Returns what a GPU lacks, if these allocations hold its other slots; None: nothing."""
+        """Returns the error if a GPU does not have enough free besides these allocations, or None if all GPUs do."""
         hardware = self.view.state.hardware
         by_gpu = held_by_slot(hardware, held)
         for slot, asked in amounts.items():
             gpu = base_of(slot)
             if gpu in gpus_by_instances(hardware):
-                continue  # the slot's instance exists, which proves that there is room
+                continue  # the slot's MIG instance exists, so the GPU has enough free
             offered = offered_in_slots(hardware)[gpu]
             others = [amount for other, amount in by_gpu.get(gpu, {}).items() if other != slot]
             used = sum_amounts(others)

@@ -1,18 +1,20 @@
 """
 Prefers and checks vcuda units in the kubelet's calls.
 
-A kubelet allocates a container's computing time and its memory one after the other, in any order, and does not name the
-container. Both halves have to be on one GPU. If a container has all computing time of a GPU, no other may have any of
-it.
+The kubelet allocates a container's computing time and its memory one after the other, in any order. It does not
+identify the container. Both halves must be on the same GPU. If a container has all computing time of a GPU, no other
+container can use the GPU.
 
-- GetPreferredAllocation prefers, in this order: units reserved for a request of this size, if the container's other
-  half is on the same GPU; units of the newest grant's GPU, if that grant may lack its other half; units of the GPU that
-  `_gpus_for` chooses.
-- Allocate refuses: units of several GPUs, unless they are reserved; memory that is not on the GPU of the computing time
-  granted just before; a whole GPU while a container has units of it; units while a container has the whole GPU.
-- PreStartContainer (`pre_start`) checks again, because the kubelet's checkpoint then shows the devices of each container.
+- GetPreferredAllocation prefers, in this order: units that are reserved for a request of this size, if the container's
+  other half is on the same GPU; units of the newest grant's GPU, if the other half of that grant may be missing; units
+  of the GPU that `_gpus_for` chooses.
+- Allocate refuses: units of several GPUs, unless they are reserved or whole GPUs; memory on another GPU than the
+  computing time that was granted just before; a whole GPU while another container has units of it; units while another
+  container has the whole GPU.
+- PreStartContainer (`pre_start`) checks again. At that time, the kubelet's checkpoint has the devices of each
+  container.
 
-The ledger does not store which grant may lack its other half. So an agent that has just started does not know it.
+The ledger does not store which grant may still lack its other half. So an agent that has just started does not know it.
 """
 
 from collections import Counter, defaultdict
@@ -72,32 +74,36 @@ from topoalign.core.state.share_amounts import (
 
 # Preferences without a matching reservation.
 #
-# The kubelet asks for a number of units of one kind, and does not name the container's other amount. The other amount
-# is known only from a reservation: a container waits for this number of units, and the kubelet aligns it elsewhere than
-# predicted. The preferred units are of one GPU, or of whole GPUs. Units that are spread over several GPUs need a
-# reservation.
+# The kubelet requests a number of units of one kind. The request does not have the container's other amount. That
+# amount is known only if a container with a reservation waits for this number of units and the kubelet aligns it to
+# other NUMA nodes than predicted. The preferred units are of one GPU, or they are whole GPUs. Units that are spread
+# over several GPUs need a reservation.
 #
-# If the other half is not known, it is assumed to be an equal part of the GPU: 50 units of computing time of a GPU with 60
-# blocks need 30 blocks. Among the GPUs in use with enough of both left, the first half goes to the GPU with most of the
-# other kind left, so that more than the equal part fits. If no GPU in use has enough, it goes to any GPU with most left.
-# Example:
+# If the other half is unknown, it is assumed to be the same part of the GPU. For example, 50 units of computing time of
+# a GPU with 60 memory blocks need 30 blocks. Of the GPUs in use that have enough of both free, the first half goes to
+# the GPU with the most units of the other kind free, so that a larger other half also fits. If no GPU in use has
+# enough, it goes to any GPU with the most units of the other kind free. Example:
 #
-#     left: GPU-0 (in use) 60 cores and 30 blocks; GPU-1 (unused) 100 and 60; GPU-2 (in use) 80 and 50
+#     free: GPU-0 (in use) 60 cores and 30 blocks; GPU-1 (unused) 100 and 60; GPU-2 (in use) 80 and 50
 #     50 cores: GPU-2, because up to 50 blocks then fit; 50 blocks: GPU-1, because their equal part is 84 cores
 #
-# If a pod is refused because it has more memory than the equal part, it is created again and would be refused each
-# time. So a share with the same computing time as the last share refused for this reason goes to the GPU with the most
-# memory left, in use or not.
+# If a pod is refused because it requests more memory than the equal part, it is created again and would be refused each
+# time. So a share with the same computing time as the last share that was refused for this reason goes to the GPU with
+# the most free memory, whether the GPU is in use or not.
 
 
 def share_asked(kind: UnitKind, size: int) -> Share:
-    """Returns the smallest share with this number of units: a share of computing time has at least one memory block."""
+    """
+    Returns the smallest share with this number of units. A share with computing time has at least one memory block.
+    """
     least = Amount(cores=0, memory=MEMORY_BLOCK if kind == "cores" and size < CORES else 0)
     return share_of_units(sum_amounts((unit_amount(kind, size), least)))
 
 
 def shares_asked(kind: UnitKind, question: ShareQuestion, reserved: NodeReservations, now: float) -> tuple[Share, ...]:
-    """Returns the shares that a request may be for; first that of a container with a reservation of this size."""
+    """
+    Returns the shares that a request may be for. The share of a container with a reservation of this size comes first.
+    """
     for _, container, units in open_reservations(reserved, now, question.resource):
         if len(units) == question.size:
             held = [unit for ids in container.devices.values() for unit in ids]
@@ -122,8 +128,9 @@ def gpu_of_other_half(
     is_reserved: bool,
 ) -> tuple[DeviceID, ...]:
     """
-    Returns the GPU of the newest grant if these units should be its other half, else (). `is_reserved`: reserved units
-    answer the request, so that the newest grant may be a whole GPU. `fitting`: GPU -> available units.
+    Returns the GPU of the newest grant if the requested units should be its other half; () otherwise. `is_reserved`:
+    there is a reservation for the request, so the newest grant can be a whole GPU. `fitting`: GPU -> number of
+    available units.
     """
     if half is None or share.whole or must_include:
         return ()
@@ -133,7 +140,7 @@ def gpu_of_other_half(
 
 
 def with_equal_part(share: Share, offered: Amount) -> Share:
-    """Completes a half of a share: the other half is as large a part of the GPU, rounded up."""
+    """Completes one half of a share. The other half is the same part of the GPU, rounded up."""
     blocks = -(-share.cores * (offered.memory // MEMORY_BLOCK) // CORES)
     return share._replace(
         cores=share.cores or -(-share.memory * CORES // offered.memory),
@@ -142,7 +149,7 @@ def with_equal_part(share: Share, offered: Amount) -> Share:
 
 
 def limit_units_left(left: ShareLeft, kind: UnitKind, spare: int) -> ShareLeft:
-    """Limits what is left of a GPU to the units of this kind that the kubelet offers: the rest counts as held."""
+    """Limits the free units of this kind to the number that the kubelet offers. The other units count as held."""
     offered = unit_amount(kind, spare)
     cores = max(left.held.cores, left.offered.cores - offered.cores) if kind == "cores" else left.held.cores
     memory = max(left.held.memory, left.offered.memory - offered.memory) if kind == "memory" else left.held.memory
@@ -150,7 +157,7 @@ def limit_units_left(left: ShareLeft, kind: UnitKind, spare: int) -> ShareLeft:
 
 
 OPEN_SECONDS = 5.0
-"""How long after a grant the other half of the share may follow; the kubelet needs milliseconds."""
+"""Maximum time from a grant to the grant of the other half. The kubelet needs milliseconds."""
 FIELD = "devices_ids"
 
 
@@ -161,29 +168,31 @@ class NewestUnitGrant(NamedTuple):
     at: float
     """Monotonic seconds."""
     is_second: bool
-    """Whether it may be the second half of a share: the previous grant was on the same GPUs."""
+    """Whether it may be the second half of a share, because the previous grant was on the same GPUs."""
     pods: frozenset[str]
-    """UIDs of the pods that it may be for (`PossibleOwners`)."""
+    """The pods that it may be for, as in `PossibleOwners.pods`."""
 
 
 class PossibleOwners(NamedTuple):
     """The containers that a call of the kubelet may be for."""
 
     pods: frozenset[str]
-    """UIDs of pods and, for pods with a reservation, also names as in `share_amounts.Holder`."""
+    """UIDs of pods. For pods with a reservation, also their names as in `share_amounts.Holder`."""
     records: frozenset[AllocationID]
-    """Allocations without a known owner that may be the other half."""
+    """Allocations that may be of the same container."""
 
 
 class UnitClaim(Claim):
-    """Claims a share in vcuda units. Prefers and checks units by the newest grant of units and the reservations."""
+    """
+    Claims a share in vcuda units. Prefers and checks units based on the newest grant of units and the reservations.
+    """
 
     def __init__(self, view: NodeView) -> None:
         super().__init__(view)
         self._newest: NewestUnitGrant | None = None
         """The newest grant of units."""
         self._split = 0
-        """Units of computing time of the last share whose memory was refused."""
+        """The computing time, in units, of the last share whose memory was refused."""
 
     def applies(self, resource: ResourceName) -> bool:
         """Whether the resource is offered in units."""
@@ -202,9 +211,9 @@ class UnitClaim(Claim):
 
     def open_half(self, kind: UnitKind, poll: Poll | None) -> OpenHalf | None:
         """
-        Returns the newest grant, if units of this kind may be its other half. None if its container is in the
-        checkpoint, which the kubelet writes when a container has all its devices, or has everything that is reserved
-        for it.
+        Returns the newest grant if units of this kind may be its other half. Returns None if its container has
+        everything that is reserved for it, or is in the checkpoint. The kubelet writes the checkpoint when a container
+        has all its devices.
         """
         if self._newest is None or self.view.now - self._newest.at > OPEN_SECONDS:
             return None
@@ -229,7 +238,8 @@ class UnitClaim(Claim):
 
     def _is_entered(self, grant: Allocation, listing: KubeletListing) -> bool:
         """
-        Whether the checkpoint has the container of a grant with a complete share; it may contain one half by chance.
+        Whether the checkpoint has the container of a grant with a complete share. Computing time of a shared GPU
+        without memory is not complete.
         """
         if not self.view.liveness.is_written_since(grant, listing):
             return False
@@ -245,9 +255,9 @@ class UnitClaim(Claim):
         self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None, half: OpenHalf | None
     ) -> PossibleOwners:
         """
-        Returns the containers that a call for these units may be for: those of pods that have some of these units in
-        the checkpoint, those of pods for which exactly these units are reserved, and that of the newest grant if these
-        may be its other `half`.
+        Returns the containers that a call for these units may be for. These are the containers of pods that have some
+        of these units in the checkpoint, and of pods for which exactly these units are reserved. If the units may be
+        the other `half` of the newest grant, its container is included.
         """
         asked = frozenset(units)
         parts = poll.listing.parts if poll is not None else ()
@@ -273,8 +283,8 @@ class UnitClaim(Claim):
         self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID], poll: Poll | None
     ) -> tuple[DeviceID, ...]:
         """
-        Returns the units that a container should get; () if no GPU has enough. `live` lacks ended allocations, and
-        `displaced` devices count as held. Reserved units are avoided if possible.
+        Returns the preferred units; () if no GPU has enough. `live`: the state without ended allocations. `displaced`
+        devices count as held. Units that are reserved for other requests are avoided if possible.
         """
         resource, available, must_include, size = question
         kind = unit_of(live.hardware, resource)
@@ -292,7 +302,7 @@ class UnitClaim(Claim):
         if own is not None and not own.is_swapped:
             return own.units
         if own is None and spread_for(reserved, now, resource, size) is not None:
-            return ()  # Allocate refuses all others
+            return ()  # Allocate refuses all other units
         offered -= required | overlapping_devices(live.ownership, devices, displaced)
         states = (with_reserved_shares(live, reserved, now), live) if reserved.reservations else (live,)
         kept = held_among(states[0].ownership, resource, devices) if len(states) > 1 else devices.nothing
@@ -310,20 +320,23 @@ class UnitClaim(Claim):
     def _gpus_for(
         self, state: NodeState, share: Share, kind: UnitKind, question: ShareQuestion, fitting: Mapping[DeviceID, int]
     ) -> tuple[DeviceID, ...]:
-        """Returns the GPUs whose units a container should get; () if none have enough. `fitting`: GPU -> available units."""
+        """
+        Returns the GPUs of the preferred units; () if none have enough. `fitting`: GPU -> number of available units.
+        """
         hardware = state.hardware
         compat = self.view.compat
         left = {
             gpu: limit_units_left(units, kind, fitting.get(gpu, 0)) for gpu, units in state.ownership.units_left.items()
         }
         taken = Counter(map(hardware.parent_of, question.must_include))
-        if taken:  # a container that reuses units of an init container gets units of their GPUs
+        if taken:  # a container that reuses an init container's units gets units of the same GPUs
             gpus = with_missing(hardware, left, share, tuple(taken), fitting, compat)
             return gpus if sum(taken[gpu] + fitting.get(gpu, 0) for gpu in gpus) >= count_units(share, kind) else ()
         if share != share_asked(kind, count_units(share, kind)) or share.whole:
             return choose_gpus_for_units(hardware, left, share, fitting, compat)
-        # The other half is not known: GPUs in use with the equal part of both left come first, unless it was too small for
-        # the last such share. Among these, the GPUs with the most left of the other kind are chosen.
+        # The other half is unknown. GPUs in use that have the equal part of both free come first, unless the equal part
+        # was too small for the last such share. Of these, the GPUs with the most units of the other kind free are
+        # chosen.
         room = gpus_with_enough(hardware, left, share)
         in_use = [
             gpu for gpu in room if not left[gpu].unused and enough(left[gpu], with_equal_part(share, left[gpu].offered))
@@ -335,7 +348,7 @@ class UnitClaim(Claim):
         return choose_gpus_for_units(hardware, left, share, most, compat)
 
     def check(self, resource: ResourceName, devices: Collection[DeviceID]) -> None:
-        """Raises InvalidShare and ShareSplit for units that no container can have together."""
+        """Raises InvalidShare or ShareSplit if no container can have these units together."""
         amounts = amounts_of(devices)
         cores = sum(each.cores for each in amounts.values())
         asked = Amount(cores=cores, memory=len(devices) * MEMORY_BLOCK)
@@ -346,8 +359,9 @@ class UnitClaim(Claim):
 
     def check_half(self, resource: ResourceName, units: Collection[DeviceID], poll: Poll | None) -> None:
         """
-        Checks as `check_spread`. Also raises ShareSplit if memory is neither reserved nor on the GPU of the computing
-        time granted just before. Raises once for each grant, because the pod of the grant may have been refused since.
+        Checks as `check_spread`. Also raises ShareSplit if the units are memory that is neither reserved nor on the GPU
+        of the computing time that was granted just before. Raises this error only once per grant, because the pod of
+        the grant may have been refused meanwhile.
         """
         self.check_spread(resource, units)
         if first_unit_kind(units) != "memory":
@@ -366,7 +380,8 @@ class UnitClaim(Claim):
 
     def check_spread(self, resource: ResourceName, units: Collection[DeviceID]) -> None:
         """
-        Raises ShareSplit if a container waits for this number of units on several GPUs, and others are reserved for it.
+        Raises ShareSplit if a container waits for this number of units on several GPUs and other units are reserved for
+        it.
         """
         own = spread_for(self.view.reserved, self.view.now, resource, len(units), units)
         if own is None:
@@ -378,22 +393,26 @@ class UnitClaim(Claim):
             "delete the pod and let the scheduler choose again; the kubelet has aligned it to other NUMA nodes",
         )
 
-    # A container with all computing time of a GPU excludes all other containers from the GPU.
+    # If a container has all computing time of a GPU, no other container can use the GPU.
     #
-    # The record contains grants. It gets their owners from PodResources when the pod runs, and never for init
-    # containers. The checkpoint has the owner as soon as a container has all its devices. So the check uses the
-    # devices in both. Its computing time may be in several records, if later containers of its pod or of other
-    # pods reuse some of it.
+    # The ledger contains grants. It gets their owners from PodResources when the pod runs, but never for init
+    # containers. The checkpoint has the owner as soon as a container has all its devices. So the check uses the devices
+    # in both. The computing time of one container may be in several allocations, if later containers of its pod or of
+    # other pods reuse some of it.
     #
-    # The kubelet does not name the pod of a call. It may be a pod whose units are allocated again, because only
-    # containers of one pod reuse each other's units; a pod for which exactly these units are reserved; or the pod of
-    # the newest grant, if that lacks these units. The units of such a pod do not count against the call. If the guess
-    # is wrong, the container does not start (`pre_start`).
+    # The kubelet does not identify the pod of a call. It can be:
+    #
+    # - a pod that already has some of these units, because only containers of one pod reuse each other's units;
+    # - a pod for which exactly these units are reserved;
+    # - the pod of the newest grant, if these units may be the other half of that grant.
+    #
+    # The units of such a pod do not conflict with the call. If the assumption is wrong, the container does not start
+    # (`pre_start`).
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
         """
-        Returns all allocations on these GPUs if a container may have one of them as a whole, or would get it by this
-        call.
+        Returns all allocations on these GPUs if a container may have one of the GPUs as a whole, or if this call
+        requests a whole GPU that is in use.
         """
         state = self.view.state
         amounts = amounts_of(asked.devices)
@@ -406,8 +425,8 @@ class UnitClaim(Claim):
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
         """
-        Releases ended records of these GPUs. Raises as `check_half`, and WholeGpuInUse if another container has one of
-        the GPUs as a whole, or has units of a GPU that is requested whole.
+        Releases ended allocations on these GPUs if they prevent the grant. Raises as `check_half`. Raises WholeGpuInUse
+        if another container has one of the GPUs as a whole, or has units of a GPU that is requested as a whole.
         """
         resource = asked.resource
         self.check_half(resource, asked.ids, asked.poll)
@@ -441,7 +460,7 @@ class UnitClaim(Claim):
 
 
 def first_unit_kind(devices: Collection[DeviceID]) -> UnitKind | None:
-    """Returns the kind of the first vcuda unit among these devices, by its id; None: there is none."""
+    """Returns the kind of the first vcuda unit among these devices, or None if there is none."""
     return next((kind for device in devices if (kind := unit_kind(device)) is not None), None)
 
 
@@ -454,9 +473,9 @@ def units_held(
     records: Iterable[Allocation], every: Iterable[Allocation], listing: KubeletListing, liveness: LivenessCheck
 ) -> Mapping[Holder, Set[DeviceID]]:
     """
-    Returns container -> its units in these records. A record without an owner gets that of the checkpoint's entry,
-    unless the entry is older. `every`: all records, also ended ones: a container that an ended record displaced may
-    still run.
+    Returns container -> its units in these allocations. If an allocation has no owner, the owner is taken from the
+    checkpoint entry, unless the entry is older. `every`: all allocations, including ended ones, because a container
+    that an ended one displaced may still run.
     """
     found = defaultdict[Holder, set[DeviceID]](set)
     entered_later = [each for each in records if each.owner is not None or liveness.is_written_since(each, listing)]

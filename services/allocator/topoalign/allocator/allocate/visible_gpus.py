@@ -1,16 +1,17 @@
 """
-Refuses GPUs that would not be visible in a container that requests GPUs of several resources (`core.demand.device_lists`).
+Refuses GPUs that would not be visible in a container that requests several GPU resources (`core.demand.device_lists`).
 
-A reservation has the devices of all resources of a container, so each Allocate answer lists all its GPUs. Without a
-reservation, an answer lists only the GPUs of its own resource. If NVIDIA_VISIBLE_DEVICES is the only device list
-(`deviceListStrategy: envvar`), the container would not see the others, so the next Allocate is refused. Example with one GPU
-and one MIG instance:
+A reservation has a container's devices of all resources, so each Allocate answer lists all its GPUs. Without a
+reservation, an answer lists only the GPUs of the requested resource. If the GPUs are passed only in
+NVIDIA_VISIBLE_DEVICES (`deviceListStrategy: envvar`), the container would not see its other GPUs, so the next Allocate
+call is refused. Example with one GPU and one MIG instance:
 
     reserved GPU-0, MIG-1-0    Allocate of GPU-0 names GPU-0,MIG-1-0    Allocate of MIG-1-0 names GPU-0,MIG-1-0
     nothing reserved           Allocate of GPU-0 names GPU-0            Allocate of MIG-1-0 is refused
 
 The kubelet writes its checkpoint when a container has all its devices (v1.36.3, allocateContainerResources). Until the
-checkpoint has the newest grant of GPUs, and for at most OPEN_SECONDS, the next Allocate is for the same container.
+checkpoint has the newest grant of GPUs, but for at most OPEN_SECONDS, the next Allocate call counts as one for the same
+container.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,11 +28,11 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.share_amounts import gpus_by_instances
 
 Devices = Mapping[ResourceName, tuple[DeviceID, ...]]
-"""The devices that one container has, or will have, by resource."""
+"""Resource -> the devices that one container has or will have."""
 Part = tuple[ResourceName, frozenset[DeviceID]]
 
 OPEN_SECONDS = 5.0
-"""Maximum time between two Allocate calls for one container; the kubelet needs milliseconds."""
+"""Maximum time between two Allocate calls for one container. The kubelet needs milliseconds."""
 
 
 class NotVisible(NoFit):
@@ -62,16 +63,18 @@ class NewestGpuGrant(NamedTuple):
 
 
 class VisibleGpus(Claim):
-    """Tracks the GPUs in the answers for a container, and refuses GPUs that the container would not see."""
+    """Tracks the GPUs in the answers for a container and refuses GPUs that the container would not see."""
 
     def __init__(self, view: NodeView, by_variable_alone: Callable[[], bool]) -> None:
-        """`by_variable_alone`: as in the current `PluginFlags`."""
+        """
+        `by_variable_alone`: as in the current `PluginFlags`, whether GPUs are passed only in NVIDIA_VISIBLE_DEVICES.
+        """
         super().__init__(view)
         self._by_variable_alone = by_variable_alone
         self._newest: NewestGpuGrant | None = None
 
     def applies(self, resource: ResourceName) -> bool:
-        """Whether the resource has GPUs."""
+        """Whether the devices of the resource are GPUs or parts of GPUs."""
         return has_gpus(self.view.state.hardware, resource)
 
     def granted(self, resource: ResourceName, answers: Sequence[Allocation], poll: Poll | None) -> None:
@@ -83,8 +86,9 @@ class VisibleGpus(Claim):
         self, resource: ResourceName, allocation: Allocation
     ) -> dict[ResourceName, tuple[DeviceID, ...]]:
         """
-        Returns the devices that the container has, or will have, of all resources of the same kind (GPUs or NICs): by its
-        reservation, or by the allocations of its owner. Empty for vcuda units: such a container has no other GPUs.
+        Returns the devices that the container has or will have of all resources of the same kind (GPUs or NICs). They
+        are taken from its reservation, or from the allocations of its owner. Empty for vcuda units, because a container
+        with units has no other GPUs. Also empty if no other resource has devices.
         """
         state = self.view.state
         reserved = self.view.reserved
@@ -109,7 +113,7 @@ class VisibleGpus(Claim):
         by_instances = gpus_by_instances(state.hardware)
         found: dict[ResourceName, tuple[DeviceID, ...]] = {}
         for name, ids in ((name, ids) for devices in parts for name, ids in devices.items()):
-            # A slot that becomes a MIG instance has no final id before the instance is created.
+            # A slot that becomes a MIG instance has no final ID before the instance is created.
             known = [
                 instances.get(each, each) for each in ids if each in instances or base_of(each) not in by_instances
             ]
@@ -117,7 +121,10 @@ class VisibleGpus(Claim):
         return found
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """Returns the newest grant if these GPUs may be for the same container, which a poll must show."""
+        """
+        Returns the newest grant if its answer does not list these GPUs. A poll must show whether the container is the
+        same.
+        """
         newest = self._newest
         if newest is None or newest.resource == asked.resource or not self._by_variable_alone():
             return ()
@@ -127,7 +134,9 @@ class VisibleGpus(Claim):
         return () if self._named(newest).issuperset(map(base_of, asked.ids)) else [grant]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """Raises NotVisible, once, for GPUs that the newest answer for the same container does not list."""
+        """
+        Raises NotVisible if the newest answer for the same container does not list these GPUs. Raises once per grant.
+        """
         newest = self._newest
         if not conflicts or newest is None or self._is_entered(newest, asked.known_poll):
             return
@@ -153,12 +162,12 @@ class VisibleGpus(Claim):
 
 
 def of_kind(devices: Devices, topology: Topology, kind: Callable[[Topology, ResourceName], bool]) -> Devices:
-    """Keeps the devices of resources of this kind."""
+    """Returns the devices of resources of this kind."""
     return {name: ids for name, ids in devices.items() if kind(topology, name)}
 
 
 def with_same_devices(containers: Iterable[Devices], part: Part) -> list[Devices]:
-    """Returns the containers that have exactly these devices, or that share a set of devices with such a container."""
+    """Returns the containers with exactly these devices, and those that share a device set with one already found."""
     found: list[Devices] = []
     known = {part}
     rest = [*containers]
@@ -170,5 +179,5 @@ def with_same_devices(containers: Iterable[Devices], part: Part) -> list[Devices
 
 
 def resource_sets(devices: Devices) -> set[Part]:
-    """Returns each resource with its devices."""
+    """Returns the pairs of a resource and its set of devices."""
     return {(name, frozenset(ids)) for name, ids in devices.items()}

@@ -1,5 +1,6 @@
 """
-Compares the ledger with the kubelet's answers: owners, ended containers, displaced containers, and unrecorded ones.
+Compares the ledger with the kubelet's answers. Finds the owners of allocations, and containers that have ended, are
+displaced, or are not recorded.
 
 `ledger` records the results. `allocate` answers the kubelet's calls.
 """

@@ -1,7 +1,11 @@
 """
-Creates the allocations that follow from the kubelet's answers: for containers that the ledger lacks, for the remaining
-devices of an allocation of which the kubelet has allocated some again, and for displaced containers that still run. The log
-names each container whose devices another one may use.
+Creates allocations that the ledger needs in addition to those of the kubelet's calls:
+
+- for containers that are not in the ledger;
+- for the remaining devices of an allocation, if the kubelet has allocated some of its devices again;
+- for displaced containers that still run.
+
+The log lists each container whose devices another one may use.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -30,11 +34,13 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.ownership import Ownership
 
 UNNAMED = AllocationID("")
-"""The id of an allocation until `Ledger.named` gives it one."""
+"""The ID of an allocation until `Ledger.named` sets it."""
 
 
 def in_offered_order(hardware: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
-    """Sorts devices in the order of the offer, in which the container sees them; others come last, by name."""
+    """
+    Sorts devices in the order in which they are offered and the container sees them. Other devices come last, by ID.
+    """
     offered = hardware.devices.get(resource, NO_DEVICES)
     if isinstance(devices, DeviceSet) and devices.devices is offered:
         return tuple(devices)
@@ -49,9 +55,10 @@ def adopt_unrecorded(
     ledger: Ledger, listing: KubeletListing, contradicted: Sequence[Allocation], late: Collection[str]
 ) -> list[Allocation]:
     """
-    Creates allocations for containers that the kubelet reports with devices of ours that no allocation holds. The
-    checkpoint, which has init containers, counts for devices of `contradicted` allocations, for the pods `late` (UIDs), and
-    for all pods while the ledger is unconfirmed.
+    Creates allocations for containers that the kubelet reports with devices of this allocator that no allocation holds.
+    The checkpoint also has init containers. Its entries are used for devices of `contradicted` allocations, for the
+    pods in `late` (UIDs), and, while the ledger is unconfirmed, for all pods. If the checkpoint cannot be read,
+    unreported devices of `contradicted` allocations stay allocated.
     """
     state = without_allocations(ledger.state, contradicted)
     found: list[Allocation] = []
@@ -93,8 +100,9 @@ def return_displaced(
     ledger: Ledger, ended: Sequence[Allocation], listing: KubeletListing | None, granted: Sequence[Allocation] = ()
 ) -> list[Allocation]:
     """
-    Creates allocations for containers that the `ended` ones displaced and that still run, for devices that no other
-    container has, also none of `granted`. If several had a device, the last one gets it and displaces the others.
+    Creates allocations for containers that `ended` allocations displaced and that may still run. They get back the
+    devices that no allocation holds, neither a live one nor one in `granted`. If several displaced containers had a
+    device, the last of them gets it and displaces the others.
     """
     found: list[Allocation] = []
     now = [each for each in ended if each.displaced and not is_before(each, ledger.boot)]
@@ -133,7 +141,7 @@ def return_displaced(
 
 
 def without_allocations(state: NodeState, allocations: Iterable[Allocation]) -> NodeState:
-    """Returns the state as if these allocations were not live."""
+    """Returns the state without these allocations."""
     for each in allocations:
         state = state.without(each.id)
     return state
@@ -142,7 +150,7 @@ def without_allocations(state: NodeState, allocations: Iterable[Allocation]) -> 
 def of_devices(
     state: NodeState, displaced: Sequence[Displaced], devices: Collection[DeviceID]
 ) -> tuple[Displaced, ...]:
-    """Returns the displaced containers that have a device which overlaps one of these."""
+    """Returns the displaced containers that had a device that overlaps one of `devices`."""
     wanted = state.ownership.set_of(devices)
     return tuple(each for each in displaced if any(map(wanted.overlaps, map(state.ownership.holding, each.device_ids))))
 
@@ -159,7 +167,10 @@ log = structlog.get_logger("topoalign.allocator.reconciliation.displacement")
 
 
 def overlapping_devices(ownership: Ownership, record: Allocation, devices: Iterable[DeviceID]) -> list[Place]:
-    """Returns the devices of an allocation that overlap these: the same ones, parts of them, or their wholes."""
+    """
+    Returns the devices of an allocation that overlap `devices`: the same ones, their parts, or the devices that contain
+    them.
+    """
     wanted = ownership.set_of(devices)
     return [
         (resource, device) for resource, device in kubelet_places(record) if wanted.overlaps(ownership.holding(device))
@@ -173,7 +184,9 @@ def displaced_by(
     asked: Collection[DeviceID],
     listing: KubeletListing | None,
 ) -> tuple[Displaced, ...]:
-    """Returns the containers that may still run although the devices `asked` are allocated to another one."""
+    """
+    Returns the containers that may still run although their devices in `asked` are allocated to another container.
+    """
     found: list[Displaced] = []
     for record in records:
         if listing is not None and record.owner is not None and liveness.is_displaced(record, listing):
@@ -194,7 +207,7 @@ def displaced_by(
 
 
 def log_displaced(granted: Iterable[Allocation]) -> None:
-    """Logs each allocation with devices of a container that may still run."""
+    """Logs each allocation that has devices of another container that may still run."""
     for each in granted:
         if each.displaced:
             log.error(
@@ -206,7 +219,7 @@ def log_displaced(granted: Iterable[Allocation]) -> None:
 
 
 def log_forgotten(forgotten: Iterable[Allocation]) -> None:
-    """Logs that the kubelet may allocate the devices of these containers to others."""
+    """Logs that the kubelet may allocate the devices of these containers to other containers."""
     if found := [*forgotten]:
         log.error(
             "the kubelet has lost the devices of these containers, and may allocate them to others: drain the node",
@@ -228,12 +241,13 @@ def remainders(
     granted: Sequence[Allocation],
 ) -> list[Rest]:
     """
-    Creates an allocation for the remaining devices of each replaced one. Devices remain if the kubelet still has them
-    allocated, such as those of an init container that no app container reuses, or if their container may still run.
+    Creates an allocation for the remaining devices of each replaced allocation. Devices remain if the kubelet still has
+    them allocated, for example to an init container whose devices no app container reuses. They also remain if their
+    container may still run.
     """
     asked = {device for devices in containers for device in devices}
     held = reported_places(listing) | ((listing.checkpoint or frozenset()) if listing is not None else frozenset())
-    unread = listing is not None and listing.checkpoint is None  # then unreported devices may be held, too
+    unread = listing is not None and listing.checkpoint is None  # unreported devices may then be held, too
     displaced = {former.allocation for each in granted for former in each.displaced}
     new = {device for each in granted for device in each.co_allocated}
     rests: list[Rest] = []
@@ -256,7 +270,7 @@ def remainders(
 
 
 def log_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
-    """Marks the remainders of ended containers as ended, so that their GPUs count as free."""
+    """Marks the remainders of ended allocations as ended, so that their GPUs count as free."""
     kubelet = ledger.state.usage.kubelet if ledger.state.usage is not None else None
     if kubelet is None:
         return
@@ -266,7 +280,7 @@ def log_ended(ledger: Ledger, rests: Sequence[Rest]) -> None:
 
 
 def group_by_resource(devices: Sequence[Place]) -> dict[ResourceName, tuple[DeviceID, ...]]:
-    """Groups devices by resource, in their order."""
+    """Groups devices by resource and keeps their order."""
     held: dict[ResourceName, tuple[DeviceID, ...]] = {}
     for resource, device in devices:
         held[resource] = (*held.get(resource, ()), device)
@@ -277,8 +291,8 @@ def displaced_pod_name(
     gone: Iterable[Allocation], resource: ResourceName, slots: Collection[DeviceID], listing: KubeletListing | None
 ) -> str:
     """
-    Returns the UID of the pod whose init container had slots that were reserved for other pods, and of which a later
-    container of the pod reuses some. Empty: there is none in the checkpoint.
+    Returns the UID of a pod whose init container had slots that were reserved for other pods, if a later container of
+    the pod reuses some of them. Empty if the checkpoint has no such pod.
     """
     if listing is None:
         return ""
@@ -291,7 +305,7 @@ def displaced_pod_name(
 
 
 def kept_of(record: Allocation, listing: KubeletListing) -> Allocation:
-    """Returns an allocation with its remaining devices: those that the kubelet still has allocated."""
+    """Returns an allocation with only those devices that the kubelet still has allocated."""
     if listing.checkpoint is None:
         return record
     held = reported_places(listing) | listing.checkpoint

@@ -1,11 +1,11 @@
 """
-Decides whether the container of an allocation has ended, from three sources of the kubelet.
+Decides whether the container of an allocation has ended. Uses three sources of the kubelet.
 
-- PodResources reports the devices of active pods. A kubelet that has just started reports fewer pods, and one that has lost
-  its checkpoint reports containers without their devices.
-- The checkpoint has init containers and the UIDs of pods. It has entries of deleted pods until its next write. So an entry
-  that existed before a grant does not belong to the allocation.
-- A deleted pod has no directory, or none of its volumes is mounted.
+- PodResources reports the devices of active pods. A kubelet that has just started reports fewer pods. A kubelet that
+  has lost its checkpoint reports containers without their devices.
+- The checkpoint has init containers and pod UIDs. It keeps entries of deleted pods until its next write. So an entry
+  that existed before a grant does not belong to the new allocation.
+- The pod directories show deleted pods: a deleted pod has no directory, or none of its volumes is mounted.
 """
 
 from collections import defaultdict
@@ -20,7 +20,9 @@ from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 NEVER: tuple[int, ...] = ()
 """The version of a missing checkpoint."""
 UNWRITTEN_SECONDS = 5.0
-"""After this time an unwritten checkpoint counts: the kubelet writes it once a container has all its devices."""
+"""
+Age of a grant from which an unchanged checkpoint is used. The kubelet writes it when a container has all its devices.
+"""
 
 
 Kubelet = tuple[int, ...]
@@ -28,7 +30,7 @@ Kubelet = tuple[int, ...]
 
 
 class Grant(NamedTuple):
-    """The moment at which an allocation was granted."""
+    """The time and the checkpoint version at which an allocation was granted."""
 
     written: tuple[int, ...]
     """The version of the checkpoint at the kubelet's call."""
@@ -37,7 +39,7 @@ class Grant(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """The remainder of an allocation that was replaced by others."""
+    """The remainder of an allocation that others have replaced."""
 
     allocation: Allocation
     former: AllocationID
@@ -46,26 +48,29 @@ class Rest(NamedTuple):
 
 @dataclass
 class Evidence:
-    """What the kubelet has reported and written about one allocation."""
+    """What the kubelet has reported, and has written to its checkpoint, about one allocation."""
 
     reported_by: Kubelet | None = None
-    """The run of the kubelet that reported it last."""
+    """The last run of the kubelet that reported it."""
     written_by: Kubelet | None = None
-    """The run of the kubelet that last wrote a checkpoint entry for the pod with a device of the allocation."""
+    """The last run of the kubelet that wrote a checkpoint entry for the pod with a device of the allocation."""
     grant: Grant | None = None
-    """None: the allocation is older than this process."""
+    """The grant. None if it was before the start of this process."""
 
 
 class LivenessCheck:
-    """Decides from the kubelet's answers whether allocations have ended. What it remembers is lost with the process."""
+    """
+    Decides based on the kubelet's answers whether allocations have ended. The stored evidence is lost when the process
+    ends.
+    """
 
     def __init__(self) -> None:
         self._evidence: defaultdict[AllocationID, Evidence] = defaultdict(Evidence)
 
     def granted(self, new: Iterable[Allocation], asked: Collection[Allocation], grant: Grant) -> None:
         """
-        Remembers the time and the checkpoint of these grants. Allocations not in `asked` are remainders, whose devices are
-        already in the checkpoint until their pod is deleted.
+        Stores the time and the checkpoint version of these grants. An allocation without an owner that is not in
+        `asked` is a remainder. Its devices are already in the checkpoint, until its pod is deleted.
         """
         names = {each.id for each in asked}
         for each in new:
@@ -73,7 +78,7 @@ class LivenessCheck:
                 self._evidence[each.id].grant = grant if each.id in names else grant._replace(written=NEVER)
 
     def inherit(self, rests: Iterable[Rest]) -> None:
-        """Copies what is remembered of former allocations to their remainders."""
+        """Copies the evidence of the replaced allocations to their remainders."""
         for rest in rests:
             former = self._evidence[rest.former]
             own = self._evidence[rest.allocation.id]
@@ -81,7 +86,7 @@ class LivenessCheck:
             own.written_by = former.written_by or own.written_by
 
     def shown(self, allocation: AllocationID, kubelet: Kubelet) -> None:
-        """Remembers that this run of the kubelet has reported the allocation."""
+        """Stores that this run of the kubelet has reported the allocation."""
         self._evidence[allocation].reported_by = kubelet
 
     def was_reported(self, allocation: AllocationID, kubelet: Kubelet) -> bool:
@@ -89,7 +94,10 @@ class LivenessCheck:
         return self._evidence[allocation].reported_by == kubelet
 
     def note_written(self, allocations: Iterable[Allocation], listing: KubeletListing) -> None:
-        """Remembers for which allocations this kubelet wrote entries. If it drops one later, the allocation has ended."""
+        """
+        Stores for which allocations this run of the kubelet has written entries. If it later removes them, the
+        allocation has ended.
+        """
         new = [each for each in allocations if each.pod_uid and self._evidence[each.id].written_by != listing.kubelet]
         if not listing.is_own or not new:
             return
@@ -99,19 +107,19 @@ class LivenessCheck:
                 self._evidence[each.id].written_by = listing.kubelet
 
     def forget_all_but(self, live: Collection[AllocationID]) -> None:
-        """Forgets allocations that are no longer live."""
+        """Deletes the evidence of all allocations that are not in `live`."""
         for name in self._evidence.keys() - live:
             del self._evidence[name]
 
     def uid_of(
         self, allocation: Allocation, holdings: Sequence[ReportedDevices | None], listing: KubeletListing
     ) -> str:
-        """Returns the UID of the only pod that is reported with all devices of an allocation; empty: not known."""
+        """Returns the UID of the only pod that is reported with all devices of an allocation; empty if unknown."""
         uids = {holding.pod_uid if holding is not None else "" for holding in holdings}
         return uids.pop() if len(uids) == 1 and self.is_written_since(allocation, listing) else ""
 
     def is_kept(self, allocation: Allocation, listing: KubeletListing) -> bool:
-        """Whether the checkpoint lists a device of the allocation for an existing pod; True if it cannot be read."""
+        """Whether the checkpoint has a device of the allocation for an existing pod. True if it cannot be read."""
         held = kubelet_places(allocation)
         if listing.checkpoint is None:
             return True
@@ -121,7 +129,7 @@ class LivenessCheck:
         return not entries or not all(listing.is_gone(part.pod_uid) for part in entries)
 
     def is_gone(self, allocation: Allocation, listing: KubeletListing) -> bool:
-        """Whether the allocation's pod is known, and its directory is deleted. False if the directories cannot be read."""
+        """Whether the allocation's pod is known and is deleted. False if the pod directories cannot be read."""
         if allocation.pod_uid:
             return listing.is_gone(allocation.pod_uid)
         if self._evidence[allocation.id].grant is None or not self.is_written_since(allocation, listing):
@@ -131,9 +139,14 @@ class LivenessCheck:
 
     def has_ended(self, allocation: Allocation, listing: KubeletListing, at: float) -> bool:
         """
-        Whether a container that this listing of second `at` does not report has certainly ended: the same kubelet reported
-        it before, its pod is deleted, or the checkpoint lists its devices for no pod. The checkpoint counts if it was
-        written since the grant, or was not written for `UNWRITTEN_SECONDS`.
+        Whether the container has certainly ended. It must be missing from this listing, which was read at monotonic
+        seconds `at`. In addition, one of these must be true:
+
+        - The same run of the kubelet reported it before.
+        - Its pod is deleted.
+        - It has no owner, it was granted by this process, and the checkpoint does not have its devices for an existing
+          pod. The checkpoint must have been written after the grant, or the grant must be at least `UNWRITTEN_SECONDS`
+          old.
         """
         if listing.shows(allocation):
             return False
@@ -147,8 +160,9 @@ class LivenessCheck:
 
     def is_dropped(self, ended: Allocation, at: float, offered: Set[DeviceID] = frozenset()) -> bool:
         """
-        Whether the kubelet no longer counts an ended allocation. Before a pod is admitted it has no directory, so its first
-        containers look like those of a deleted pod. But devices that the kubelet has `offered` are free.
+        Whether the kubelet has also released the devices of an ended allocation. Before a pod is admitted, it has no
+        directory, so its first containers look like those of a deleted pod. If the kubelet has `offered` the devices,
+        they are free.
         """
         grant = self._evidence[ended.id].grant
         is_late = grant is None or at - grant.at >= UNWRITTEN_SECONDS
@@ -156,8 +170,9 @@ class LivenessCheck:
 
     def is_forgotten(self, allocation: Allocation, listing: KubeletListing, boot: str) -> bool:
         """
-        Whether the kubelet has lost the devices of a container of this `boot` that has an owner and was not seen to end.
-        False without UIDs or directories: a pod that is created again under the same name would look the same.
+        Whether the kubelet has lost the devices of a container of this `boot` whose pod exists. False if the owner or
+        the pod's UID is unknown or the pod directories cannot be read, because a pod that is created again with the
+        same name would look the same.
         """
         if allocation.owner is None or not allocation.pod_uid or listing.directories is None:
             return False
@@ -165,9 +180,9 @@ class LivenessCheck:
 
     def has_returned(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
-        Whether a container, also of a former boot, uses its devices although the kubelet has lost them. A settled kubelet
-        (v1.36.3) lists active pods with their allocated devices. So a container that is listed without devices runs with its
-        former ones.
+        Whether a container, including one from before a reboot, uses its devices although the kubelet has lost them. A
+        settled kubelet (v1.36.3) lists active pods with their allocated devices. So a container that is listed without
+        devices runs with those that it had before.
         """
         names_it = any(
             used.owner == allocation.owner
@@ -178,8 +193,9 @@ class LivenessCheck:
 
     def is_waited_for(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
-        Whether this kubelet has not listed the pod yet, for example without an API server, although its checkpoint has the
-        pod's devices and a volume of the pod is mounted. It does not allocate these devices to another pod.
+        Whether this run of the kubelet has not listed the pod yet, although the checkpoint has the pod's devices and a
+        volume of the pod is mounted. An example is a kubelet that cannot reach the API server. It does not allocate
+        these devices to another pod.
         """
         uid = allocation.pod_uid
         directories = listing.directories
@@ -190,8 +206,9 @@ class LivenessCheck:
 
     def is_displaced(self, allocation: Allocation, listing: KubeletListing) -> bool:
         """
-        Whether an unreported container may still run although the kubelet allocates its devices to another one: as
-        `is_forgotten`, but for any boot; without UIDs or directories, the listed names decide.
+        Whether an unreported container may still run although the kubelet allocates its devices to another one. As
+        `is_forgotten`, but for any boot. If the pod's UID is unknown or the pod directories cannot be read, the
+        container must be listed by name.
         """
         owner = allocation.owner
         if owner is None or not self._is_unknown(allocation, listing, ""):
@@ -199,7 +216,9 @@ class LivenessCheck:
         return runs(owner, allocation.pod_uid, allocation.from_kubelet, listing)
 
     def _is_unknown(self, allocation: Allocation, listing: KubeletListing, boot: str) -> bool:
-        """Whether an allocation of this boot was never reported by this kubelet, and is not in its checkpoint."""
+        """
+        Whether an allocation of this `boot` was not reported by this run of the kubelet and is not in its checkpoint.
+        """
         evidence = self._evidence[allocation.id]
         if listing.kubelet in (evidence.reported_by, evidence.written_by) or is_before(allocation, boot):
             return False
@@ -214,13 +233,13 @@ class LivenessCheck:
         )
 
     def is_written_since(self, allocation: Allocation, listing: KubeletListing) -> bool:
-        """Whether the checkpoint was written since the grant, so that its entries can belong to the allocation."""
+        """Whether the checkpoint was written after the grant, so that its entries can belong to the allocation."""
         grant = self._evidence[allocation.id].grant
         return grant is None or grant.written != listing.written
 
 
 def is_before(allocation: Allocation, boot: str) -> bool:
-    """Whether an allocation was last confirmed before this boot of the node, so that its container does not run."""
+    """Whether an allocation was last confirmed before this boot of the node, so that its container no longer runs."""
     return bool(boot and allocation.boot) and allocation.boot != boot
 
 
@@ -228,8 +247,9 @@ def has_other_devices(
     owner: Owner | None, pod_uid: str, devices: Mapping[ResourceName, tuple[DeviceID, ...]], listing: KubeletListing
 ) -> bool:
     """
-    Whether the kubelet reports exactly this container with other devices of these resources: it was admitted again after the
-    checkpoint was lost. A kubelet allocates nothing to a running container (v1.36.3, `isContainerAlreadyRunning`).
+    Whether the kubelet reports exactly this container with other devices of these resources. In that case it was
+    admitted again after the checkpoint was lost. A kubelet allocates no devices to a running container (v1.36.3,
+    `isContainerAlreadyRunning`).
     """
     return bool(pod_uid) and any(
         holding.owner == owner and holding.pod_uid == pod_uid and holding.devices.isdisjoint(devices[holding.resource])
@@ -241,7 +261,7 @@ def has_other_devices(
 def runs(
     owner: Owner, pod_uid: str, devices: Mapping[ResourceName, tuple[DeviceID, ...]], listing: KubeletListing
 ) -> bool:
-    """Whether the pod of a container exists, and it is not reported with other devices."""
+    """Whether a container may still run: its pod exists, and the kubelet does not report it with other devices."""
     if has_other_devices(owner, pod_uid, devices, listing):
         return False
     if pod_uid and listing.directories is not None:
@@ -252,7 +272,7 @@ def runs(
 def still_displaced(
     displaced: Iterable[Displaced], listing: KubeletListing | None, owner: Owner | None = None, pod_uid: str = ""
 ) -> tuple[Displaced, ...]:
-    """Returns the displaced containers that may still run and are not the new owner; all without a `listing`."""
+    """Returns the displaced containers that may still run and are not `owner`. Returns all if `listing` is None."""
     if listing is None:
         return tuple(displaced)
     return tuple(
@@ -264,16 +284,16 @@ def still_displaced(
 
 
 def checkpoint_entries_of(allocation: Allocation, listing: KubeletListing) -> list[ResourceEntry]:
-    """Returns the entries of the checkpoint with any device of an allocation, each once."""
+    """Returns the checkpoint entries that have any device of an allocation, without duplicates."""
     entries = listing.parts_by_place
     return [*dict.fromkeys(part for place in kubelet_places(allocation) for part in entries.get(place, ()))]
 
 
 def kubelet_places(allocation: Allocation) -> list[Place]:
-    """Returns resource and device of all devices that the kubelet allocated, without co-allocated ones."""
+    """Returns the resource and ID of each device that the kubelet allocated. Co-allocated devices are not included."""
     return [(resource, device) for resource, ids in allocation.from_kubelet.items() for device in ids]
 
 
 def reported_places(listing: KubeletListing | None) -> Set[Place]:
-    """Returns resource and device of all devices that PodResources reports with a container."""
+    """Returns the resource and ID of each device that PodResources reports with a container."""
     return listing.shown.keys() if listing is not None else frozenset()

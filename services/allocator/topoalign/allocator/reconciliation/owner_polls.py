@@ -1,10 +1,11 @@
 """
-Polls the kubelet in the background for the owners of new allocations and of allocations from a former boot.
+Polls the kubelet in the background for the owners of new allocations and of allocations from before a reboot.
 
-Allocate does not name the container. PodResources reports it as soon as the kubelet has recorded the answer. So PodResources
-is polled soon after a grant, and again at growing intervals until every allocation has an owner. After `GIVE_UP_SECONDS`
-only the regular polls continue: the container may be an init container, which is never reported. After a reboot the kubelet
-admits its pods without an Allocate, so the owners of allocations from a former boot are polled for, too.
+Allocate does not identify the container. PodResources reports it as soon as the kubelet has recorded the answer. So
+PodResources is polled soon after a grant, and again at increasing intervals until every allocation has an owner. After
+`GIVE_UP_SECONDS`, only the regular polls continue, because the container may be an init container, which is never
+reported. After a reboot, the kubelet admits its pods without Allocate calls. So PodResources is also polled for the
+owners of allocations from before the reboot.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -21,10 +22,10 @@ FIRST_SECONDS = 0.05
 """Time from a grant to the first poll. The kubelet records an answer to Allocate in a few milliseconds."""
 
 LONGEST_SECONDS = 0.8
-"""Longest time between two polls. Each interval is twice the one before."""
+"""Maximum time between two polls. Each interval is twice the previous one."""
 
 GIVE_UP_SECONDS = 5.0
-"""How long an owner is polled for while the kubelet answers. Afterwards only the regular polls continue."""
+"""How long to poll for an owner while the kubelet answers. Afterwards, only the regular polls continue."""
 
 
 class OwnerPolls:
@@ -32,22 +33,22 @@ class OwnerPolls:
 
     def __init__(self, clock: Clock, state: Callable[[], NodeState], poll: Callable[[], Awaitable[None]]) -> None:
         """
-        `poll` compares the ledger with PodResources; it raises Unavailable. Polls begin at once if `state` has allocations
-        without an owner or from a former boot.
+        `poll` compares the ledger with PodResources. It raises Unavailable. If `state` has allocations without an owner
+        or from before a reboot, polls start immediately.
         """
         self._clock = clock
         self._state = state
         self._poll = poll
         self._waiting = dict.fromkeys(state().allocations, clock.monotonic() + GIVE_UP_SECONDS)
-        """Allocation -> monotonic second until which its owner is polled for."""
+        """Allocation -> monotonic seconds until which to poll for its owner."""
         self._expected = anyio.Event()
         self._expected.set()
         self._interval = FIRST_SECONDS
         self._granted = 0.0
-        """Seconds until the next poll, and the monotonic second of the last grant."""
+        """`_interval`: seconds until the next poll. `_granted`: monotonic seconds of the last grant."""
 
     def expect(self, granted: Iterable[Allocation]) -> None:
-        """Starts polls for the owners of those of these allocations that have none yet."""
+        """Starts polls for the owners of the allocations that have none yet."""
         now = self._clock.monotonic()
         if not self._waiting and now >= self._granted + LONGEST_SECONDS:
             self._interval = FIRST_SECONDS
@@ -56,7 +57,7 @@ class OwnerPolls:
         self._expected.set()
 
     async def run(self) -> None:
-        """Polls whenever an owner is expected, until cancelled. A failed poll counts as one without a result."""
+        """Polls while owners are expected, until cancelled. If a poll fails, the time limit restarts for all owners."""
         while True:
             await self._expected.wait()
             self._expected = anyio.Event()
@@ -73,7 +74,7 @@ class OwnerPolls:
                         self._waiting = dict.fromkeys(self._waiting, self._clock.monotonic() + GIVE_UP_SECONDS)
 
     def _still_waiting(self) -> bool:
-        """Whether to poll. Drops allocations that have ended, whose owner is known, or whose time is over."""
+        """Whether to poll. Removes allocations that are released, whose owner is known, or whose time has expired."""
         now = self._clock.monotonic()
         state = self._state()
         unseen = {name for name, held in state.allocations.items() if held.owner is None}

@@ -1,9 +1,10 @@
 """
-Reads from the kubelet which container has which devices.
+Reads from the kubelet which devices each container has.
 
-Source: PodResources v1 of kubelet v1.36.3. For each container it lists the devices with their NUMA nodes, the exclusive
-CPUs, and the memory if the Static memory manager allocated it. PodResources has names of pods and no UIDs; the checkpoint
-has UIDs and no names of pods. An entry of the checkpoint belongs to a container with the same name and the same devices.
+The source is PodResources v1 of kubelet v1.36.3. For each container, it lists the devices with their NUMA nodes, the
+exclusive CPUs, and the memory if the memory manager allocated it with the Static policy. PodResources has pod names but
+no UIDs. The checkpoint has pod UIDs but no names. A checkpoint entry belongs to the container with the same name and
+the same devices.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -37,7 +38,7 @@ LIST_SECONDS = 1.0
 READ_SECONDS = 1.0
 
 Listed = dict[ResourceName, tuple[ListedDevices, ...]]
-"""Resource -> the devices of its plugin."""
+"""Resource -> the devices of its device plugin."""
 
 log = structlog.get_logger("topoalign.allocator.podresources")
 
@@ -47,30 +48,30 @@ class CheckpointDevices(NamedTuple):
 
     parts: tuple[ResourceEntry, ...] = ()
     places: frozenset[Place] | None = None
-    """The devices in them. None: there is no checkpoint, or it cannot be read."""
+    """The devices in the entries. None if there is no checkpoint or it cannot be read."""
 
 
 UNREAD = CheckpointDevices()
 
 
 class PodResourcesClient:
-    """Polls the kubelet's PodResources socket, and reads the checkpoint and the pod directories."""
+    """Polls the kubelet's PodResources socket and reads the checkpoint and the pod directories."""
 
     def __init__(self, socket: Path, checkpoint_dir: Path, clock: Clock | None = None) -> None:
-        """`checkpoint_dir`: the device plugin directory, below the kubelet's root directory."""
+        """`checkpoint_dir`: the device plugin directory in the kubelet's root directory."""
         self._socket = socket
         self._checkpoint_dir = checkpoint_dir
         self._clock = clock or SystemClock()
         self.channel = KeptChannel(socket, self._clock)
-        """Shared with the other callers of this kubelet."""
+        """The connection to the kubelet, shared with its other callers."""
         self._checkpoint: tuple[tuple[int, ...], CheckpointDevices] = ((), UNREAD)
-        """Cache: version of the file (inode, time of change, size) and its content."""
+        """Cache: version of the file (inode, time of change, size) and its entries."""
         self._checkpoints: ThreadReader[CheckpointDevices] = ThreadReader()
         self._directories: ThreadReader[PodDirectories | None] = ThreadReader()
         self._listed: tuple[Fields | None, Listed] = (None, {})
-        """Cache: the encoded fields of the last answer about the devices of all plugins, and these devices."""
+        """Cache: the encoded fields of the last GetAllocatableResources response, and its devices."""
         self._unknown: str | None = None
-        """Why the directories of pods cannot be read."""
+        """The reason if the pod directories cannot be read."""
         self._complaints = Complaints(socket.name)
         self._is_logged = False
         """Whether `_unknown` was logged."""
@@ -83,8 +84,9 @@ class PodResourcesClient:
 
     async def listing(self, seconds: float | None = None) -> KubeletListing:
         """
-        Polls the devices of all containers, and reads the kubelet's files. Files that take longer than `READ_SECONDS` count
-        as unreadable. Raises KubeletAway after at most `seconds` (None: `LIST_SECONDS`).
+        Polls the devices of all containers and reads the kubelet's files. A file that takes longer than `READ_SECONDS`
+        counts as unreadable. Raises KubeletAway if PodResources does not give a valid answer within `seconds` (None
+        means `LIST_SECONDS`).
         """
         kubelet = unix_sockets.identity(self._socket)
         within = LIST_SECONDS if seconds is None else seconds
@@ -117,7 +119,10 @@ class PodResourcesClient:
         )
 
     async def devices(self, ours: Collection[ResourceName] = ()) -> Listed:
-        """Reads the healthy devices of other plugins. Raises KubeletAway within `LIST_SECONDS`."""
+        """
+        Reads the healthy devices of other device plugins; `ours`: resources to leave out. Raises KubeletAway after at
+        most `LIST_SECONDS`.
+        """
         known, listed = self._listed
         left_out = tuple(field(1, resource.encode()) for resource in ours)
         fields, response = await self.channel.ask(
@@ -135,7 +140,7 @@ class PodResourcesClient:
         return listed
 
     def written(self) -> tuple[int, ...]:
-        """The version of the checkpoint file, as `file_version`."""
+        """Returns the current version of the checkpoint file, as `file_version`."""
         return file_version(self._checkpoint_dir / device_checkpoint.NAME)
 
     async def _read_checkpoint(self) -> tuple[tuple[int, ...], CheckpointDevices]:
@@ -161,7 +166,7 @@ class PodResourcesClient:
             unknown = "they could not be read in time"
         except StateFault as fault:
             unknown = str(fault)
-        # If it is empty although pods run, `pods/` is a separate file system that is not mounted here.
+        # If the directory is empty although pods run, `pods/` is a separate file system that is not mounted here.
         if found is not None and any_listed and not found.torn_down:
             found = None
             unknown = f"{root / pod_directories.NAME} is empty although pods run"
@@ -178,7 +183,7 @@ ALLOCATABLE = v1.AllocatableResourcesRequest()
 
 
 def listed_devices(response: v1.AllocatableResourcesResponse) -> Listed:
-    """Returns resource -> the healthy devices of its plugin, grouped by NUMA nodes. Raises ValueError."""
+    """Returns resource -> the healthy devices of its device plugin, grouped by NUMA nodes. Raises ValueError."""
     found: dict[ResourceName, dict[DeviceID, set[int]]] = {}
     for part in response.devices:
         nodes = [node.id for node in part.topology.nodes] if part.topology is not None else []
@@ -198,12 +203,12 @@ def listed_devices(response: v1.AllocatableResourcesResponse) -> Listed:
 
 
 def read_container_usage(pod: v1.PodResources, container: v1.ContainerResources, devices: Devices) -> ContainerUsage:
-    """Reads the CPUs, memory and `devices` that PodResources reports of a container. Raises ValueError."""
+    """Returns the CPUs, memory and `devices` that PodResources reports for a container. Raises ValueError."""
     memory: list[MemoryBlock] = []
     for block in container.memory:
         listed = block.topology.nodes if block.topology is not None else []
         nodes = tuple(sorted(parse_cpuset(format_cpuset(node.id for node in listed))))
-        # The distribution over the NUMA nodes is not reported, so all memory counts on the first.
+        # The distribution over the NUMA nodes is not reported, so all memory is assigned to the first node.
         taken = (block.size, *(0 for _ in nodes[1:])) if nodes else ()
         memory.append(MemoryBlock(resource=ResourceName(block.memory_type), nodes=nodes, size=block.size, taken=taken))
     return ContainerUsage(
@@ -215,7 +220,7 @@ def read_container_usage(pod: v1.PodResources, container: v1.ContainerResources,
 
 
 def read_checkpoint_devices(file: Path) -> CheckpointDevices:
-    """Reads the kubelet's device checkpoint; UNREAD if there is none, or if it is damaged."""
+    """Reads the kubelet's device checkpoint. Returns UNREAD if there is none or it is damaged."""
     try:
         content = checkpoint.read_checkpoint_file(file)
         entries = device_checkpoint.decode_device_checkpoint(content or b"").pod_device_entries
@@ -236,7 +241,10 @@ def read_checkpoint_devices(file: Path) -> CheckpointDevices:
 def add_pod_uids(
     holdings: Sequence[ReportedDevices], given: Iterable[ResourceEntry], directories: PodDirectories | None
 ) -> tuple[ReportedDevices, ...]:
-    """Adds the pod UID to each holding, if exactly one existing pod has a checkpoint entry with its devices."""
+    """
+    Adds the pod UID to each holding if only one existing pod has a checkpoint entry for this container with these
+    devices.
+    """
     uids: dict[tuple[str, ResourceName, frozenset[DeviceID]], set[str]] = {}
     for part in given:
         uids.setdefault((part.container, part.resource, part.devices), set()).add(part.pod_uid)

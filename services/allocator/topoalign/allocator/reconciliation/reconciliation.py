@@ -1,15 +1,18 @@
 """
-Compares the ledger with each poll of the kubelet: binds owners, releases ended containers, adopts unrecorded ones.
+Compares the ledger with each poll of the kubelet: binds owners, releases ended allocations, and adopts unrecorded
+containers.
 
-- A kubelet that has just started lists fewer pods than run. So the allocation of a missing container is released after a
-  delay, which is longer after a restart of the kubelet. A container that is reported with unallocated devices is adopted.
-- If a container ended while no allocator ran, its allocation is an orphan. It is released at the first poll of a settled
-  kubelet whose checkpoint does not have the devices either.
-- A pod that the kubelet rejected after Allocate has entries in the checkpoint and no directory. It counts as missing.
+- A kubelet that has just started lists fewer pods than are running. So the allocation of a missing container is
+  released after a delay. The delay is longer after a restart of the kubelet.
+- A container that is reported with unallocated devices is adopted.
+- If a container ended while no allocator was running, its allocation is an orphan. It is released at the first poll of
+  a settled kubelet whose checkpoint does not have the devices either.
+- If the kubelet rejected a pod after Allocate, the pod has checkpoint entries but no directory. It counts as missing.
 - If the kubelet has lost the devices of a container, the allocation stays as long as the pod exists. If the kubelet has
-  allocated the devices to another container meanwhile (`Allocation.displaced`), it returns when that one ends.
-- After a damaged journal the ledger is unconfirmed. Once discovery has published the hardware, devices that only the
-  checkpoint has are adopted, too, and then the ledger is confirmed.
+  meanwhile allocated the devices to another container, the first container is displaced (`Allocation.displaced`). It
+  gets them back when the other container ends.
+- After a damaged journal, the ledger is unconfirmed. When discovery has published the hardware, devices that only the
+  checkpoint has are adopted, too. Then the ledger is confirmed.
 """
 
 from collections import defaultdict
@@ -42,8 +45,8 @@ from topoalign.core.ports import Clock
 
 APART_SECONDS = 1.0
 """
-How long, and for at least two polls, the kubelet must contradict an allocation before it is released. Polls for an owner may
-be 0.1 s apart.
+How long the kubelet must contradict an allocation, in at least two polls, before it is released. The time between two
+polls for an owner can be 0.1 s or less.
 """
 
 
@@ -54,16 +57,16 @@ class PollFinding(Enum):
     """The result of a poll for one allocation."""
 
     NOTHING = auto()
-    """Not judged, for example because it was granted after the poll."""
+    """Not checked, for example because it was granted after the poll."""
     SHOWN = auto()
-    """Exactly its devices are reported with one owner."""
+    """Its devices, and no others, are reported with one owner."""
     APART = auto()
     """
-    Its devices are reported with several owners, only in part, or together with others. If this lasts, it contradicts the
-    allocation.
+    Its devices are reported with several owners, only in part, together with other devices, or for another pod. If this
+    persists, the kubelet contradicts the allocation.
     """
     FORGOTTEN = auto()
-    """The kubelet has lost the devices of its container, which runs."""
+    """The kubelet has lost the devices of its container, which may still run."""
     MISSING = auto()
     """The kubelet does not report it."""
 
@@ -72,53 +75,63 @@ class Presence(NamedTuple):
     """The results of the polls for one allocation so far."""
 
     is_inherited: bool = False
-    """Whether it was live at the start and was not reported since. If it has ended, it ended while no allocator ran."""
+    """
+    Whether it was live when this process started and was not reported since. If it has ended, it ended while no
+    allocator was running.
+    """
     missing_since: float | None = None
-    """Monotonic seconds of the first poll that missed it; None: it is not missing."""
+    """Monotonic seconds of the first poll in which it was missing; None if it is not missing."""
     finding: PollFinding = PollFinding.NOTHING
     """The result of the last poll."""
     apart_since: float | None = None
-    """Monotonic seconds since which all polls found it APART; None: the last did not."""
+    """Monotonic seconds of the first poll since which all polls found it APART; None if the last poll did not."""
     is_explained: bool = False
-    """Whether a poll has shown why it may run unreported. A later poll that can read less does not change that."""
+    """
+    Whether a poll has shown why it may run unreported. A later poll that can read fewer files does not change that.
+    """
 
     def show(self) -> "Presence":
-        """The presence after the kubelet has reported the allocation."""
+        """Returns the presence after the kubelet has reported the allocation."""
         return Presence(finding=self.finding, apart_since=self.apart_since)
 
     def miss(self, at: float) -> "Presence":
-        """The presence after a poll at `at` that misses it. The delay starts at the first such poll."""
+        """
+        Returns the presence after a poll at `at` in which it was missing. The delay starts at the first such poll.
+        """
         return self if self.missing_since is not None else self._replace(missing_since=at)
 
     def explain(self) -> "Presence":
-        """The presence of an allocation that may run unreported, because the kubelet has lost it or waits for its pod."""
+        """
+        Returns the presence if the container may run unreported, because the kubelet has lost it or waits for its pod.
+        """
         return self._replace(missing_since=None, is_explained=True)
 
     def restart_wait(self) -> "Presence":
-        """The presence after a restart of the kubelet, which starts the delay again."""
+        """Returns the presence after a restart of the kubelet, which restarts the delay."""
         return self._replace(missing_since=None)
 
     def find(self, finding: PollFinding, at: float) -> "Presence":
-        """The presence after a poll at `at` with this finding."""
+        """Returns the presence after a poll at `at` with this finding."""
         since = at if self.apart_since is None else self.apart_since
         return self._replace(finding=finding, apart_since=since if finding is PollFinding.APART else None)
 
 
 class Settling(NamedTuple):
-    """Whether the kubelet has settled: a kubelet that has just started lists fewer pods than run."""
+    """Whether the kubelet has settled. A kubelet that has just started lists fewer pods than are running."""
 
     kubelet: Kubelet | None = None
-    """The last run of the kubelet that answered; None: none has answered yet."""
+    """The last run of the kubelet that answered; None if none has answered yet."""
     until: float = 0.0
-    """Monotonic seconds until which it settles."""
+    """Monotonic seconds at which the kubelet counts as settled."""
     is_boot_known: bool = False
-    """Whether the hardware, and with it the boot, was known at a poll."""
+    """Whether the hardware, and therefore the boot, was known at a poll."""
 
     def meet(self, kubelet: Kubelet, at: float, seconds: float, age: float, *, rebooted: bool) -> "Settling":
         """
-        The settling after a kubelet has answered at monotonic second `at`. A kubelet settles `seconds` after its start. Its
-        `age` by the wall clock counts only for the first kubelet, and not after a reboot. Example: with `seconds` 120, the
-        first kubelet of age 100 settles until `at + 20`, any other one until `at + 120`.
+        Returns the settling after a kubelet has answered at monotonic seconds `at`. A kubelet counts as settled
+        `seconds` after its start. Its `age` by the wall clock is used only for the first kubelet, and not after a
+        reboot. Example with `seconds` 120 and age 100: the first kubelet counts as settled at `at + 20`, any other one
+        at `at + 120`.
         """
         if kubelet == self.kubelet and not rebooted:
             return self
@@ -126,21 +139,26 @@ class Settling(NamedTuple):
         return self._replace(kubelet=kubelet, until=at + max(0.0, seconds - (0.0 if is_new else max(0.0, age))))
 
     def know_boot(self, known: bool) -> "Settling":
-        """The settling after a poll at which the hardware, and with it the boot, was `known` or not."""
+        """
+        Returns the settling after a poll. `known`: whether the hardware, and therefore the boot, was known at the poll.
+        """
         return self._replace(is_boot_known=self.is_boot_known or known)
 
 
 class Reconciliation:
-    """Compares the ledger with each poll of the kubelet, and records the changes. There is no await in between."""
+    """Compares the ledger with each poll of the kubelet and records the changes. There is no await in between."""
 
     def __init__(
         self, ledger: Ledger, clock: Clock, *, gone_seconds: float, unbound_seconds: float, settle_seconds: float
     ) -> None:
         """
-        A container must be missing so many seconds, and for at least two polls, before its allocation is released:
-        `gone_seconds` in general; `unbound_seconds` if it was never reported, is not in the checkpoint, and its pod is not
-        known to be deleted; `settle_seconds` while a restarted kubelet settles, or lists no pod. An allocation that was
-        never reported stays while the checkpoint cannot be read.
+        How long a container must be missing, in at least two polls, before its allocation is released:
+
+        - `gone_seconds` by default;
+        - `unbound_seconds` if it was never reported, is not in the checkpoint, and its pod is not known to be deleted;
+        - at least `settle_seconds` while the kubelet has not settled or lists no pods.
+
+        An allocation that was never reported stays while the checkpoint cannot be read.
         """
         self.liveness = LivenessCheck()
         self._ledger = ledger
@@ -152,12 +170,14 @@ class Reconciliation:
         self._presence: defaultdict[AllocationID, Presence] = defaultdict(Presence)
         self._presence.update(dict.fromkeys(ledger.state.allocations, Presence(is_inherited=True)))
         self._noted = 0.0
-        """Monotonic seconds at the beginning of the newest poll."""
+        """Monotonic seconds at the start of the newest poll."""
         self._early: set[str] = set()
-        """Pods whose allocations were released because they had no directory."""
+        """UIDs of the pods whose allocations were released because the pods had no directory."""
 
     def compare(self, poll: Poll) -> None:
-        """Binds, releases and adopts by this poll. If it raises StateFault, some changes may be recorded."""
+        """
+        Binds, releases and adopts based on this poll. If it raises StateFault, some changes may already be recorded.
+        """
         self._settle(poll)
         listing = poll.listing
         if self._ledger.state.topology is None:
@@ -183,7 +203,7 @@ class Reconciliation:
         ]
         log_forgotten(each for each in forgotten if self._presence[each.id].finding is not PollFinding.FORGOTTEN)
         live = self._ledger.state.allocations
-        if poll.live >= live.keys():  # else the answer is older than the ledger
+        if poll.live >= live.keys():  # otherwise the answer is older than the ledger
             apart = [live[name] for name, finding in sorted(findings.items()) if finding is PollFinding.APART]
             contradicted = [each for each in apart if self._is_contradicted(each, poll)]
             directories = listing.directories
@@ -203,7 +223,7 @@ class Reconciliation:
         self._ledger.observe(containers=usage_of_others(listing.usage, self._ledger.state.hardware))
 
     def _settle(self, poll: Poll) -> None:
-        """Notes a new kubelet. After a reboot its age does not count, because the wall clock is often set then."""
+        """Notes a new kubelet. After a reboot, its age is not used, because the wall clock is often adjusted then."""
         state = self._ledger.state
         before = self._settling
         rebooted = not before.is_boot_known and bool(state.stale)
@@ -220,7 +240,9 @@ class Reconciliation:
             )
 
     def note(self, poll: Poll) -> None:
-        """Notes the pods and checkpoint entries of a poll, also if the ledger is not compared with it."""
+        """
+        Notes the reported allocations and the checkpoint entries of a poll, even if the ledger is not compared with it.
+        """
         if poll.at < self._noted:
             return
         self._noted = poll.at
@@ -256,7 +278,9 @@ class Reconciliation:
         return PollFinding.MISSING, None
 
     def _binding(self, allocation: Allocation, owner: Owner, uid: str, listing: KubeletListing) -> Binding | None:
-        """Returns the binding to record for an allocation reported with this owner; None: nothing new."""
+        """
+        Returns the binding to record for an allocation that is reported with this owner; None if nothing has changed.
+        """
         known = allocation.pod_uid if owner == allocation.owner else ""
         before = is_before(allocation, self._ledger.boot)
         displaced = () if before else still_displaced(allocation.displaced, listing, owner, uid)
@@ -267,7 +291,9 @@ class Reconciliation:
         return None if is_recorded else binding
 
     def _release(self, gone: Sequence[Allocation], listing: KubeletListing) -> None:
-        """Records in one journal entry that these have ended and that displaced ones return."""
+        """
+        Releases these allocations. If displaced containers get their devices back, the same journal entry records that.
+        """
         for reason, ended in (
             ("gone", [each for each in gone if not self._presence[each.id].is_inherited]),
             ("orphan", [each for each in gone if self._presence[each.id].is_inherited]),
@@ -285,17 +311,17 @@ class Reconciliation:
             self._early |= {uid for uid in uids if directories.is_gone(uid) and uid not in directories.torn_down}
 
     def _owner(self, held: Sequence[Place], holdings: Sequence[ReportedDevices | None]) -> Owner | None:
-        """Returns the container that is reported with exactly these devices."""
+        """Returns the container that is reported with exactly these devices, or None."""
         hardware = self._ledger.state.hardware
         each_once = {id(holding): holding for holding in holdings}.values()  # a share may have hundreds of units
         owners = {holding.owner if holding is not None else None for holding in each_once}
         shown = {(holding.resource, device) for holding in filter(None, each_once) for device in holding.devices}
-        # If it also has other devices of ours, these must not count as free.
+        # If it also has other devices of this allocator, they must not count as free.
         has_more = any(is_recorded_here(hardware, *place) for place in shown.difference(held))
         return owners.pop() if len(owners) == 1 and not has_more else None
 
     def _is_contradicted(self, allocation: Allocation, poll: Poll) -> bool:
-        """Whether the kubelet has contradicted an allocation for at least two polls, and long enough to release it."""
+        """Whether the kubelet has contradicted an allocation in at least two polls and long enough to release it."""
         since = self._presence[allocation.id].apart_since
         return since is not None and poll.at - since >= APART_SECONDS
 
@@ -327,6 +353,9 @@ class Reconciliation:
         return before.missing_since is not None and poll.at - before.missing_since >= patience
 
     def _confirm(self, poll: Poll) -> None:
-        """Confirms an unconfirmed ledger by a checkpoint, or by a settled kubelet."""
+        """
+        Confirms the ledger if the hardware is confirmed and either the checkpoint can be read or the kubelet has
+        settled.
+        """
         if is_confirmed(self._ledger.state.health) and (poll.listing.checkpoint is not None or self._is_settled(poll)):
             self._ledger.confirm("the kubelet")

@@ -1,9 +1,10 @@
 """
-Publishes `UsageObserved`: CPUs, memory, and devices of other plugins, which the kubelet allocates without topoalign.
+Publishes `UsageObserved`: CPUs, memory, and devices of other device plugins. The kubelet allocates them without
+topoalign.
 
-It is published at every change, because predictions in other processes need it. Only the newest reading counts. If the
-stream has lost it, it is published again. If another client has published a reading for this node, it is published in a new
-epoch, because subscribers ignore messages of the same epoch without a greater revision.
+It is published at every change, because predictions in other processes need it. Only the newest reading is valid. If
+the stream has lost it, it is published again. If another client has published a reading for this node, it is published
+in a new epoch. Subscribers ignore messages of the same epoch unless the revision is greater.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,32 +25,36 @@ from topoalign.core.ports import Bus, Clock, Message, Stream
 from topoalign.runtime.fact_publisher import FactPublisher
 
 AGAIN_SECONDS = 2.0
-"""Time between two attempts while the bus does not confirm."""
+"""Time between two attempts while the bus does not confirm a message."""
 RENEW_SECONDS = 5.0
-"""Time between two new epochs because of readings from another client, which may publish any number."""
+"""Minimum time between two new epochs, because another client can publish any number of readings."""
 POLL_SECONDS = 60.0
-"""Time between two checks whether the stream still has the published reading."""
+"""Time between two checks of whether the stream still has the published reading."""
 
 log = structlog.get_logger("topoalign.allocator.reconciliation.usage_publisher")
 
 
 class UsagePublisher:
-    """Publishes the ledger's newest `UsageObserved` whenever it has changed, and again if the stream has lost it."""
+    """Publishes the ledger's newest `UsageObserved` when it changes, and again if the stream has lost it."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock, hub: Bus) -> None:
-        """`hub`: the bus shared by all nodes. `bus`: may also include the bus inside this process."""
+        """
+        `hub`: the bus shared by all nodes. `bus`: the bus to publish on, which can include the bus inside this process.
+        """
         self._ledger = ledger
         self._clock = clock
         self._hub = hub
         self._publisher = FactPublisher(bus)
         self._published: UsageObserved | None = None
         self._position = 0
-        """Position of `_published` in the stream."""
+        """The position of `_published` in the stream."""
         self._renewed: float | None = None
-        """Monotonic seconds at which the last epoch of `announce` began."""
+        """Monotonic seconds at which `announce` last started an epoch."""
 
     async def run(self) -> None:
-        """Publishes each new reading until cancelled. Retries every `AGAIN_SECONDS` while the bus refuses it."""
+        """
+        Publishes each new reading until cancelled. Retries every `AGAIN_SECONDS` while the bus does not confirm it.
+        """
         while True:
             version = self._ledger.version
             usage = self._ledger.state.usage
@@ -60,11 +65,14 @@ class UsagePublisher:
 
     @property
     def has_published(self) -> bool:
-        """Whether a reading was published since the start of this process."""
+        """Whether this process has published a reading."""
         return self._published is not None
 
     async def watch(self) -> None:
-        """Checks every `POLL_SECONDS` whether the usage is the stream's newest message. If not, publishes it again."""
+        """
+        Checks every `POLL_SECONDS` whether the published reading is the stream's newest message. If not, publishes it
+        again.
+        """
         while True:
             await self._clock.sleep(POLL_SECONDS)
             published = self._published
@@ -80,7 +88,10 @@ class UsagePublisher:
                     self.announce()
 
     def announce(self) -> None:
-        """Publishes the usage under a new epoch, at most every `RENEW_SECONDS`. Does nothing before the first reading."""
+        """
+        Starts a new epoch for the usage, so that it is published again. Does nothing before the first reading, or
+        within `RENEW_SECONDS` of the last new epoch.
+        """
         usage = self._ledger.state.usage
         now = self._clock.monotonic()
         if usage is None or (self._renewed is not None and now < self._renewed + RENEW_SECONDS):
@@ -90,7 +101,7 @@ class UsagePublisher:
         self._ledger.take_reading(msgspec.structs.replace(usage, epoch=epoch, revision=1))
 
     async def _publish(self, usage: UsageObserved) -> bool:
-        """Publishes a reading. Returns False if it has to be tried again."""
+        """Publishes a reading. Returns False if it must be retried."""
         try:
             self._position = await self._publisher.publish(self._message(usage))
         except Unavailable as error:
@@ -100,7 +111,9 @@ class UsagePublisher:
         return True
 
     def _message(self, usage: UsageObserved) -> Message:
-        """Builds the message. If it is too large, the kubelet's containers are left out and the message states that."""
+        """
+        Builds the message. If it is too large, most of the kubelet's data is omitted and the message has the reason.
+        """
         message = wire.encode_event(usage, self._clock.wall())
         size = len(message.body)
         full = usage.kubelet
@@ -114,16 +127,16 @@ class UsagePublisher:
 
 def is_recorded_here(hardware: Topology, resource: ResourceName, device: DeviceID) -> bool:
     """
-    Whether this allocator records a device: a GPU under any resource, because the name of its resource may have changed, and
-    a NIC under a resource that is offered now.
+    Whether this allocator records a device. GPUs are recorded under any resource, because the resource name may have
+    changed. NICs are recorded only under resources that are currently offered.
     """
     owner = hardware.parent_of(device)
     return owner in hardware.gpu_by_id or (owner in hardware.nic_by_id and resource in hardware.offers_of)
 
 
 def usage_of_others(shown: Iterable[ContainerUsage], hardware: Topology) -> tuple[ContainerUsage, ...]:
-    """Returns CPUs, memory and other plugins' devices of all containers that have any, sorted by owner."""
-    # A terminating pod may be reported together with a new pod of the same name.
+    """Returns the CPUs, memory and devices of other device plugins of all containers that have any, sorted by owner."""
+    # A terminating pod may be reported together with a new pod that has the same name.
     found: dict[Owner, list[ContainerUsage]] = {}
     for each in shown:
         found.setdefault(each.owner, []).append(each)
@@ -135,7 +148,9 @@ def usage_of_others(shown: Iterable[ContainerUsage], hardware: Topology) -> tupl
 
 
 def join_usages(owner: Owner, parts: Sequence[ContainerUsage], hardware: Topology) -> ContainerUsage:
-    """Joins several entries of one owner: the union of CPUs and devices, and all memory blocks."""
+    """
+    Merges the entries of one owner: the union of CPUs and of devices of other device plugins, and all memory blocks.
+    """
     devices: dict[ResourceName, set[DeviceID]] = {}
     for part in parts:
         for name, ids in part.devices.items():
