@@ -1,11 +1,15 @@
 """
-Applies the filters of kube-scheduler that decide by what the API server reports of a pod and its nodes.
+Applies the kube-scheduler filters that use only the pod and the node as the API server reports them.
 
-A node is eligible for a pod if it has every label of `nodeSelector`, if one term of the required node affinity
-matches it (where there is one), if the pod tolerates each of its taints NoSchedule and NoExecute, and if it is not
-cordoned or the pod tolerates that. A term matches if all its expressions and fields match. A term without any matches
-nothing, and so does one that an API server would not accept. Affinity between pods, volumes and ports are not
-considered.
+A node is eligible for a pod if all of the following are true:
+
+- It has every label of `nodeSelector`.
+- At least one term of the required node affinity, if there is one, matches it.
+- The pod tolerates each of its taints with effect NoSchedule or NoExecute.
+- It is not cordoned, or the pod tolerates the taint of cordoned nodes.
+
+A term matches if all its expressions and fields match. An empty term matches nothing, and neither does a term that the
+API server would refuse. Inter-pod affinity, volumes and ports are not considered.
 
 Source: Kubernetes v1.36, plugins NodeAffinity, TaintToleration and NodeUnschedulable; k8s.io/component-helpers,
 scheduling/corev1 (`nodeaffinity`, `ToleratesTaint`); k8s.io/apimachinery, labels (`Requirement.Matches`).
@@ -21,7 +25,7 @@ from topoalign.core.model.errors import NoFit, clean
 from topoalign.core.model.ids import NodeName
 
 UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
-"""Key of the taint that a cordoned node counts as having."""
+"""Key of the taint of cordoned nodes. A cordoned node is treated as if it had the taint."""
 REPELLING = ("NoSchedule", "NoExecute")
 
 
@@ -34,11 +38,11 @@ class Taint(msgspec.Struct, frozen=True):
 
 
 class Toleration(msgspec.Struct, frozen=True):
-    """An entry of a pod's `spec.tolerations`. An empty effect or key stands for all."""
+    """An entry of a pod's `spec.tolerations`. An empty effect or key matches all."""
 
     key: str = ""
     operator: str = ""
-    """`Exists`, or `Equal`, which an empty one means."""
+    """`Exists` or `Equal`. Empty means `Equal`."""
     value: str = ""
     effect: str = ""
 
@@ -77,11 +81,11 @@ class Affinity(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Constraints(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A pod's rules about the nodes that it may be scheduled to."""
+    """A pod's constraints on the nodes that it can be scheduled to."""
 
     labels: Mapping[str, str] = {}
     required: NodeSelector | None = None
-    """Of its node affinity; None: there is none."""
+    """The required terms of its node affinity. None: there are none."""
     tolerations: tuple[Toleration, ...] = ()
 
 
@@ -96,13 +100,13 @@ class NodeTraits(msgspec.Struct, frozen=True, kw_only=True):
 
 class NodeNotAllowed(NoFit):
     """
-    Raised when Kubernetes keeps a pod off a node, whatever is free there.
+    Raised when Kubernetes excludes a node for a pod, regardless of the node's free resources.
 
     Remedy: Change the pod's nodeSelector, affinity or tolerations, or uncordon the node.
     """
 
     def __init__(self, exclusions: Sequence[str]) -> None:
-        """`exclusions`: as of `list_exclusions`; empty: Kubernetes has no such node."""
+        """`exclusions`: the result of `list_exclusions`; empty: Kubernetes has no such node."""
         super().__init__(
             f"excluded by {', '.join(map(clean, exclusions))}" if exclusions else "Kubernetes has no such node",
             "change the pod's nodeSelector, affinity or tolerations, or uncordon the node",
@@ -116,8 +120,8 @@ def is_node_eligible(node: NodeTraits, pod: Constraints) -> bool:
 
 def list_exclusions(node: NodeTraits, pod: Constraints) -> Iterator[str]:
     """
-    What excludes the node: `cordon`, `taint gpu=yes:NoSchedule` (as kubectl has it), `nodeSelector pool=a`, `required node
-    affinity`. A cordoned node has both the field and the taint of that key: it is one exclusion.
+    What excludes the node: `cordon`, `taint gpu=yes:NoSchedule` (in kubectl's format), `nodeSelector pool=a`, `required
+    node affinity`. A cordoned node has both the field and the taint, which count as one exclusion.
     """
     taints = [taint for taint in node.taints if taint.effect in REPELLING]
     if node.unschedulable:
@@ -140,7 +144,7 @@ def _format_taint(taint: Taint) -> str:
 
 
 def _term_matches(term: Term, node: NodeTraits) -> bool:
-    """Whether all of the term matches the node; False where there is nothing in it."""
+    """Whether all expressions and fields of the term match the node; False if there are none."""
     expressions = term.match_expressions or ()
     fields = term.match_fields or ()
     return (
@@ -168,7 +172,7 @@ def _labels_meet(requirement: Requirement, labels: Mapping[str, str]) -> bool:
 
 
 def _compare_label(operator: str, found: str, values: Sequence[str]) -> bool:
-    """Whether a label is a number above (`Gt`) or below (`Lt`) the only value, which is a number, too."""
+    """Whether a label is greater (`Gt`) or less (`Lt`) than the only value. False if either is not an integer."""
     try:
         numbers = [parse_int(text, bits=64) for text in (found, *values)]
     except ValueError:
@@ -179,7 +183,9 @@ def _compare_label(operator: str, found: str, values: Sequence[str]) -> bool:
 
 
 def _field_meets(requirement: Requirement, fields: Mapping[str, str]) -> bool:
-    """Whether fields meet a requirement of `matchFields`, which has one value; a field that is not known is empty."""
+    """
+    Whether fields match a requirement of `matchFields`, which must have one value. An unknown field counts as empty.
+    """
     if requirement.operator not in ("In", "NotIn") or len(requirement.values or ()) != 1:
         return False
     return (fields.get(requirement.key, "") in (requirement.values or ())) == (requirement.operator == "In")

@@ -1,7 +1,8 @@
 """
-Validates every field of a pod before anything is decided about it.
+Validates every field of a pod before a decision about the pod.
 
-The rules are those of the API server where it has some, because a pod of `topoalign allocate` has not been seen by one.
+If the API server has rules for a field, they are applied here, because no API server has validated a pod of
+`topoalign allocate`.
 """
 
 import re
@@ -21,18 +22,20 @@ from topoalign.core.model.requests import (
 )
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-"""Wider than Kubernetes' own names, for pods that no API server has seen; without what could be mistaken for a path."""
+"""
+Allows more than Kubernetes, for pods that no API server has validated, but no names that could be taken for a path.
+"""
 
 ANNOTATION = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]{0,252}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 MOST_RESOURCES = 64
 MOST_ANNOTATIONS = 1_000
 MOST_ANNOTATED = 256 * 1024
-"""Characters of all annotations together, as many as the API server takes bytes."""
+"""Maximum total number of characters of all annotations. The API server has the same limit in bytes."""
 
 
 def validate_pod(pod: PodRequest) -> PodRequest:
-    """Validates the request and returns it with requests filled in from limits. Raises InvalidField."""
+    """Validates the pod and returns it with missing requests set to the limits. Raises InvalidField."""
     if not pod.containers:
         raise InvalidField("pod.containers", "empty", "a pod has at least one container")
     groups = (("pod.initContainers", pod.init_containers), ("pod.containers", pod.containers))
@@ -96,7 +99,7 @@ def _check_object_name(path: str, name: str) -> None:
 
 
 def _check_annotation_sizes(annotations: Mapping[str, str]) -> None:
-    """Checks sizes and keys; the values are checked where they are read."""
+    """Checks sizes and keys. The values are checked when they are read."""
     size = sum(len(key) + len(value) for key, value in annotations.items())
     if len(annotations) > MOST_ANNOTATIONS or size > MOST_ANNOTATED:
         most = f"at most {MOST_ANNOTATIONS} with {MOST_ANNOTATED} characters"
@@ -123,7 +126,9 @@ def _check_quantities(path: str, quantities: Mapping[ResourceName, int]) -> None
 
 
 def _check_limits(path: str, requests: Quantities, limits: Quantities) -> None:
-    """Kubernetes' own rules: a request stays below its limit, and devices and hugepages have both or only a limit."""
+    """
+    Checks Kubernetes' rules: no request exceeds its limit, and requests for devices and hugepages equal their limits.
+    """
     for resource, amount in requests.items():
         limit = limits.get(resource)
         if limit is not None and amount > limit:
@@ -138,18 +143,19 @@ def _check_limits(path: str, requests: Quantities, limits: Quantities) -> None:
             raise InvalidField(f"{path}.requests[{resource}]", finding, f"{kind} needs equal ones")
 
 
-# Pod-level resources (`spec.resources`): what the API server accepts, and what it fills in.
+# Pod-level resources (`spec.resources`): what the API server accepts, and which defaults it sets.
 #
-# They are CPUs, memory and hugepages, never devices, and containers may ask for a share of them. A pod-level request that
-# is left out next to a limit is what the containers request together, or the limit if they request nothing. Example:
-# with limits of 8 CPUs and 16 GiB, and containers that request 2 and 3 CPUs, the pod requests 5 CPUs and 16 GiB.
+# They are CPU, memory and hugepages, but not devices. Containers can request parts of them. If a pod-level limit has no
+# request, the request defaults to the total that the containers request, or to the limit if they request nothing.
+# Example: with limits of 8 CPUs and 16 GiB, and containers that request 2 and 3 CPUs, the pod requests 5 CPUs and
+# 16 GiB.
 #
 # Source: Kubernetes v1.36, defaultPodRequests (pkg/apis/core/v1/defaults.go) and validatePodResourceConsistency
 # (pkg/apis/core/validation).
 
 
 def check_pod_level_names(path: str, resources: Iterable[ResourceName]) -> None:
-    """`path`: `spec.resources.limits`. Raises InvalidField for what is no pod-level resource."""
+    """Raises InvalidField for a name that is not a pod-level resource. `path`: such as `spec.resources.limits`."""
     for name in resources:
         if not is_native(name):
             finding = "only cpu, memory and hugepages-<size> are pod-level resources"
@@ -158,7 +164,7 @@ def check_pod_level_names(path: str, resources: Iterable[ResourceName]) -> None:
 
 
 def _check_pod_level_resources(pod: PodRequest) -> None:
-    """Raises InvalidField where pod-level resources contradict one another or those of the containers."""
+    """Raises InvalidField if pod-level resources contradict each other or those of the containers."""
     limits = pod.resources.limits
     requests = pod.resources.requests
     for name, amount in pod_wide(pod, effective_requests).items():

@@ -1,16 +1,17 @@
 """
-Reads the annotations, under HAMi's names, that restrict which shared GPUs a pod may get.
+Reads HAMi's annotations that determine which shared GPUs a pod can get.
 
     hami.io/gpu-scheduler-policy: spread                    binpack, spread, mutex or topology-aware
-    hami.io/device-scoring-weights: slot=1,core=1,memory=3  what makes a GPU full, for these two
-    nvidia.com/use-gputype: A100,h100                       parts of the names of models; nouse-gputype: not these
-    nvidia.com/use-gpuuuid: GPU-5f0c…                       uuids; nouse-gpuuuid: not these
-    nvidia.com/vgpu-mode: mig                               GPUs whose containers are kept apart so: hami-core, mig, mps
+    hami.io/device-scoring-weights: slot=1,core=1,memory=3  weights of a GPU's fullness, for binpack and spread
+    nvidia.com/use-gputype: A100,h100                       substrings of model names; nouse-gputype excludes models
+    nvidia.com/use-gpuuuid: GPU-5f0c…                       uuids; nouse-gpuuuid excludes uuids
+    nvidia.com/vgpu-mode: mig                               isolation of the containers: hami-core, mig or mps
     nvidia.com/numa-bind: "true"                            all GPUs of a container on one NUMA node
 
-`read_gpu_rules` reads them, as HAMi does. `check_gpu_annotations` refuses values that HAMi ignores: an unknown policy, an
-empty list, a text that is no uuid. Where HAMi's rules choose the GPUs, several policies may be given, separated by commas,
-`numa` among them. The annotations are about GPUs in slots only. For a pod that asks for none, their values do not matter.
+`read_gpu_rules` reads them as HAMi does. `check_gpu_annotations` refuses values that HAMi ignores: an unknown policy,
+an empty list, or a text that is not a uuid. If HAMi's rules choose the GPUs, the policy can be a comma-separated list,
+which can include `numa`. The annotations apply only to GPUs in slots. If a pod requests no slots, their values are not
+checked.
 
 Source: HAMi 4707fb02, CheckType, CheckUUID and the scheduler's policies.
 """
@@ -26,9 +27,9 @@ from topoalign.core.demand.go_text import is_bool, is_true
 from topoalign.core.model.errors import NoFit, quoted
 from topoalign.core.model.ids import DeviceID
 
-# HAMi's fixed names. Those of resources can be changed (`Slots`).
+# HAMi's fixed names. The names of resources are configurable (`Slots`).
 VENDOR = "NVIDIA"
-"""The type of a request for NVIDIA's GPUs, which is contained in the type of each such GPU."""
+"""The device type in a request for NVIDIA GPUs. The type of each NVIDIA GPU contains it."""
 
 USE_TYPE = "nvidia.com/use-gputype"
 NO_USE_TYPE = "nvidia.com/nouse-gputype"
@@ -37,23 +38,23 @@ NO_USE_UUID = "nvidia.com/nouse-gpuuuid"
 VGPU_MODE = "nvidia.com/vgpu-mode"
 MIG = "mig"
 MODES = ("hami-core", MIG, "mps")
-"""What keeps containers on a GPU apart: HAMi-core, MIG instances that are created for them, NVIDIA's MPS."""
+"""How containers on a GPU are isolated: by HAMi-core, by MIG instances that are created for them, or by NVIDIA MPS."""
 NUMA_BIND = "nvidia.com/numa-bind"
 GPU_POLICY = "hami.io/gpu-scheduler-policy"
 NODE_POLICY = "hami.io/node-scheduler-policy"
 SCORING_WEIGHTS = "hami.io/device-scoring-weights"
 CHOOSING = (GPU_POLICY, SCORING_WEIGHTS, USE_TYPE, NO_USE_TYPE, USE_UUID, NO_USE_UUID, VGPU_MODE, NUMA_BIND)
-"""The annotations of a pod that choose its GPUs."""
+"""Pod annotations that affect the choice of the pod's GPUs."""
 OF_PODS = (*CHOOSING, NODE_POLICY)
-"""The annotations of a pod about its GPUs."""
+"""All pod annotations about GPUs."""
 
 CORDON = "hami.io/device-cordon"
 REGISTER = "hami.io/node-nvidia-register"
 HANDSHAKE = "hami.io/node-handshake"
-"""Of a node: GPUs that are cordoned, the GPUs, and whether the device plugin is alive."""
+"""Node annotations: the cordoned GPUs, all GPUs, and whether the device plugin is alive."""
 
 DEVICES_ALLOCATED = "hami.io/vgpu-devices-allocated"
-"""Of a pod: its GPUs."""
+"""Pod annotation: the pod's GPUs."""
 
 
 class Weights(msgspec.Struct, frozen=True):
@@ -69,15 +70,15 @@ EQUAL_WEIGHTS = Weights()
 
 class Selection(msgspec.Struct, frozen=True):
     """
-    A list of what is accepted and a list of what is excluded. None: no such list. A model matches if the product's name
-    contains it, without regard to case: `h100` takes `NVIDIA H100 80GB HBM3`. A uuid is matched exactly.
+    A list of accepted entries and a list of excluded entries. None: there is no list. A model matches if its product
+    name contains an entry, ignoring case: `h100` matches `NVIDIA H100 80GB HBM3`. A uuid must match exactly.
     """
 
     wanted: tuple[str, ...] | None = None
     unwanted: tuple[str, ...] | None = None
 
     def takes_uuid(self, uuid: str) -> bool:
-        """Whether a GPU of this uuid is accepted."""
+        """Whether a GPU with this uuid is accepted."""
         return self._takes(uuid.__eq__)
 
     def takes_type(self, model: str) -> bool:
@@ -94,49 +95,53 @@ ANY = Selection()
 
 
 class GpuOrder(StrEnum):
-    """Which of the GPUs that have enough come first."""
+    """The order of preference of the GPUs that have enough."""
 
     BEST_FIT = "best-fit"
-    """The one that has the least left; several GPUs by their links, and by what they leave."""
+    """The GPU with the least free capacity. For several GPUs, links decide first, and then the least free capacity."""
     BINPACK = "binpack"
-    """The one that is fullest with the share on it."""
+    """The GPU that is fullest with the share."""
     SPREAD = "spread"
-    """The one that is emptiest with the share on it."""
+    """The GPU that is emptiest with the share."""
     TOPOLOGY_AWARE = "topology-aware"
-    """The best connected ones; a single one whose loss breaks the least of what the unused ones can be split into."""
+    """The best connected GPUs. For a single GPU, the one that cuts the fewest links between unused GPUs."""
 
 
 OTHER_TYPE = f"of another type ({USE_TYPE}, {NO_USE_TYPE})"
 OTHER_UUID = f"not among the uuids ({USE_UUID}, {NO_USE_UUID})"
 OTHER_MODE = f"in another mode ({VGPU_MODE})"
-"""Why the annotations exclude a GPU."""
+"""Reasons why annotations exclude a GPU."""
 
 
 class GpuRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules of a container, its node and the configuration about the GPUs that it may get."""
+    """The rules of a container, its node and the configuration for the GPUs that the container can get."""
 
     types: Selection = Selection()
-    """Parts of the names of models."""
+    """Substrings of model names."""
     uuids: Selection = Selection()
     mode: str | None = None
-    """Modes that are accepted, of which a GPU's must be a part; None: all."""
+    """The accepted modes. The text must contain the mode of the GPU. None: all modes."""
     mutex: bool = False
-    """Only GPUs of which nobody holds anything."""
+    """Only GPUs that no container uses."""
     numa_bind: bool = False
     """All GPUs of the container on one NUMA node."""
     order: GpuOrder = GpuOrder.BEST_FIT
     weights: Weights = EQUAL_WEIGHTS
-    """The weights for `binpack` and `spread`, where the fullness of a GPU matters."""
+    """The weights in the fullness of a GPU, for `binpack` and `spread`."""
     hami: str = ""
-    """HAMi's policy, or several with commas in between, where its rules choose the GPUs instead of `order`; else empty."""
+    """
+    HAMi's policy or comma-separated policies, if HAMi's rules choose the GPUs instead of `order`. Otherwise empty.
+    """
 
     @property
     def limits(self) -> bool:
-        """Whether the rules exclude some GPUs, whatever is left of them and wherever the others are."""
+        """Whether the rules can exclude GPUs that have enough free capacity."""
         return self.types != ANY or self.uuids != ANY or self.mutex or self.numa_bind
 
     def exclusion(self, uuid: DeviceID, model: str, mode: str) -> str | None:
-        """Why a GPU is excluded; None: it is accepted. `mode`: how its parts are kept apart; empty: in none with a name."""
+        """
+        Why a GPU is excluded; None: it is accepted. `mode`: the isolation of its containers; empty: none with a name.
+        """
         if not self.types.takes_type(model):
             return OTHER_TYPE
         if self.mode is not None and (mode == "" or mode not in self.mode):
@@ -156,10 +161,10 @@ class InvalidShare(NoFit):
 
 
 MOST_LISTED = 256
-"""Entries of a list, which are compared with each GPU of each node."""
+"""Maximum number of entries in a list. They are compared with each GPU of each node."""
 LONGEST_ENTRY = 100
 UUID = re.compile(r"GPU-[0-9A-Za-z-]+")
-"""The form of a GPU's id: as NVIDIA writes them, and `GPU-<index>` of a described machine."""
+"""The format of GPU ids: NVIDIA's uuids, and `GPU-<index>` on a described machine."""
 WEIGHT = re.compile(r"(slot|core|memory) *= *([0-9]{1,18})")
 MUTEX = "mutex"
 NUMA = "numa"
@@ -169,8 +174,8 @@ POLICIES = (*ORDERS[:2], MUTEX, GpuOrder.TOPOLOGY_AWARE)
 
 def read_gpu_rules(annotations: Mapping[str, str], *, as_hami: bool = False) -> GpuRules:
     """
-    The rules by which a pod gets its GPUs. `as_hami`: HAMi's rules choose them, which accept lists of policies, and spread
-    where none is named. Invalid values are read as HAMi reads them (`check_gpu_annotations` refuses them).
+    The rules for the choice of a pod's GPUs. `as_hami`: HAMi's rules choose them. These accept a list of policies, and
+    their default is `spread`. Invalid values are read as in HAMi. `check_gpu_annotations` refuses them.
     """
     rules = read_as_hami(annotations)
     if as_hami:
@@ -195,7 +200,7 @@ def read_as_hami(annotations: Mapping[str, str], policy: str = GpuOrder.SPREAD.v
 
 
 def check_gpu_annotations(annotations: Mapping[str, str], *, as_hami: bool = False) -> None:
-    """Raises InvalidShare for the annotation of a pod with slots that is invalid. `as_hami`: as of `read_gpu_rules`."""
+    """Raises InvalidShare for an invalid annotation of a pod that requests slots. `as_hami`: as in `read_gpu_rules`."""
     if (policy := annotations.get(GPU_POLICY)) is not None:
         known = (*POLICIES, NUMA) if as_hami else POLICIES
         named = split_list(policy) if as_hami else (policy,)
@@ -239,7 +244,7 @@ def _check_entries(found: Mapping[str, str], key: str, remedy: str) -> None:
 
 
 def annotation_error(key: str, finding: str, remedy: str) -> InvalidShare:
-    """The refusal of an annotation."""
+    """The error for an invalid annotation."""
     return InvalidShare(f"{annotation_path(key)}: {finding}", remedy)
 
 
@@ -254,20 +259,22 @@ def uuid_selection(annotations: Mapping[str, str]) -> Selection:
 
 
 def read_list_annotation(annotations: Mapping[str, str], key: str) -> tuple[str, ...] | None:
-    """A list as HAMi reads it: one that is empty or blank is none, and one that has only commas matches nothing."""
+    """
+    A list as HAMi reads it. None if it is missing or blank. A list of only commas has no entries and matches nothing.
+    """
     text = annotations.get(key, "")
     return tuple(filter(None, split_list(text))) if text.strip() else None
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """The entries of a list with commas, without blanks around them."""
+    """The entries of a comma-separated list, without surrounding whitespace."""
     return tuple(each.strip() for each in text.split(","))
 
 
 def read_weights(text: str) -> Weights | None:
     """
-    The weights in an annotation, such as `slot=1,core=1,memory=3`: all three once, in any order, and not all 0. None: they
-    are invalid.
+    The weights in an annotation, such as `slot=1,core=1,memory=3`. Each of the three must be present once, in any
+    order, and at least one must be above 0. None: the annotation is invalid.
     """
     parts = [WEIGHT.fullmatch(part) for part in split_list(text)]
     found = {part[1]: int(part[2]) for part in parts if part is not None}

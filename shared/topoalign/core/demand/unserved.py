@@ -1,17 +1,17 @@
 """
-Finds device resources of a pod that no plugin serves: a kubelet ignores them and starts the container without the
-devices.
+Finds device resources that a pod requests and no device plugin serves.
 
-A kubelet ignores a resource that no device plugin has registered (v1.36.3, devicemanager). A scheduler leaves the pod
-pending. The user wants neither, so `what-if` reports this finding instead of a decision.
+The kubelet ignores a resource that no device plugin has registered, and starts the container without the devices
+(v1.36.3, devicemanager). A scheduler leaves the pod pending. Neither is useful, so `what-if` reports an error instead
+of a decision.
 
-    limits of the pod          served here      the finding names
+    limits of the pod          served here      the error names
     nvidia.com/gpus: 2         nvidia.com/gpu   nvidia.com/gpu, which was probably meant
     tencent.com/vcuda-core: 50 nvidia.com/gpu   the setting that offers GPUs in units
     example.com/fpga: 1        nvidia.com/gpu   what is served here
 
-Resources of other plugins are served (`hardware.others`, `registered`). Koordinator's names count as served only in
-containers whose devices are decided together.
+Resources of other device plugins count as served (`hardware.others`, `registered`). Koordinator's names count as served
+only in containers whose devices are chosen together.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -30,20 +30,22 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.profile import profile_of
 
 MOST_SHOWN = 8
-"""Names that a finding lists."""
+"""Maximum number of names in an error."""
 
 
 class UnservedResource(BadRequest):
     """
-    Raised for a pod that asks for devices by names that nobody serves.
+    Raised for a pod that requests devices by names that no device plugin serves.
 
-    `field` is the path of the first one.
+    `field` is the path of the first such name.
 
     Remedy: Correct the name, or offer the resource as the message says.
     """
 
     def __init__(self, pod: PodRequest, names: Collection[ResourceName], served: Collection[ResourceName]) -> None:
-        """`names`: those of the pod that nobody serves, one at least; `served`: those that are served."""
+        """
+        `names`: the names in the pod that no device plugin serves, at least one. `served`: the names that are served.
+        """
         first = min(names)
         paths = (where for where, container in containers_with_paths(pod) if container.limits.get(first))
         self.field = f"{next(paths, 'spec.containers[0]')}.resources.limits[{clean(first)}]"
@@ -56,7 +58,7 @@ class UnservedResource(BadRequest):
 
 
 def remedy_for(name: ResourceName, served: Collection[ResourceName]) -> str:
-    """What makes this name work, or which one to use instead."""
+    """How to make a node serve this name, or which name to use instead."""
     if setting := _setting_for(name):
         return setting
     meant = nearest_name(name, {*served, GPU, NIC, *SETTINGS})
@@ -72,13 +74,16 @@ def remedy_for(name: ResourceName, served: Collection[ResourceName]) -> str:
 def unserved_names(
     demand: PodDemand, hardware: Topology, registered: Collection[ResourceName] = ()
 ) -> tuple[ResourceName, ...]:
-    """The names of devices that nobody serves on this machine, ascending. `registered`: what plugins registered."""
+    """
+    The requested device names that no device plugin serves on this machine, sorted. `registered`: the names that device
+    plugins have registered.
+    """
     served = {*served_by((hardware,)), *registered}
     return tuple(sorted(asked_names(demand) - served))
 
 
 def asked_names(demand: PodDemand) -> set[ResourceName]:
-    """The names of devices of which containers ask for any, without those that are decided together under another name."""
+    """The device names that containers request, without those whose devices are chosen together under another name."""
     found: set[ResourceName] = set()
     for container in demand.containers:
         together = set(RESOURCES if container.together else ())
@@ -91,14 +96,15 @@ def asked_names(demand: PodDemand) -> set[ResourceName]:
 
 
 def served_by(machines: Iterable[Topology]) -> set[ResourceName]:
-    """The names under which some of these machines serve devices, amounts of slots included."""
+    """The resource names that at least one of these machines serves, including those of amounts of slots."""
     return {name for each in machines for name in (*each.devices, *amount_resources(each))}
 
 
 def check_not_passed_over(demand: PodDemand) -> None:
     """
-    Raises InvalidShare for the first of Koordinator's names for GPUs by which a pod with its annotations asks. Nobody lists
-    these names to a kubelet, so the container would start without a GPU; in mode `best` they ask for GPUs.
+    Raises InvalidShare for the first of Koordinator's GPU resource names that a pod with Koordinator's annotations
+    requests. No device plugin lists these names to the kubelet, so the container would start without a GPU. In mode
+    `best`, they request GPUs.
     """
     for container in demand.containers if is_joint(demand.annotations) else ():
         for name in map(ResourceName, GPU_RESOURCES):
@@ -110,20 +116,20 @@ def check_not_passed_over(demand: PodDemand) -> None:
                 )
 
 
-# Names by which pods written for other GPU schedulers ask for GPUs, with the setting by which a node serves them.
+# Names by which pods for other GPU schedulers request GPUs, with the settings that make a node serve them.
 #
-# Sources: HAMi 4707fb02, tkestack/gpu-manager 8cd842ed, koordinator a7a1b76b and volcano-vgpu-device-plugin 4fb76ba1,
-# their READMEs, examples and device documents.
+# Sources: the READMEs, examples and device documentation of HAMi 4707fb02, tkestack/gpu-manager 8cd842ed, koordinator
+# a7a1b76b and volcano-vgpu-device-plugin 4fb76ba1.
 
 
 SIMILAR = 0.81
-"""The least similarity of a name and the one that it was probably meant for, as of `difflib`."""
+"""The minimum similarity, as defined by `difflib`, of a name and the name that was probably meant."""
 LONGEST = 100
-"""Characters of a name that are compared."""
+"""Maximum number of characters of a name that are compared."""
 
 VOLCANO = tuple(f"volcano.sh/vgpu-{each}" for each in ("number", "memory", "memory-percentage", "cores"))
 OLD_KOORDINATOR = tuple(f"kubernetes.io/gpu{each}" for each in ("", "-core", "-memory", "-memory-ratio"))
-"""Koordinator's names for GPUs before it had a domain of its own."""
+"""Koordinator's former GPU resource names, from before it had its own domain."""
 
 IN_SLOTS = "offer GPUs in slots (`sharing.slots` in the plugin configuration)"
 IN_UNITS = "offer GPUs in units (`sharing.units` in the plugin configuration)"
@@ -141,7 +147,7 @@ SETTINGS: Mapping[str, str] = {
     RDMA: f"ask for {NIC}, or in a pod that asks for {GPU} use it with the annotation device-joint-allocate",
     FPGA: "topoalign gives out no FPGAs: leave it out",
 }
-"""Resource -> how a node comes to serve it, or how a pod asks for the same."""
+"""Resource -> how to make a node serve it, or how a pod requests the same."""
 
 
 def _setting_for(name: ResourceName) -> str:
@@ -153,23 +159,23 @@ def _setting_for(name: ResourceName) -> str:
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that this one was probably meant for; None: there is none."""
-    from difflib import get_close_matches  # here, because seldom anything is misspelt
+    """The known name that was probably meant. None: no known name is similar."""
+    from difflib import get_close_matches  # here, because it is rarely needed
 
     found = get_close_matches(name[:LONGEST].lower(), sorted({*known} - {name}), n=1, cutoff=SIMILAR)
     return found[0] if found else None
 
 
-# Lists what a pod asks for that a decision does not cover.
+# Lists the requests of a pod that a decision does not cover.
 #
-# A decision is about devices of plugins, exclusive CPUs, and memory on NUMA nodes. Devices of resource claims are given
-# by their drivers (dynamic resource allocation); the kubelet's Topology Manager does not align them (kubelet v1.36.3).
-# A container that asks for whole CPUs gets exclusive ones from a kubelet only in a Guaranteed pod without pod-level
-# resources. Otherwise it runs in the shared pool.
+# A decision covers devices of device plugins, exclusive CPUs, and memory on NUMA nodes. DRA drivers allocate the
+# devices of resource claims. The kubelet's Topology Manager does not align them (kubelet v1.36.3). The kubelet gives
+# exclusive CPUs to a container that requests whole CPUs only in a Guaranteed pod without pod-level resources. Otherwise
+# the container runs in the shared pool.
 
 
 def not_covered(demand: PodDemand) -> Iterator[str]:
-    """One sentence for each thing."""
+    """One text for each request that is not covered."""
     pod = demand.request
     rules = demand.rules
     if pod.claims:

@@ -1,30 +1,34 @@
 """
 Chooses the shared GPUs of a container by topoalign's own rules.
 
-A GPU has enough (`positions_with_enough`) if it is healthy and in the lists of models, modes and uuids, and
+A GPU has enough (`positions_with_enough`) if it is healthy, the pod accepts its model, mode and uuid, and:
 
 - for a whole GPU: no container holds any of it, and it has the requested memory;
-- for a share: it has the cores, the memory and, if it is offered in slots, a slot left. A share with only memory needs one
-  free core: nothing limits its computing time, so it would take that of the containers that hold all cores.
+- for a share: it has the requested cores and memory free and, if it is offered in slots, a free slot. A share with only
+  memory needs one free core, because nothing limits its computing time. Without a free core, it would use computing
+  time that other containers hold.
 
-The refusal names the first amount that too few GPUs have; if enough GPUs have each amount, but not together, it is
-`ShareSplit`.
+If too few GPUs have enough, the error names the first amount that too few of them have. If enough GPUs have each
+amount, but too few have all amounts, the error is `ShareSplit`.
 
-The rule, among the GPUs that have enough:
+The GPUs are chosen as follows from those that have enough:
 
-- **A share of one GPU**: the GPU with the least left: fewest cores, then least memory, then fewest processes. So a share
-  goes to a GPU that has other shares. Of equal GPUs, usually unused ones, policy `topology` chooses the one whose use cuts
-  the fewest links between unused GPUs: one without a well linked partner, not one of a pair.
-- **A share of several GPUs**: the set that comes first by policy `topology`, where links count as cut only between GPUs
-  that nobody uses. Of equal sets the one that has the least left.
-- **topology-aware**: a share of one GPU, too, goes by policy `topology` first, and then where the least is left.
-- **Whole GPUs**: policy `topology` among the unused ones.
-- **binpack, spread**: shares go to the GPUs that are fullest, or emptiest, with the share on them: the sum of the
-  used fractions of slots, cores and memory, each weighted. Of equally full ones those that come first by policy `topology`.
+- **A share of one GPU**: the GPU with the fewest free cores, then the least free memory, then the fewest processes. So
+  shares go to GPUs that already have shares. Of equal GPUs, which are usually unused, the one that policy `topology`
+  chooses. It cuts the fewest links between unused GPUs: a GPU without a well linked partner is used before one of a
+  pair.
+- **A share of several GPUs**: the best set by policy `topology`, which here counts only links between unused GPUs as
+  cut. Of equal sets, the one with the least free capacity.
+- **topology-aware**: policy `topology` decides first for a share of one GPU, too. Of equal GPUs, the one with the least
+  free capacity.
+- **Whole GPUs**: the best set of unused GPUs by policy `topology`.
+- **binpack, spread**: the GPUs that are fullest, or emptiest, with the share. Fullness is the weighted sum of the used
+  fractions of slots, cores and memory. Of equally full GPUs, the best set by policy `topology`.
 
-The lowest index comes last, so that no tie is left to chance. Memory left is compared in blocks of 256 MiB, since GPUs of
-one model differ by a few pages. Up to 126 sets (nine GPUs have no more) are all compared; beyond that, the sets that
-policy `topology` compares, the same among GPUs in use, and the first in order.
+The lowest indexes break ties, so that the choice is deterministic. Free memory is compared in blocks of 256 MiB,
+because the sizes of GPUs of one model differ by a few pages. If there are at most 126 sets (the number for nine GPUs),
+all are compared. If there are more, these are compared: the sets that policy `topology` compares, those that it
+compares among the GPUs in use, and sets of the GPUs that are first in the order above.
 """
 
 from collections import Counter
@@ -55,8 +59,8 @@ def positions_with_enough(
     gpus: Sequence[SharedGpu], request: Share, fields: ShareFields, among: Iterable[int] | None = None
 ) -> list[int]:
     """
-    The positions of all GPUs that have enough; `among`: of those that may be chosen, None: all. Raises ShareDoesNotFit if
-    there are fewer than requested.
+    The positions of all GPUs that have enough. `among`: positions of the GPUs that may be chosen; None: all. Raises
+    ShareDoesNotFit if there are fewer than requested.
     """
     size = request.gpus
     rules = request.rules
@@ -87,10 +91,10 @@ def positions_with_enough(
 
 
 def _explain_misfit(gpus: Sequence[SharedGpu], request: Share, fields: ShareFields) -> ShareDoesNotFit:
-    """Why a share does not fit on so many of these GPUs, which may be chosen."""
+    """The error for a share if too few of these GPUs, which are all accepted, have enough."""
     size = request.gpus
     asked = [request.amount_of(gpu.offered) for gpu in gpus]
-    cores = max(1, min(each.cores for each in asked))  # memory alone needs one as well
+    cores = max(1, min(each.cores for each in asked))  # a share with only memory needs one, too
     memory = min(each.memory for each in asked)
     cores_left = [gpu.left.cores for gpu in gpus]
     memory_left = [gpu.left.memory for gpu in gpus]
@@ -108,7 +112,7 @@ def _explain_misfit(gpus: Sequence[SharedGpu], request: Share, fields: ShareFiel
 
 
 Members = tuple[int, ...]
-"""GPUs by their positions, ascending."""
+"""Positions of GPUs, in ascending order."""
 Key = tuple[float, ...]
 
 FIELDS = ShareFields()
@@ -118,8 +122,8 @@ def choose_gpus(
     gpus: Sequence[SharedGpu], able: list[int], request: Share, scorer: SetScorer, fields: ShareFields = FIELDS
 ) -> tuple[SharedGpu, ...]:
     """
-    The GPUs that a container gets, in the order of `gpus`. `able`: as of `positions_with_enough`; `scorer`: of the same
-    GPUs, by position. Raises ShareSplit.
+    The GPUs for a container, in the order of `gpus`. `able`: the result of `positions_with_enough`. `scorer`: scores
+    the same GPUs, by position. Raises ShareSplit.
     """
     choice = SetComparison(gpus, able, request, scorer)
     sets = (choice.best(group, request.gpus) for group in groups_by_numa_node(gpus, able, request, fields))
@@ -129,7 +133,10 @@ def choose_gpus(
 def groups_by_numa_node(
     gpus: Sequence[SharedGpu], able: list[int], request: Share, fields: ShareFields
 ) -> list[list[int]]:
-    """The groups of GPUs for a set: those of each NUMA node, or all. Raises ShareSplit if no group has enough."""
+    """
+    The groups of GPUs within which a set is chosen: one for each NUMA node that has enough GPUs, or one with all GPUs.
+    Raises ShareSplit if no NUMA node has enough GPUs.
+    """
     size = request.gpus
     if not request.rules.numa_bind or size == 1:
         return [able]
@@ -147,19 +154,19 @@ def groups_by_numa_node(
 
 
 class SetComparison:
-    """Compares sets of the GPUs that have enough, by their positions."""
+    """Compares sets of GPUs that have enough. A set contains positions of GPUs."""
 
     def __init__(self, gpus: Sequence[SharedGpu], able: list[int], asked: Share, scorer: SetScorer) -> None:
         rules = asked.rules
         self.scorer = scorer
         self.whole = asked.whole
         self.unused = frozenset(at for at, gpu in enumerate(gpus) if gpu.unused)
-        """GPUs that are completely free."""
+        """Positions of the GPUs that no container uses."""
         self.order = SetOrder(scorer, self.unused)
         by = GpuOrder.BEST_FIT if self.whole else rules.order
         self.keys = {at: _gpu_order_key(gpus[at], asked, by, rules.weights) for at in able}
         self.by_links = self.whole or by is GpuOrder.TOPOLOGY_AWARE or (asked.gpus > 1 and by is GpuOrder.BEST_FIT)
-        """Whether links come before the amounts left."""
+        """Whether links are compared before free amounts."""
 
     def best(self, group: list[int], size: int) -> Members:
         """The best set of a group of GPUs that have enough."""
@@ -168,7 +175,9 @@ class SetComparison:
         return min(self.sets(group, size), key=self.rank)
 
     def sets(self, group: list[int], size: int) -> set[Members]:
-        """The sets to compare: of the GPUs that come first, and where links decide also of all, and of those in use."""
+        """
+        The sets to compare: sets of the first GPUs in order; if links decide, also sets of all GPUs and of used GPUs.
+        """
         last = sorted(self.keys[at] for at in group)[size - 1]
         first = [at for at in group if self.keys[at] < last]
         sets = {*candidate_sets(self.order, [at for at in group if self.keys[at] <= last], first, size)}
@@ -179,12 +188,12 @@ class SetComparison:
         return sets
 
     def rank(self, members: Members) -> tuple[Key, tuple[object, ...], Key, Members]:
-        """The key that sorts sets of the same size, the best first."""
+        """The sort key for sets of the same size. The best set is first."""
         sums = tuple(round(sum(column), 9) for column in zip(*(self.keys[at] for at in members), strict=True))
         return (
-            () if self.by_links else sums,  # the GPU with the least left, or the fullest or emptiest GPUs,
+            () if self.by_links else sums,  # the least free amounts, or the fullest or emptiest GPUs,
             self.order.rank(members)[:-1],  # then links, as policy `topology` compares them,
-            () if self.whole else sums,  # then, where links came first, the least left,
+            () if self.whole else sums,  # then, if links came first, the least free amounts,
             members,
         )
 
@@ -193,8 +202,8 @@ def _gpu_order_key(gpu: SharedGpu, asked: Share, order: GpuOrder, weights: Weigh
     if order in (GpuOrder.BEST_FIT, GpuOrder.TOPOLOGY_AWARE):
         left = gpu.left
         return (
-            left.cores,  # the one with the fewest cores left,
-            left.memory // MEMORY_BLOCK,  # then the least memory,
+            left.cores,  # the fewest free cores,
+            left.memory // MEMORY_BLOCK,  # then the least free memory,
             gpu.processes,  # then the fewest processes
         )
     full = _gpu_fullness(gpu, asked, weights)
@@ -203,10 +212,11 @@ def _gpu_order_key(gpu: SharedGpu, asked: Share, order: GpuOrder, weights: Weigh
 
 def _gpu_fullness(gpu: SharedGpu, asked: Share, weights: Weights) -> float:
     """
-    How full a GPU would be with the share on it: the weighted sum of its parts that are held, rounded to 9 digits.
+    How full a GPU would be with the share: the weighted sum of the held fractions of its slots, cores and memory,
+    rounded to 9 decimal places.
 
-    With equal weights a GPU without slots that has 30 of 100 cores and 2 of 8 GiB held is at 0.3 + 0.25; 20 cores and 1 GiB
-    more make it 0.875.
+    Example with equal weights: of a GPU without slots, 30 of 100 cores and 2 of 8 GiB are held. Its fullness is 0.3 +
+    0.25. With a share of 20 cores and 1 GiB, it is 0.5 + 0.375.
     """
     offered = gpu.offered
     after = sum_amounts((gpu.held, asked.amount_of(offered)))

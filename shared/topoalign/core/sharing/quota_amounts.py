@@ -1,25 +1,27 @@
 """
-Computes what a ResourceQuota's `limits.<resource>` allows a namespace of the memory and computing time of GPUs.
+Computes how much memory and computing time of GPUs a namespace can use under `limits.<resource>` in its ResourceQuotas.
 
-For extended resources, Kubernetes enforces `requests.<resource>` and ignores `limits.<resource>`. As in HAMi, amounts per
-GPU count once for each GPU of the container. Units are sums already. The usage of a pod is the larger of the sum over its
-app containers and the maximum over its init containers (`largest_moment`):
+For extended resources, Kubernetes enforces `requests.<resource>` and ignores `limits.<resource>`. As in HAMi, an amount
+per GPU is multiplied by the container's number of GPUs. Amounts in units are already totals. The usage of a pod is the
+larger of the sum over its app containers and the maximum over its init containers (`largest_moment`):
 
     init container   2 GPUs, 3000 of nvidia.com/gpumem    6000
-    app containers   1 GPU, 4000 and 1 GPU, 1000          5000      the pod holds 6000
+    app containers   1 GPU, 4000 and 1 GPU, 1000          5000      the pod uses 6000
 
-This does not depend on the GPUs that containers get: two init containers with 1024 each hold 1024. HAMi counts GPU by GPU,
-so that they hold 2048 on two GPUs.
+The usage does not depend on which GPUs the containers get: two init containers with 1024 each use 1024. HAMi counts
+each GPU separately, so on two GPUs they use 2048.
 
-A container may request no amount, but a percentage of a GPU's memory, whole GPUs, or slots or units with all memory of a
-GPU. Then the size of the largest GPU of its node counts (`GpuSizes`), and a whole GPU has 100 cores. Example, on a node with
-GPUs of 40960 MiB:
+A container can request GPU memory without an amount: as a percentage, as whole GPUs, or as slots or units with all
+memory of a GPU. Then its usage is computed from the largest GPU of its node (`GpuSizes`). A whole GPU counts as 100
+cores. Example, on a node with GPUs of 40960 MiB:
 
     2 GPUs, 40 of nvidia.com/gpumem-percentage    32768 of nvidia.com/gpumem
     1 GPU                                         40960 of nvidia.com/gpumem and 100 of nvidia.com/gpucores
 
-Before the node is known, only requested amounts count. Time slices have no amount and do not count. Of several quotas the
-lowest limit counts; 0 allows nothing. Source: HAMi 4707fb02, QuotaManager; sidecars as in Kubernetes' own quotas.
+Before the node is known, only requested amounts count. Time slices have no amount and do not count. If there are
+several quotas, the lowest limit applies. A limit of 0 allows nothing. Sidecars count as in Kubernetes' own quotas.
+
+Source: HAMi 4707fb02, QuotaManager.
 """
 
 from collections import Counter
@@ -45,18 +47,18 @@ from topoalign.core.model.topology.model import Topology
 
 Amounts = Mapping[ResourceName, int]
 PerGpu = Mapping[ResourceName, frozenset[ResourceName]]
-"""Resource of an amount per GPU -> the resources with the number of GPUs."""
+"""Resource of an amount per GPU -> the resources whose quantity is the number of GPUs."""
 
 HAMI: PerGpu = dict.fromkeys((Slots().memory, Slots().cores), frozenset({GPU}))
 
 
 class OverQuota(NoFit):
-    """Raised for a pod that asks for more of GPUs than its namespace may still hold."""
+    """Raised if a pod requests more memory or computing time of GPUs than remains in the quota of its namespace."""
 
     def __init__(
         self, namespace: str, resource: ResourceName, asked: int, used: int, limit: int, who: str = "this pod"
     ) -> None:
-        """`who`: asks for it."""
+        """`who`: the requester, for the message."""
         self.namespace = namespace
         self.resource = resource
         super().__init__(
@@ -67,7 +69,7 @@ class OverQuota(NoFit):
 
 
 def amounts_per_gpu(slots: Iterable[SlotResources]) -> PerGpu:
-    """Those of HAMi, and what slots that are offered call them."""
+    """HAMi's resources of amounts per GPU, and those of the offered slots."""
     found = dict(HAMI)
     for each in slots:
         for name in (each.slots.memory, each.slots.cores):
@@ -76,7 +78,7 @@ def amounts_per_gpu(slots: Iterable[SlotResources]) -> PerGpu:
 
 
 class GpuSizes(NamedTuple):
-    """The sizes of a node's GPUs, for containers without an amount."""
+    """The sizes of a node's GPUs, for containers that request no amount."""
 
     gpus: tuple[SlotResources, ...] = ()
     """GPUs and MIG instances that are offered whole or in slots."""
@@ -89,7 +91,7 @@ UNKNOWN_SIZES = GpuSizes()
 
 @computed_once
 def gpu_sizes(topology: Topology) -> GpuSizes:
-    """Those of a node with this hardware. Without a known size a GPU has no memory."""
+    """The sizes of the GPUs of a node with this hardware. Unknown sizes count as 0."""
     memory = {gpu.id: gpu.memory or 0 for gpu in topology.gpus}
     memory |= {instance.uuid: instance.memory for gpu in topology.gpus for instance in gpu.mig or ()}
     whole: dict[ResourceName, int] = {}
@@ -102,14 +104,14 @@ def gpu_sizes(topology: Topology) -> GpuSizes:
 
 
 def quota_amounts(pod: PodRequest, per_gpu: PerGpu = HAMI, sizes: GpuSizes = UNKNOWN_SIZES) -> dict[ResourceName, int]:
-    """Extended resource -> the usage of a pod in quotas, on a node with GPUs of these sizes."""
+    """Extended resource -> the pod's usage that counts for quotas, on a node with GPUs of these sizes."""
 
     def amounts(container: ContainerRequest) -> dict[ResourceName, int]:
         limits = device_limits(container)
         found = {}
         for name, amount in limits.items():
             gpus = [limits[each] for each in per_gpu.get(name, ()) if each in limits]
-            found[name] = amount * (sum(gpus) if gpus else 1)  # without a number of GPUs it is of one
+            found[name] = amount * (sum(gpus) if gpus else 1)  # without a number of GPUs, for one GPU
         for name, amount in _unnamed_amounts(limits, per_gpu, sizes):
             found[name] = found.get(name, 0) + amount
         return found
@@ -118,7 +120,7 @@ def quota_amounts(pod: PodRequest, per_gpu: PerGpu = HAMI, sizes: GpuSizes = UNK
 
 
 def _unnamed_amounts(limits: Quantities, per_gpu: PerGpu, sizes: GpuSizes) -> Iterator[tuple[ResourceName, int]]:
-    """The amounts of a container that its limits do not name."""
+    """The amounts that a container uses without naming them in its limits."""
     for resource, slots, most in sizes.gpus:
         asked = read_hami_request(resource, slots, limits)
         if not asked.count or resource not in per_gpu.get(slots.memory, ()):
@@ -144,7 +146,7 @@ def lowest_limits(quotas: Iterable[Amounts]) -> dict[ResourceName, int]:
 
 
 def sum_quota_amounts(amounts: Iterable[Amounts]) -> dict[ResourceName, int]:
-    """What several pods hold together."""
+    """The total usage of several pods."""
     found = Counter[ResourceName]()
     for each in amounts:
         found.update(each)
@@ -152,7 +154,7 @@ def sum_quota_amounts(amounts: Iterable[Amounts]) -> dict[ResourceName, int]:
 
 
 def check_quota(namespace: str, asked: Amounts, used: Amounts, limits: Amounts, who: str = "this pod") -> None:
-    """Raises OverQuota where `who` asks for more than is left of a limit of the namespace."""
+    """Raises OverQuota if `who` requests more than remains of a limit of the namespace."""
     for name in sorted(asked.keys() & limits.keys()):
         if asked[name] and used.get(name, 0) + asked[name] > limits[name]:
             raise OverQuota(namespace, name, asked[name], used.get(name, 0), limits[name], who)

@@ -10,11 +10,11 @@ from topoalign.core.model.errors import NoFit, quoted
 WAIT = "ask for less, or wait until other containers have ended; `topoalign gpu list` shows who holds what"
 
 UNALIGNED = "without sharing.slots.numaTopology, or with its policy none, the kubelet aligns no slots"
-"""The remedy where the alignment of slots keeps a pod from GPUs that the node has."""
+"""The remedy if the alignment of slots excludes GPUs that would otherwise fit."""
 
 
 def format_mib(size: int) -> str:
-    """So many bytes in MiB, the unit of `nvidia.com/gpumem`: `16384 MiB`."""
+    """Formats a number of bytes in MiB, the unit of `nvidia.com/gpumem`: `16384 MiB`."""
     return f"{size / MIB:.10g} MiB"
 
 
@@ -26,11 +26,11 @@ MODE_SETTINGS = (
 
 class ShareDoesNotFit(NoFit):
     """
-    Raised when no GPU of the node has the requested share left.
+    Raised when no GPU of the node has the requested share free.
 
-    Base of refusals of a valid request by the GPUs of a node; `field` is the path of what they lack.
+    Base class for valid requests that do not fit on the GPUs of a node. `field` is the path of the requested amount.
 
-    Remedy: Wait until pods end, or ask for less.
+    Remedy: Wait until pods end, or request less.
     """
 
     def __init__(self, field: str, finding: str, remedy: str = WAIT) -> None:
@@ -39,7 +39,9 @@ class ShareDoesNotFit(NoFit):
 
 
 class MemoryAboveGpu(ShareDoesNotFit):
-    """Raised for more memory than a GPU has, even if nobody held anything of it. `text`: an amount, for people."""
+    """
+    Raised if a request is for more memory than the largest GPU has in total. `text`: formats an amount for the message.
+    """
 
     def __init__(self, fields: ShareFields, asked: int, largest: int, text: Callable[[int], str] = format_mib) -> None:
         self.asked = asked
@@ -53,7 +55,7 @@ class MemoryAboveGpu(ShareDoesNotFit):
 
 class NoGpuAccepted(ShareDoesNotFit):
     """
-    Raised when the pod excludes each GPU of the node, whatever is left of it.
+    Raised when the pod excludes each GPU of the node, regardless of its free capacity.
 
     Remedy: Change the lists in its annotations; `topoalign gpu list` shows the GPUs.
     """
@@ -70,7 +72,7 @@ class NoGpuAccepted(ShareDoesNotFit):
 
 
 class NotEnoughShareGpus(ShareDoesNotFit):
-    """Raised when the node has fewer GPUs that may be chosen than are asked for."""
+    """Raised when the pod accepts fewer GPUs of the node than it requests."""
 
     def __init__(self, fields: ShareFields, asked: int, gpus: int) -> None:
         super().__init__(
@@ -81,7 +83,7 @@ class NotEnoughShareGpus(ShareDoesNotFit):
 
 
 class NotEnoughUnusedGpus(ShareDoesNotFit):
-    """Raised when whole GPUs are asked for, or GPUs that nobody else uses, and too few are unused."""
+    """Raised when a request is for whole GPUs or for GPUs without other containers, and too few GPUs are unused."""
 
     def __init__(self, fields: ShareFields, asked: int, unused: int) -> None:
         super().__init__(
@@ -91,21 +93,21 @@ class NotEnoughUnusedGpus(ShareDoesNotFit):
 
 
 class NotEnoughShareCores(ShareDoesNotFit):
-    """Raised when too few GPUs have the cores left. `left`: the cores of each GPU."""
+    """Raised when too few GPUs have enough free cores. `left`: the free cores of each GPU."""
 
     def __init__(self, fields: ShareFields, asked: int, gpus: int, left: Sequence[int]) -> None:
         super().__init__(fields.cores, describe_lacking_amount(asked, gpus, left, "{} cores".format))
 
 
 class NotEnoughShareMemory(ShareDoesNotFit):
-    """Raised when too few GPUs have the memory left. `left`: the bytes of each GPU."""
+    """Raised when too few GPUs have enough free memory. `left`: the free bytes of each GPU."""
 
     def __init__(self, fields: ShareFields, asked: int, gpus: int, left: Sequence[int]) -> None:
         super().__init__(fields.memory, describe_lacking_amount(asked, gpus, left, format_mib))
 
 
 class NotEnoughShareSlots(ShareDoesNotFit):
-    """Raised when too few GPUs have a slot left. `left`: the slots of each GPU."""
+    """Raised when too few GPUs have a free slot. `left`: the free slots of each GPU."""
 
     def __init__(self, fields: ShareFields, gpus: int, left: Sequence[int]) -> None:
         super().__init__(fields.gpus, describe_lacking_amount(1, gpus, left, "{} slots".format))
@@ -113,14 +115,14 @@ class NotEnoughShareSlots(ShareDoesNotFit):
 
 class ShareSplit(ShareDoesNotFit):
     """
-    Raised when enough is left on the node, but not on one GPU or one NUMA node.
+    Raised when enough is free on the node, but not on one GPU or one NUMA node.
 
-    Remedy: Wait until pods end, or ask for less.
+    Remedy: Wait until pods end, or request less.
     """
 
 
 class NoneByHami(ShareDoesNotFit):
-    """Raised where enough is left, and HAMi's rules choose no GPUs: `reason` counts why, in HAMi's words."""
+    """Raised if enough is free, but HAMi's rules choose no GPUs. `reason` has HAMi's reasons with their counts."""
 
     code = "ShareDoesNotFit"
 
@@ -135,7 +137,7 @@ class NoneByHami(ShareDoesNotFit):
 
 class WholeGpuInUse(ShareDoesNotFit):
     """
-    Raised when a whole GPU is asked for of which another pod holds a part, or the reverse.
+    Raised when a pod requests a whole GPU of which another pod holds a part, or the reverse.
 
     Remedy: Wait until the other pod ends.
     """
@@ -152,7 +154,7 @@ class WholeGpuInUse(ShareDoesNotFit):
 
 
 def describe_lacking_amount(asked: int, gpus: int, left: Sequence[int], text: Callable[[int], str]) -> str:
-    """The finding for an amount that too few GPUs have left; `text`: an amount, for people."""
+    """The message for an amount that too few GPUs have free. `text`: formats an amount."""
     enough = sum(amount >= asked for amount in left)
     has = "" if gpus == 1 else f"{enough} of {len(left)} GPUs have that left, and "
     return f"{text(asked)} of {_each_of(gpus)} asked for; {has}the most that a GPU has left is {text(max(left))}"

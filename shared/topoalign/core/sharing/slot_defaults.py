@@ -1,14 +1,15 @@
 """
-Adds missing resources to a pod that requests slots of GPUs, as HAMi does, under the names of the offer.
+Adds missing limits to a pod that requests GPUs in slots, as HAMi does. The resource names are those of the offer.
 
-    gpumem: 4000                     nvidia.com/gpu: 1      an amount without a number of GPUs is of one
-    nvidia.com/gpu: 1                gpucores: 100          without an amount it is of whole GPUs
-    gpumem-percentage: 100           both of them
+    limits                           added
+    gpumem: 4000                     nvidia.com/gpu: 1, because an amount without a number of GPUs is for one GPU
+    nvidia.com/gpu: 1                gpucores: 100, because a request without an amount is for whole GPUs
+    gpumem-percentage: 100           nvidia.com/gpu: 1 and gpucores: 100
     nvidia.com/gpu: 1, gpumem: 4000  nothing
-    nvidia.com/priority: 1           CUDA_TASK_PRIORITY=1 in the environment, together with slots
+    nvidia.com/priority: 1           with slots: the environment variable CUDA_TASK_PRIORITY=1
 
-If other nodes offer the same resource by another sharing strategy, `nvidia.com/gpu: 1` alone is not changed: with an amount
-these nodes would refuse the pod, and without an amount a slot has all memory of its GPU anyway.
+If other nodes offer the same resource under another sharing strategy, `nvidia.com/gpu: 1` alone is not changed. Those
+nodes would refuse a pod with an amount, and a slot without an amount has all memory of its GPU anyway.
 
 Invalid requests are not changed: `pod_checks` refuses them.
 
@@ -28,14 +29,14 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.device_offers import CORES
 
 PRIORITY = "CUDA_TASK_PRIORITY"
-"""The variable by which HAMi's library gets a priority."""
+"""The environment variable from which HAMi's library reads the priority."""
 
 
 class FilledIn(NamedTuple):
-    """What is added to one container."""
+    """The limits and environment variables that are added to one container."""
 
     where: str
-    """Its path: `spec.containers[0]`."""
+    """Path of the container: `spec.containers[0]`."""
     limits: Quantities
     environment: Mapping[str, str]
 
@@ -47,8 +48,8 @@ def slot_defaults(
     units: Collection[ResourceName] = USUAL_NAMES,
 ) -> list[FilledIn]:
     """
-    What is added to the containers of a valid pod; nothing to one that names none of the resources of slots, or asks for
-    `units` as well. `otherwise`: what nodes offer in another way than in slots.
+    The additions to the containers of a valid pod. A container is not changed if its limits name no resource of slots,
+    or if it also requests `units`. `otherwise`: the resources that nodes offer other than in slots.
     """
     found = []
     for where, container in containers_with_paths(pod):
@@ -56,10 +57,10 @@ def slot_defaults(
         known = [each for each in offered if not {each.resource, *each.slots.resources}.isdisjoint(limits)]
         if not known or any(limits.get(name) for name in units):
             continue
-        # of several offers with the amounts under one name the one whose slots are asked for, else the first by name
+        # if several offers have the same names of amounts: the one whose slots are requested, else the first by name
         offer = min(known, key=lambda each: (each.resource not in limits, each.resource))
         if offer.resource in otherwise and limits.keys().isdisjoint(offer.slots.resources):
-            continue  # it may be for GPUs that are offered in another way under the same name
+            continue  # the request might be for GPUs that are offered in another way under the same name
         filled = _defaults_of(where, limits, offer)
         if filled.limits or filled.environment:
             found.append(filled)
@@ -73,7 +74,7 @@ def _defaults_of(where: str, limits: Quantities, offer: SlotResources) -> Filled
     if limits.get(offer.resource) == 0 or (percentage is not None and percentage > ALL_MEMORY):
         return FilledIn(where, {}, {})
     if offer.resource not in limits:
-        if limits.keys().isdisjoint((slots.memory, slots.percentage, slots.cores)):  # a priority is no amount
+        if limits.keys().isdisjoint((slots.memory, slots.percentage, slots.cores)):  # a priority is not an amount
             return FilledIn(where, {}, {})
         added[offer.resource] = 1
     is_whole = slots.memory not in limits if percentage is None else percentage == ALL_MEMORY
@@ -83,7 +84,7 @@ def _defaults_of(where: str, limits: Quantities, offer: SlotResources) -> Filled
 
 
 def with_defaults(pod: PodRequest, filled: Iterable[FilledIn]) -> PodRequest:
-    """The pod with these limits, and with requests equal to them, as the API server fills them in."""
+    """The pod with the added limits, and with equal requests, as the API server sets them."""
     added = {each.where: each.limits for each in filled}
     new = {
         id(container): msgspec.structs.replace(

@@ -1,21 +1,23 @@
 """
-Chooses the GPUs on which a container gets its slots where HAMi's rules apply (`compat: hami`).
+Chooses the GPUs for a container's slots by HAMi's rules (`compat: hami`).
 
-The GPUs that a container may get are put in HAMi's order and tried one after the other by HAMi's checks (`hami.fit`),
-with what is held of them as HAMi counts it. Without a policy of the pod that is `spread`. Example with ten slots, 100 cores
-and 40960 MiB each, for one GPU with 40 cores:
+The accepted GPUs are sorted in HAMi's order, and HAMi's checks (`hami.fit`) are applied to one after another. Held
+amounts are counted as in HAMi. If the pod sets no policy, the order is `spread`. Example: two GPUs have ten slots, 100
+cores and 40960 MiB each, and a container requests one GPU with 40 cores:
 
-    held of GPU-0: 1 slot, 30 cores, 4096 MiB: 10 x (0.1 + 0.3 + 0.1) = 5; of GPU-1: 2 slots, 8192 MiB: 10 x (0.2 + 0.2) = 4
-    spread tries GPU-1 first, binpack GPU-0
+    held of GPU-0: 1 slot, 30 cores, 4096 MiB    10 x (0.1 + 0.3 + 0.1) = 5
+    held of GPU-1: 2 slots, 8192 MiB             10 x (0.2 + 0.2) = 4
+    spread tries GPU-1 first, and binpack tries GPU-0 first
 
-topoalign's own rules still apply: a GPU without enough left by them is tried as one without a free slot, whatever
-HAMi would decide. So HAMi's rules never give out more than there is:
+topoalign's own rules still apply: a GPU that does not have enough by these rules counts as a GPU without a free slot.
+So HAMi's rules never allocate more than is offered. The differences from HAMi are:
 
-- 100 cores are a whole GPU for HAMi only where it offers 100. Where it offers more, only unused ones serve; where it offers
-  less, none does, as with HAMi.
-- An unknown NUMA node is node 0 for HAMi; GPUs without a known one do not serve containers that bind several to one.
-- HAMi gives a container several instances of a GPU in MIG mode; here each slot is of another GPU, and whether an instance
-  fits is asked of the GPU's places.
+- HAMi treats 100 cores as a whole GPU only if the GPU offers exactly 100. Here, a GPU that offers more must be unused.
+  A GPU that offers less does not fit, as in HAMi.
+- HAMi treats an unknown NUMA node as node 0. Here, a GPU with an unknown NUMA node does not fit a container that binds
+  several GPUs to one node.
+- HAMi can allocate several instances of one GPU in MIG mode to a container. Here, each slot is on a different GPU, and
+  the GPU's free placements determine whether an instance fits.
 
 Source: HAMi 4707fb02.
 """
@@ -49,8 +51,8 @@ def choose_as_hami(
     fields: ShareFields,
 ) -> tuple[DeviceID, ...]:
     """
-    The GPUs, of these `gpus`, that HAMi chooses, in the order in which it takes them. `able`: those that have enough left
-    by topoalign's own rules. Raises NoneByHami, and TooMuchWork where the best connected ones are not found in time.
+    The GPUs that HAMi chooses from `gpus`, in HAMi's order. `able`: the GPUs that have enough by topoalign's own rules.
+    Raises NoneByHami, and TooMuchWork if the best connected GPUs are not found in time.
     """
     rules = share.rules
     asked = HamiRequest(
@@ -61,12 +63,12 @@ def choose_as_hami(
         cores=CORES if share.whole else share.cores,
     )
     if share.parts:
-        # equal parts are the least of those of these GPUs; where a slot becomes a MIG instance, any that fits
+        # for equal parts: the smallest part of these GPUs; if a slot becomes a MIG instance, any instance that fits
         parts = [NONE_HELD if gpu.profiles else share.amount_of(gpu.offered) for gpu in gpus if gpu.device in able]
         memory = min(each.memory for each in parts) // MIB
         asked = msgspec.structs.replace(asked, memory=memory, percent=UNSET, cores=min(each.cores for each in parts))
     binds = rules.numa_bind and share.gpus > 1
-    # the lists name a MIG instance by its GPU
+    # for a MIG instance, the lists contain the uuid of its GPU
     left_out = tuple(gpu.device for gpu in gpus if not rules.uuids.takes_uuid(gpu.gpu))
     around = Surroundings(
         rules=msgspec.structs.replace(rules, uuids=Selection(unwanted=left_out)),
@@ -82,11 +84,11 @@ def choose_as_hami(
 
 @computed_once
 def scores_of_links(topology: Topology) -> PairScores:
-    """What HAMi publishes of the links between the machine's GPUs; MIG instances have none."""
+    """The scores that HAMi publishes for the links between the machine's GPUs. MIG instances have none."""
 
     def score(a: DeviceID, b: DeviceID) -> int:
         link = topology.link_by_pair.get((a, b))
-        # a fabric manager may keep GPUs with NVLinks apart
+        # GPUs with NVLinks can be in different fabrics
         nvlinks = 0 if link is None or kept_apart(topology, a, b) else link.fabric_links
         return link_score(pcie_class(topology, a, b)) + (link_score(nvlinks) if nvlinks else 0)
 

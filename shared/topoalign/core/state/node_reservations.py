@@ -1,19 +1,20 @@
 """
 Folds `ReservationsChanged` and the reports of the node into the reservations of one node.
 
-The newest message has all reservations of the node. A reservation lasts for the seconds in the message, counted by the
-reader's monotonic clock from receipt; a later message that repeats it does not prolong it. It has parts: each device, the
-CPUs, and each kind of memory of a container. A part ends as soon as the node reports it: the container has the resource by
-an allocation or a checkpoint entry, whichever devices it got. If a checkpoint cannot be read, PodResources counts instead.
-If the node does not know the pod's UID, its names count. Co-allocated devices end with the GPUs of their container. A
-reported part stays reported after its container has ended. The registry's assumed pods end by the same rule.
+The newest message contains all reservations of the node. A reservation lasts for the number of seconds in the message,
+measured from receipt by the reader's monotonic clock. A later message that repeats it does not extend it. Its parts are
+each device, the CPUs, and each kind of memory of a container. A part ends when the node reports it: the container has
+the resource in an allocation or a checkpoint entry, regardless of which devices it got. If a checkpoint cannot be read,
+the PodResources API is used instead. If the node does not know the pod's UID, the pod is identified by its names.
+Co-allocated devices end with the GPUs of their container. A reported part stays reported after its container has ended.
+The registry's assumed pods end by the same rule.
 
-For readers other than the node, an allocation of another or an unknown owner does not report a reserved device: their state
-lags, and the allocation may belong to a pod that had the device before.
+For readers other than the node, an allocation of another or an unknown owner does not report a reserved device. The
+state of these readers can be outdated, and the allocation might belong to a pod that held the device before.
 
-Example: GPU-0 and CPUs 0-3 are reserved for pod a, GPU-1 for pod b. The node reports CPUs 0-3 for a: only GPU-0 stays
-reserved for a. Then it reports GPU-1 for a, because the kubelet cannot distinguish equal pods: the reservation of a is
-consumed, and GPU-0 is now reserved for b, with the CPUs and the memory that were reserved for a.
+Example: GPU-0 and CPUs 0-3 are reserved for pod a, and GPU-1 for pod b. The node reports CPUs 0-3 for a, so that only
+GPU-0 stays reserved for a. Then it reports GPU-1 for a, because the kubelet cannot distinguish equal pods. The
+reservation of a is consumed, and GPU-0 is now reserved for b, with the CPUs and the memory that were reserved for a.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -52,14 +53,14 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
     newest: ReservationsChanged | None = None
     """The newest message; None: there is none."""
     position: int = 0
-    """Its position in the stream, on which the next change is made; 0: there is none."""
+    """Position of the newest message in the stream. The next change is based on it. 0: there is no message."""
     until: Mapping[str, float] = {}
     """UID of the pod -> monotonic second at which its reservation ends."""
     reservations: tuple[Reservation, ...] = ()
     """All reservations of the newest message, including ended ones, after the swaps."""
     reported: frozenset[ReservedPart] = frozenset()
     unconfirmed: frozenset[ReservedPart] = frozenset()
-    """Reported parts in an allocation whose owner is not known yet. It may belong to another pod."""
+    """Reported parts in allocations whose owner is unknown so far. The owner might be another pod."""
     swaps: tuple[Swapped, ...] = ()
     former: Mapping[str, frozenset[AllocationID]] = {}
     """UID of the pod -> the allocations that were live when its reservation was received."""
@@ -68,8 +69,8 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         self, event: ReservationsChanged, position: int, now: float, live: Collection[AllocationID] = ()
     ) -> "NodeReservations":
         """
-        Returns the state after this message, which is the newest, received at monotonic second `now`. `live`: the
-        allocations of the node's own record at that moment.
+        Returns the state after this message, which must be the newest and was received at monotonic second `now`.
+        `live`: the live allocations in the node's own record at that moment.
         """
         newest = self.newest
         is_repeated = newest is not None and (newest.writer, newest.epoch, newest.seq) == (
@@ -99,11 +100,12 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         self, state: NodeState, origins: Mapping[AllocationID, AllocationID] = {}, *, own: bool = False
     ) -> "NodeReservations":
         """
-        Returns the reservations after this state of the node; the same ones if it reports no further part.
+        Returns the reservations after this state of the node; this object if the state reports no further part.
 
-        `own`: this is the node's own record, which is never behind. Then any allocation that holds a device reports it as
-        well, unless the allocation was live before the reservation: then its container has ended, or will before the pod of
-        the reservation is admitted. `origins`: allocation -> the one of which it is the rest.
+        `own`: the state is the node's own record, which is never outdated. Then any allocation that holds a device
+        reports it as well, unless the allocation was live before the reservation. In that case, its container has
+        ended, or ends before the pod of the reservation is admitted. `origins`: allocation -> the allocation of which
+        it is the remainder.
         """
         if not self.reservations:
             return self
@@ -127,7 +129,7 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def held(self, now: float) -> tuple[Reservation, ...]:
-        """The reservations that are valid at `now`, with the parts that are not reported."""
+        """The reservations that are valid at `now`, with only the parts that are not reported."""
         rest = (self._rest(each, now) for each in self.reservations)
         return tuple(each for each in rest if each.seconds_left > 0 and each.containers)
 
@@ -151,8 +153,9 @@ def in_order_of_binds(
     held: Sequence[Reservation], made: Sequence[Reservation], cancelled: Collection[str] = ()
 ) -> tuple[Reservation, ...]:
     """
-    All reservations of a node after a change: a new one of a pod takes the place of its former one. Those of pods that are
-    about to be bound come before what is planned for a gang: a node of any version answers its kubelet in this order.
+    All reservations of a node after a change. A pod's new reservation replaces its former one. Reservations of pods
+    that are about to be bound come before those planned for a gang, because a node of any version answers its kubelet
+    in this order.
     """
     new = {each.pod_uid: each for each in made}
     gone = frozenset(cancelled) - new.keys()
@@ -161,7 +164,7 @@ def in_order_of_binds(
 
 
 def with_reserved(state: NodeState, facts: NodeState, reservations: Sequence[Reservation]) -> NodeState:
-    """Returns this state with all reservations as held, without the parts that `facts` already report."""
+    """Returns this state with all reservations held, except the parts that `facts` already reports."""
     message = ReservationsChanged(node=state.node, epoch=0, seq=0, writer="", reservations=tuple(reservations))
     for each in NodeReservations().apply(message, 0, 0.0).observe(facts).held(0.0):
         state = holding_reserved(state, each)
@@ -169,7 +172,7 @@ def with_reserved(state: NodeState, facts: NodeState, reservations: Sequence[Res
 
 
 def holding_reserved(state: NodeState, reservation: Reservation) -> NodeState:
-    """Returns this state with a pod's reservation as held, without the devices and CPUs that are already held."""
+    """Returns this state with a pod's reservation held, except the devices and CPUs that are already held."""
     for reserved in reserved_allocations(reservation):
         left = not_given(reserved, state)
         if left.devices or left.cpus or left.memory:
@@ -211,8 +214,8 @@ def reservation_of(
     may_move: bool = False,
 ) -> Reservation:
     """
-    What a decision gives a pod, as its reservation for so many seconds. `needs_co_allocated`: its containers must not start
-    without the devices co-allocated with them. `may_move`: as of `ReservedContainer`, where they have slots.
+    The reservation for what a decision gives a pod, for this number of seconds. `needs_co_allocated`: the containers
+    must not start without their co-allocated devices. `may_move`: as in `ReservedContainer`, for containers with slots.
     """
     containers = []
     for each in allocations:
@@ -247,8 +250,8 @@ def reservation_of(
 
 def reserved_allocations(reservation: Reservation) -> tuple[Allocation, ...]:
     """
-    What the containers of a reservation will hold, as allocations, for a decision about another pod. Their owner is the
-    pod's UID: a pod that is created again under its name holds none of them.
+    What the containers of a reservation will hold, as allocations, for a decision about another pod. Their owner has
+    the pod's UID as its name, so that a recreated pod with the same name holds none of them.
     """
     found = []
     for reserved in reservation.containers:
@@ -268,7 +271,7 @@ def reserved_allocations(reservation: Reservation) -> tuple[Allocation, ...]:
             lowest_first=bool(reserved.memory),
             pod_uid=reservation.pod_uid,
             co_allocated=tuple(device for ids in reserved.co_allocated.values() for device in ids),
-            # a forged message may claim slots that are not among the devices
+            # a forged message can contain slots that are not among the devices
             slots={slot: amount for slot, amount in reserved.slots.items() if slot in from_kubelet},
         )
         found.append(allocation)

@@ -1,12 +1,16 @@
 """
-Answers who holds what of a node, what is left of it, and what overlaps.
+Computes which allocations hold which devices of a node, which devices are free, and which holdings overlap.
 
-`state.ownership` is the only source for these questions; the state itself only folds. The ownership of the next state shares
-all data that a fact does not change (`holders`). No GPU is allocated twice, however it is divided: if the whole GPU is held,
-its shares and instances are not free, and if one of these is held, the whole GPU is not free.
+`NodeState.ownership` is the only source of these answers. The state itself only folds facts. The ownership of the next
+state reuses all data that a fact does not change (`holders`). No GPU is allocated twice, regardless of how it is
+divided: if the whole GPU is held, its shares and instances are not free. If one of these is held, the whole GPU is not
+free.
 
     held: GPU-0, GPU-1::2, MIG-0 (of GPU-2)
-    overlap with the first: GPU-0, GPU-0::1; with the second: GPU-1; with the third: GPU-2, MIG-0::0; with none: GPU-1::0
+    overlap with GPU-0: GPU-0, GPU-0::1
+    overlap with GPU-1::2: GPU-1
+    overlap with MIG-0: GPU-2, MIG-0::0
+    no overlap: GPU-1::0
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -41,11 +45,11 @@ from topoalign.core.state.share_amounts import (
 )
 
 INDEXES = ("_index", "_former", "_held")
-"""Indexes that follow each grant and release after they were first read."""
+"""Indexes that are updated at each grant and release after they are first read."""
 
 
 class Ownership:
-    """Answers who holds what of one node at one moment. Each answer is computed when it is first read."""
+    """The holdings of one node at one moment. Each property is computed when it is first read."""
 
     def __init__(
         self,
@@ -54,7 +58,7 @@ class Ownership:
         reported_health: Mapping[DeviceID, DeviceHealth],
         ended: frozenset[AllocationID] = frozenset(),
     ) -> None:
-        """`allocations`: the live ones, oldest first. `ended`: those of them whose containers have ended."""
+        """`allocations`: the live ones, oldest first. `ended`: ids of those whose containers have ended."""
         self._hardware = hardware
         self._allocations = allocations
         self._reported = reported_health
@@ -62,11 +66,11 @@ class Ownership:
         self._free: dict[ResourceName, DeviceSet] = {}
 
     def granted(self, allocations: Mapping[AllocationID, Allocation], new: Allocation) -> "Ownership":
-        """Who holds what after `new`, whose id no allocation had, became the newest of these `allocations`."""
+        """The ownership after `new` is granted. `allocations` contains it as the newest one. Its id must be new."""
         return self._successor(allocations, self._reported, self._ended, new, methodcaller("granted", new))
 
     def released(self, allocations: Mapping[AllocationID, Allocation], gone: Allocation) -> "Ownership":
-        """Who holds what after `gone` has ended, which leaves these `allocations`."""
+        """The ownership after `gone` is released. `allocations`: the remaining ones."""
         return self._successor(allocations, self._reported, self._ended, gone, methodcaller("released", gone))
 
     def unchanged(
@@ -75,11 +79,11 @@ class Ownership:
         reported_health: Mapping[DeviceID, DeviceHealth],
         ended: frozenset[AllocationID],
     ) -> "Ownership":
-        """Who holds what where these `allocations` hold what they held before, under this health, and these have ended."""
+        """The ownership with this health and these ended allocations, if the `allocations` hold the same as before."""
         return self._successor(allocations, reported_health, ended, None, lambda index: index)
 
     def listed_as(self, before: "Ownership") -> "Ownership":
-        """The same to a kubelet that has not received changes of devices since `before`, on this hardware."""
+        """The ownership as seen by a kubelet that has not received device changes since `before`, on this hardware."""
         after = self.unchanged(self._allocations, self._reported, self._ended)
         after.__dict__.update(handed_out=before.handed_out, blocked=before.blocked)
         return after
@@ -92,10 +96,12 @@ class Ownership:
         changed: Allocation | None,
         follow: Callable[[object], object],
     ) -> "Ownership":
-        """Starts from what somebody has asked for already, each index as it follows the change."""
+        """
+        The next ownership, with the properties that are already computed and still valid. `follow` updates an index.
+        """
         after = type(self)(self._hardware, allocations, reported_health, ended)
         if changed is not None and not changed.parents.keys() <= self._hardware.parents.keys():
-            return after  # it affects how other records are read
+            return after  # it affects how the ids in other allocations are read
         known = {name: follow(index) for name in INDEXES if (index := self.__dict__.get(name)) is not None}
         if "_parents" in self.__dict__:
             known["_parents"] = self._parents
@@ -104,7 +110,7 @@ class Ownership:
         is_same = "_former" in known and known["_former"] is self._former and reported_health is self._reported
         if is_same and "handed_out" in self.__dict__:
             spent = after.spent_gpus if is_by_amounts(self._hardware) else frozenset[DeviceID]()
-            # the shares that are not to be had stay the same as well
+            # the shares that cannot be allocated stay the same as well
             if not is_by_amounts(self._hardware) or (
                 spent == self.spent_gpus and (changed is None or spent.isdisjoint(changed.shared_bases))
             ):
@@ -114,15 +120,15 @@ class Ownership:
 
     @cached_property
     def holders(self) -> Mapping[DeviceID, AllocationID]:
-        """Device as it is handed out -> the newest live allocation that holds it, or a virtual function of it."""
+        """Device id, as allocated -> the newest live allocation that holds the device or a virtual function of it."""
         return {device: name for name, allocation in self._allocations.items() for device in allocation.device_ids}
 
     def holding(self, device: DeviceID) -> Holding:
-        """The holding that an id stands for, by the hardware; a part that is gone, by its GPU when it was given."""
+        """The holding for a device id. For a part that no longer exists, the GPU is that of its allocation."""
         return holding_of(device, self._parents)
 
     def overlapping(self, holdings: Iterable[Holding]) -> list[AllocationID]:
-        """Ids of the live allocations that hold one of these, a part of one, or a whole of which one is a part. Sorted."""
+        """Sorted ids of the live allocations that hold one of these, a part of one, or a whole that contains one."""
         found: set[AllocationID] = set()
         for holding in filter(self._index.overlaps, holdings):
             found.update(names[-1] for way in excluding_holdings(holding) if (names := self._index.of(way)))
@@ -136,15 +142,15 @@ class Ownership:
         return bool(self._allocations)
 
     def is_held(self, device: DeviceID) -> bool:
-        """Whether a live allocation holds something that overlaps what this id stands for."""
+        """Whether a holding of a live allocation overlaps the holding for this device id."""
         return self._index.overlaps(self.holding(device))
 
     def set_of(self, devices: Iterable[DeviceID]) -> HoldingSet:
-        """The holdings that these ids stand for, as a set that can be asked what overlaps it."""
+        """The holdings for these device ids, as a set that detects overlaps."""
         return HoldingSet(map(self.holding, devices))
 
     def parents_of(self, devices: Iterable[DeviceID]) -> dict[DeviceID, DeviceID]:
-        """Part -> its GPU, for those of the devices that are parts; without the numbers of shares."""
+        """Part -> its GPU, for the devices that are parts. Share numbers are removed from the ids."""
         gpus = self._hardware.parents
         return {base: gpus[base] for base in map(base_of, devices) if base in gpus} if gpus else {}
 
@@ -167,22 +173,23 @@ class Ownership:
     @cached_property
     def blocked(self) -> frozenset[DeviceID]:
         """
-        Devices that are offered, but held as a part or a whole under a former offer of another resource: they wait
-        until that is released. Of a GPU of which somebody has a share, no MIG instance is to be had, either.
+        Offered devices that cannot be allocated, because an allocation from a former offer holds them, a part of them,
+        or a whole that contains them. They stay blocked until its release. A held share from a former offer also blocks
+        the MIG instances of its GPU.
 
-        Numbers of shares that are no longer offered block nothing: their GPU is shared as before.
+        A share whose number is no longer offered blocks nothing if its GPU is still shared in the same way.
         """
         if not self._former.holdings:
             return frozenset()
         former: Iterable[Holding] = chain.from_iterable(self._former.holdings.values())
-        if self._hardware.parents:  # MIG instances, of which such a GPU has none to be had
+        if self._hardware.parents:  # a share blocks the MIG instances of its GPU
             former = (shared[0] if (shared := shared_by(each)) is not None else each for each in former)
         held = HoldingSet(former)
         return frozenset(base for base in self._hardware.offers_by_base if held.overlaps(self.holding(base)))
 
     @cached_property
     def co_allocated(self) -> frozenset[DeviceID]:
-        """Offered devices of which a container holds something that the kubelet did not give it, and must give to nobody."""
+        """Offered devices that overlap co-allocated devices of a container. The kubelet must not allocate them."""
         having = [each for each in self._allocations.values() if each.co_allocated]
         if not having:
             return frozenset()
@@ -195,19 +202,19 @@ class Ownership:
         return frozenset(base for base in self._hardware.offers_by_base if held.overlaps(self.holding(base)))
 
     def unlisted(self, resource: ResourceName) -> list[DeviceID]:
-        """The ids that allocations hold of a resource although they are offered no more. Sorted."""
+        """Sorted ids of the resource's devices that allocations hold although they are no longer offered."""
         held = self._former.unlisted.values()
         return sorted({device for places in held for name, device in places if name == resource})
 
     @property
     def former_resources(self) -> set[ResourceName]:
-        """All resources of the allocations that hold something which is not offered now as it was given."""
+        """All resources of the allocations that hold something that is no longer offered as it was allocated."""
         names = self._former.holdings.keys() | self._former.unlisted.keys()
         return {resource for name in names for resource in self._allocations[name].devices}
 
     @cached_property
     def handed_out(self) -> HandedOut:
-        """The health of everything that is offered; blocked devices are not to be handed out."""
+        """The health of everything that is offered. Blocked devices are unhealthy."""
         spent = {}
         by_amounts = {each.resource for each in self._hardware.offered if each.unit or each.slots}
         for resource in by_amounts if self.spent_gpus else ():
@@ -218,17 +225,17 @@ class Ownership:
 
     @cached_property
     def spent_gpus(self) -> frozenset[DeviceID]:
-        """The GPUs in units or slots of which nothing is left, without counting containers that have ended."""
+        """The GPUs in units or slots without free capacity. Containers that have ended do not count."""
         live = self._allocations.values()
         running = [each for name, each in self._allocations.items() if name not in self._ended] if self._ended else live
         return spent_unit_gpus(self._hardware, running) | spent_slots(self._hardware, live, running)
 
     def held(self, resource: ResourceName) -> DeviceSet:
-        """Devices of a resource that some live allocation holds under their ids, or of which it holds a virtual function."""
+        """Devices of a resource that live allocations hold by their ids, as a whole or by a virtual function."""
         return self._held.sets.get(resource, NO_DEVICES.everything)
 
     def usable(self, resource: ResourceName) -> DeviceSet:
-        """Devices of a resource that are healthy and not co-allocated, held or not."""
+        """Devices of a resource that are healthy and not co-allocated, whether held or free."""
         healthy = self.handed_out.healthy(resource)
         for base in self.co_allocated & healthy.devices.by_base.keys() if self.co_allocated else ():
             healthy -= healthy.devices.by_base[base]
@@ -242,17 +249,17 @@ class Ownership:
 
     @cached_property
     def held_whole(self) -> frozenset[DeviceID]:
-        """Devices that some allocation holds as a whole, and not only a part of them."""
+        """Devices that an allocation holds as a whole."""
         return frozenset(holding.device for holding in self._index.unshared if isinstance(holding.part, Whole))
 
     @cached_property
     def units_left(self) -> Mapping[DeviceID, ShareLeft]:
-        """GPU -> what is left of it, for those that are offered in units."""
+        """GPU in units -> its offered, held and free amounts."""
         return units_left(self._hardware, self._allocations.values(), self.handed_out)
 
     @cached_property
     def slots_left(self) -> Mapping[DeviceID, ShareLeft]:
-        """GPU -> what is left of it, for those that are offered in slots."""
+        """GPU in slots -> its offered, held and free amounts."""
         return slots_left(self._hardware, self._allocations.values(), self.handed_out)
 
     @cached_property
@@ -262,5 +269,5 @@ class Ownership:
 
     @cached_property
     def cpus_in_use(self) -> frozenset[int]:
-        """Ids of the CPUs that a container has exclusively."""
+        """Ids of the CPUs that are allocated exclusively."""
         return frozenset().union(*(allocation.cpu_ids for allocation in self._allocations.values()))

@@ -1,27 +1,29 @@
 """
-Computes how much of each GPU is left (`ShareLeft`), where GPUs are offered in units or in slots.
+Computes the free capacity of each GPU that is offered in units or in slots (`ShareLeft`).
 
-Cores are hundredths of a GPU's computing time, memory is in bytes. A share needs both, so if all cores or all memory of a
-GPU are held, nothing of it is left. An init container that has ended and the container that reuses its unit or slot both
-have it in their allocations: it counts once, a slot with the larger amount.
+Cores are hundredths of a GPU's computing time. Memory is in bytes. A share needs both, so a GPU has no free capacity if
+all its cores or all its memory are held. If a container reuses a unit or slot of an init container that has ended, both
+allocations contain it. It counts once, and a slot counts with the larger amount.
 
-Units name their amount by themselves. Example: one container holds `GPU-0::c0` to `GPU-0::c99` and 40 blocks, two others
-each 50 units of computing time of GPU-1 and 10 blocks. Nothing is left of either, although 280 and 300 blocks were not
-given out.
+The id of a unit determines its amount. Example: one container holds `GPU-0::c0` to `GPU-0::c99` and 40 blocks. Two
+other containers each hold 50 units of computing time and 10 blocks of GPU-1. Neither GPU has free capacity, although
+280 and 300 blocks are not allocated.
 
-Slots limit the number of containers on a GPU. Each slot holds the amount in its allocation, or without one an equal part of
-the offered amounts. A MIG instance in slots counts as a GPU with its memory. Example: a GPU of 80 GiB in ten slots
+Slots limit the number of containers on a GPU. Each slot holds the amount in its allocation. If there is none, it holds
+an equal part of the offered amount. A MIG instance in slots is treated as a GPU with the memory of the instance.
+Example: a GPU of 80 GiB in ten slots
 
     held: slot 0 with 30 cores and 20 GiB, slot 1 without an amount: 10 cores and 8 GiB
-    left: 8 slots, 60 cores and 52 GiB
+    free: 8 slots, 60 cores and 52 GiB
 
-Slots may become MIG instances. Then what is held by a slot is one of the GPU's profiles: its memory and its hundredths
-of the multiprocessors. Taken are the places of all instances that the GPU has, whoever created them, and those of slots
-whose instance is not there yet, because it is reserved or has just been created: each in turn where an instance of its
-size would be put (`mig.find_place`). So two decisions that follow one another never count on the same place. Example: an
-A100 of 40 GiB with an instance 3g.20gb at slice 4; a slot of 5 GiB is reserved
+If slots become MIG instances, a slot holds the amount of one of the GPU's profiles: its memory, and its hundredths of
+the multiprocessors. All instances on the GPU occupy their placements, regardless of what created them. A slot also
+occupies a placement if its instance is reserved or has just been created, and is not yet in the hardware: it is the
+placement that an instance of its size would get, one slot after another (`mig.find_place`). So consecutive decisions
+never use the same placement. Example: an A100 of 40 GiB has an instance 3g.20gb at slice 4, and a slot of 5 GiB is
+reserved
 
-    taken: 4:4 and 3:1; free for 2g.10gb: 0
+    occupied: 4:4 and 3:1; free for 2g.10gb: 0
 """
 
 from collections import defaultdict
@@ -47,7 +49,7 @@ NONE_HELD = Amount(cores=0, memory=0)
 
 
 class ShareLeft(msgspec.Struct, frozen=True, kw_only=True):
-    """What is offered of one GPU in shares, by units or in slots, and what of it is held."""
+    """The offered and held amounts of one GPU that is offered in units or in slots."""
 
     offered: Amount
     held: Amount = NONE_HELD
@@ -57,11 +59,11 @@ class ShareLeft(msgspec.Struct, frozen=True, kw_only=True):
     usable: bool = True
     """Whether it is healthy, and not held under another sharing strategy."""
     all_slots: int = 0
-    """Maximum number of containers on the GPU. 0: it is in units, and only amounts limit them."""
+    """Maximum number of containers on the GPU. 0: the GPU is in units, and only amounts limit the number."""
     profiles: tuple[MigProfile, ...] = ()
     """The profiles that a slot can become, if slots become MIG instances; else empty."""
     taken: frozenset[MigPlacement] | None = None
-    """Such a GPU's occupied placements. None: not known, so nothing is left."""
+    """Occupied placements of such a GPU. None: unknown, so the GPU has no free capacity."""
 
     @property
     def slots(self) -> int:
@@ -100,27 +102,27 @@ class ShareLeft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldOfGpu(msgspec.Struct, frozen=True):
-    """What is held of one GPU in units."""
+    """The held amount of one GPU in units."""
 
     amount: Amount
     sharers: int
-    """Allocations. Granted to a kubelet, computing time is one and memory another."""
+    """Number of allocations. Under a kubelet, computing time and memory are separate allocations."""
     settled: bool
     """
-    Whether a checkpoint of the kubelet has the containers of all of them: it is written when a container has all that it
-    asks for. Before, the kubelet may be about to ask for the other half.
+    Whether a checkpoint of the kubelet contains the containers of all these allocations. The kubelet writes it when a
+    container has all requested devices. Before that, the kubelet might still request the other half.
     """
 
 
 def held_of_gpus(allocations: Iterable[Allocation]) -> Mapping[DeviceID, HeldOfGpu]:
-    """GPU -> what these allocations hold of it in units, for the GPUs of which any is held so. Oldest first."""
+    """GPU -> what these allocations hold of it in units, if anything. `allocations`: oldest first."""
     live = [*allocations]
     pods = {_pod_of(each) for each in live if each.role == "init" and each.amounts} - {None}
     found = dict[DeviceID, HeldOfGpu]()
     taken_over = defaultdict[object, set[DeviceID]](set)
     amounts = [each.amounts for each in live]
     for number, each in enumerate(reversed(live) if pods else (), start=1):
-        # an init container has what no later container of its pod has taken over
+        # an init container holds what no later container of its pod has reused
         if (pod := _pod_of(each)) in pods:
             if each.role == "init":
                 amounts[-number] = amounts_of(each.device_ids - taken_over[pod])
@@ -142,21 +144,21 @@ def _pod_of(allocation: Allocation) -> tuple[Namespace, PodName] | None:
 
 
 class Holder(NamedTuple):
-    """A container that has units of GPUs."""
+    """A container that holds units of GPUs."""
 
     pod: str
-    """UID of the pod, else its namespace and name; empty: not known."""
+    """UID of the pod, or its namespace and name if the UID is unknown. Empty: the pod is unknown."""
     container: str
-    """Its name; of a pod that is not known the id of the allocation."""
+    """Name of the container, or the id of the allocation if the pod is unknown."""
 
 
 def container_holder(owner: Owner, pod_uid: str) -> Holder:
-    """A container by its names and the UID of its pod, if that is known."""
+    """A container by its name and the UID of its pod, or by all names if the UID is empty."""
     return Holder(pod_uid or f"{owner.namespace}/{owner.pod}", owner.container)
 
 
 def _units_by_holder(allocations: Iterable[Allocation]) -> Mapping[Holder, Set[DeviceID]]:
-    """Container -> its devices in all of these allocations: the kubelet asks for one kind after the other."""
+    """Container -> its devices in all of these allocations. The kubelet requests each kind of units separately."""
     found = defaultdict[Holder, set[DeviceID]](set)
     for each in allocations:
         for holder, devices in _holders_in(each):
@@ -165,7 +167,7 @@ def _units_by_holder(allocations: Iterable[Allocation]) -> Mapping[Holder, Set[D
 
 
 def _holders_in(allocation: Allocation) -> Iterator[tuple[Holder, Iterable[DeviceID]]]:
-    """The container that has an allocation, and those that it displaced, each with its devices."""
+    """The container of an allocation, and the containers that it displaced, each with its devices."""
     owner = allocation.owner
     yield (
         Holder("", allocation.id) if owner is None else container_holder(owner, allocation.pod_uid),
@@ -176,14 +178,14 @@ def _holders_in(allocation: Allocation) -> Iterator[tuple[Holder, Iterable[Devic
 
 
 def exclusive_conflicts(asked: Mapping[DeviceID, Amount], held: Mapping[DeviceID, Amount]) -> list[DeviceID]:
-    """The GPUs of which one container has all computing time and the other has something. Sorted."""
+    """The GPUs of which one container holds all computing time and the other holds any units. Sorted."""
     return sorted(gpu for gpu in asked.keys() & held.keys() if CORES in (asked[gpu].cores, held[gpu].cores))
 
 
 def preventing_allocations(allocations: Iterable[Allocation], asked: Mapping[DeviceID, Amount]) -> list[Allocation]:
     """
-    The allocations of a container that has all computing time of one of these GPUs, or, if `asked` has, any units of
-    it.
+    The allocations of containers that hold all computing time of one of these GPUs. If `asked` has all computing time
+    of a GPU: also the allocations of containers that hold any units of it.
     """
     near = [each for each in allocations if not asked.keys().isdisjoint(each.amounts)]
     barred = {
@@ -194,7 +196,7 @@ def preventing_allocations(allocations: Iterable[Allocation], asked: Mapping[Dev
 
 @computed_once
 def offered_in_units(topology: Topology) -> Mapping[DeviceID, Amount]:
-    """GPU in units -> what there is to hold of it, in the hardware's order."""
+    """GPU in units -> its offered amount, in the hardware's order."""
     found: dict[DeviceID, Amount] = {}
     for offer in topology.offered:
         for gpu in offer.devices if offer.unit is not None else ():
@@ -209,8 +211,8 @@ def offered_in_units(topology: Topology) -> Mapping[DeviceID, Amount]:
 
 def spent_unit_gpus(topology: Topology, allocations: Iterable[Allocation]) -> frozenset[DeviceID]:
     """
-    The GPUs of which all computing time or all memory is held, by containers that a checkpoint of the kubelet has. It
-    affects what is listed and preferred, and is no reason to refuse what a kubelet asks for.
+    The GPUs of which containers in a checkpoint of the kubelet hold all computing time or all memory. This affects
+    which devices are listed and preferred. It is not a reason to refuse a request of the kubelet.
     """
     offered = offered_in_units(topology)
     if not offered:
@@ -225,7 +227,7 @@ def spent_unit_gpus(topology: Topology, allocations: Iterable[Allocation]) -> fr
 def units_left(
     topology: Topology, allocations: Iterable[Allocation], handed_out: HandedOut
 ) -> Mapping[DeviceID, ShareLeft]:
-    """GPU in units -> what is left of it, in the hardware's order."""
+    """GPU in units -> its offered, held and free amounts, in the hardware's order."""
     units = offered_in_units(topology)
     held = held_of_gpus(allocations) if units else {}
     found = {}
@@ -242,7 +244,7 @@ def units_left(
 
 @computed_once
 def gpus_by_instances(topology: Topology) -> Mapping[DeviceID, Gpu]:
-    """The GPUs whose slots become instances, by id, in the hardware's order."""
+    """The GPUs whose slots become MIG instances, by id, in the hardware's order."""
     return {
         gpu: topology.gpu_by_id[gpu]
         for gpu, offer in offers_in_slots(topology).items()
@@ -251,17 +253,17 @@ def gpus_by_instances(topology: Topology) -> Mapping[DeviceID, Gpu]:
 
 
 def amount_of_profile(profile: MigProfile) -> Amount:
-    """What a container holds of a GPU by an instance of this profile."""
+    """The amount of a GPU that an instance of this profile holds."""
     return Amount(cores=profile.cores, memory=profile.memory)
 
 
 def instances_of(allocations: Iterable[Allocation]) -> Mapping[DeviceID, DeviceID]:
-    """Slot -> uuid of the instance that was made for it, of all these allocations."""
+    """Slot -> uuid of the instance that was created for it, for all these allocations."""
     return {slot: uuid for each in allocations if each.instances for slot, uuid in each.instances.items()}
 
 
 def lost_instances(allocation: Allocation, topology: Topology) -> Mapping[DeviceID, DeviceID]:
-    """Slot -> uuid of its instance, for those that its GPU does not have any more, as after a reboot or a reset."""
+    """Slot -> uuid of its instance, for instances that no longer exist, for example after a reboot or a GPU reset."""
     gpus = topology.gpu_by_id
     return {
         slot: uuid
@@ -273,8 +275,9 @@ def lost_instances(allocation: Allocation, topology: Topology) -> Mapping[Device
 @computed_once
 def offered_in_slots(topology: Topology) -> Mapping[DeviceID, Amount]:
     """
-    GPU in slots -> what there is to hold of it: its cores and its memory in whole MiB, each times its scaling and rounded
-    down. 81559 MiB scaled by 1.5 are 122338. Where slots become instances, the largest profile.
+    GPU in slots -> its offered amount: its cores and its memory in whole MiB, each multiplied by its scaling and
+    rounded down. Example: 81559 MiB scaled by 1.5 is 122338 MiB. If slots become instances: the amount of the largest
+    profile.
     """
     found = {}
     instances = {each.uuid: each.memory for gpu in topology.gpus for each in gpu.mig or ()}
@@ -285,7 +288,7 @@ def offered_in_slots(topology: Topology) -> Mapping[DeviceID, Amount]:
             largest = max(by_instances[gpu].mig_profiles, key=_size_of_profile, default=None)
             found[gpu] = NONE_HELD if largest is None else amount_of_profile(largest)
             continue
-        # scalings count as they are written: 1.1 times 10 is 11
+        # scalings are exact decimal numbers: 1.1 times 10 is 11
         memory = (instances[gpu] if gpu in instances else topology.gpu_by_id[gpu].memory or 0) // MIB
         found[gpu] = Amount(
             cores=int(CORES * Fraction(repr(offer.slots.core_scaling))),
@@ -295,7 +298,7 @@ def offered_in_slots(topology: Topology) -> Mapping[DeviceID, Amount]:
 
 
 def equal_part(topology: Topology, gpu: DeviceID) -> Amount:
-    """What a slot of a GPU in slots holds of it where nothing else is known; the smallest profile, where it becomes one."""
+    """The amount of a slot whose amount is unknown. If slots become instances: the amount of the smallest profile."""
     by_instances = gpus_by_instances(topology)
     if gpu in by_instances:
         smallest = min(by_instances[gpu].mig_profiles, key=_size_of_profile, default=None)
@@ -308,12 +311,12 @@ def _size_of_profile(profile: MigProfile) -> tuple[int, int]:
 
 
 def divide_amount(offered: Amount, parts: int) -> Amount:
-    """One of so many equal parts, in whole cores and MiB."""
+    """The amount of one of `parts` equal parts, in whole cores and whole MiB."""
     return Amount(cores=offered.cores // parts, memory=offered.memory // MIB // parts * MIB)
 
 
 def held_by_slot(topology: Topology, allocations: Iterable[Allocation]) -> Mapping[DeviceID, Mapping[DeviceID, Amount]]:
-    """GPU in slots -> slot that one of these allocations has -> what is held by it."""
+    """GPU in slots -> slot in one of these allocations -> the amount that the slot holds."""
     found: dict[DeviceID, dict[DeviceID, Amount]] = {}
     offers = offers_in_slots(topology)
     for allocation in allocations:
@@ -326,12 +329,12 @@ def held_by_slot(topology: Topology, allocations: Iterable[Allocation]) -> Mappi
 
 
 def larger_amount(one: Amount, other: Amount) -> Amount:
-    """As much of each kind as the larger one has."""
+    """The larger number of cores and the larger memory of the two."""
     return Amount(cores=max(one.cores, other.cores), memory=max(one.memory, other.memory))
 
 
 def sum_amounts(amounts: Iterable[Amount]) -> Amount:
-    """All of them together."""
+    """The sum of the amounts."""
     cores = memory = 0
     for each in amounts:
         cores = cores + each.cores
@@ -340,7 +343,10 @@ def sum_amounts(amounts: Iterable[Amount]) -> Amount:
 
 
 def is_spent(offered: Amount, held: Amount) -> bool:
-    """Whether nothing is left: another container needs memory, and a core, without which it would take others' time."""
+    """
+    Whether there is no free capacity for another container. Each needs memory and a core: without a core, it would use
+    computing time that others hold.
+    """
     return held.cores >= offered.cores or held.memory > offered.memory - MIB
 
 
@@ -348,8 +354,8 @@ def spent_slots(
     topology: Topology, allocations: Iterable[Allocation], running: Iterable[Allocation]
 ) -> frozenset[DeviceID]:
     """
-    The GPUs in slots of which nothing is left: their free slots are not to be had. `running`: those that have not
-    ended.
+    The GPUs in slots without free capacity. Their free slots cannot be allocated. `running`: the allocations whose
+    containers have not ended.
     """
     if not offers_in_slots(topology):
         return frozenset()
@@ -361,7 +367,7 @@ def spent_slots(
         if gpu not in by_instances and is_spent(offered[gpu], sum_amounts(slots.values()))
     }
     if by_instances:
-        # instances stay until a record has ended
+        # an instance stays until its allocation is released
         live = tuple(allocations)
         held = held_by_slot(topology, live)
         made = instances_of(live)
@@ -375,7 +381,7 @@ def spent_slots(
 def find_instances(
     profiles: Sequence[MigProfile], taken: Iterable[MigPlacement], memories: Iterable[int]
 ) -> tuple[tuple[MigProfile, MigPlacement], ...] | None:
-    """The instances for shares of so many bytes of one GPU, one placed after another; None where one has no place."""
+    """The instances of one GPU for shares of these sizes in bytes, placed in this order. None: they do not all fit."""
     placed = list(taken)
     found = []
     for memory in memories:
@@ -391,8 +397,8 @@ def taken_by(
     gpu: Gpu, held: Mapping[DeviceID, Amount], made: Mapping[DeviceID, DeviceID]
 ) -> frozenset[MigPlacement] | None:
     """
-    The places of a GPU that are taken. `held`: slot -> what is held by it; `made`: slot -> uuid of its instance. None: it is
-    not known where all instances are, or more is held than there is room for, so that nothing is to be had.
+    The occupied placements of a GPU. `held`: slot -> the amount that it holds. `made`: slot -> uuid of its instance.
+    None: the placement of an instance is unknown, or the held slots do not all fit, so nothing can be allocated.
     """
     found = set[MigPlacement]()
     existing = set[DeviceID]()
@@ -410,7 +416,7 @@ def taken_by(
 def slots_left(
     topology: Topology, allocations: Iterable[Allocation], handed_out: HandedOut
 ) -> Mapping[DeviceID, ShareLeft]:
-    """GPU in slots -> what is left of it, in the hardware's order."""
+    """GPU in slots -> its offered, held and free amounts, in the hardware's order."""
     if not offers_in_slots(topology):
         return {}
     live = tuple(allocations)
