@@ -1,22 +1,22 @@
 """
 Binds a pod to a node that has confirmed which devices the pod will get.
 
-    see the pod -> check its node -> ask the node -> reserve by compare-and-set -> create the Binding -> see the pod there
+    get the pod -> check its node -> query the node -> reserve by compare-and-set -> create the Binding -> verify it
 
-The pod comes from the watch of all pods; if the watch does not have it yet, it is read. The Binding names the UID, so
-the API server refuses it for a pod that is bound, being deleted or gone.
+The pod comes from the watch of all pods. If the watch has not reported it yet, it is read from the API server. The
+Binding has the pod's UID, so the API server refuses it for a pod that is bound, being deleted or gone.
 
-The answer is OK only if the API server reports the pod on this node, whichever client bound it. If the result is
-unknown at the deadline, the answer is an error. The deadline is below the five seconds after which the scheduler
-retries, so that no Binding of an earlier attempt interferes. Binds of different nodes run concurrently; those of one
-node confirm and reserve one after the other.
+The result is OK only if the API server reports the pod on this node, whichever client bound it. If the result is
+unknown at the deadline, an error is returned. The deadline is below the five seconds after which the scheduler retries,
+so that no Binding of an earlier attempt interferes. Binds to different nodes run concurrently. Binds to one node
+confirm and reserve one after another.
 
-A bind waits for temporary obstacles: pods of the node that must be admitted first, and the end of pods whose devices it
-needs. The next change of the node wakes it. It fails only at its deadline, because the scheduler retries a failed pod only
-after seconds, and continues with other pods while a bind waits.
+A bind waits for temporary obstacles: pods of the node that must be admitted first, and pods that must end because it
+needs their devices. The next change of the node wakes it. It fails only at its deadline, because the scheduler retries
+a failed pod only after seconds, and continues with other pods while a bind waits.
 
-A Binding that has failed for good cancels the reservation. If the result is unknown, the reservation stays: the next attempt
-replaces it, or it expires.
+A Binding that fails permanently cancels the reservation. If the result is unknown, the reservation remains: the next
+attempt replaces it, or it expires.
 """
 
 from collections import Counter
@@ -79,28 +79,31 @@ class OtherScheduler(NoFit):
 
 
 BIND_SECONDS = 4.0
-"""Deadline of a bind: the scheduler gives up after five seconds."""
+"""Deadline of a bind. The scheduler times out after five seconds."""
 WAIT_SECONDS = 3.2
-"""How long a bind waits for other pods: the rest of its time is for the Binding."""
+"""Maximum time that a bind waits for other pods. The remaining time is for the Binding."""
 CONFIRM_SECONDS = 1.5
-"""Time limit of the node's allocator, which reads its kubelet's files."""
+"""Timeout for the answer of the node's allocator, which reads the files of its kubelet."""
 REPORTED_SECONDS = 0.05
-"""How long the watch may take to report a pod or a Binding (usually milliseconds), before the pod is read."""
+"""
+How long to wait until the watch reports a pod or a Binding, usually milliseconds. After that, the pod is read from the
+API server.
+"""
 TIDY_SECONDS = 0.5
-"""Time after a bind for cancelling reservations of earlier attempts on other nodes. The rest expires."""
+"""Timeout for cancelling reservations of earlier attempts on other nodes after a bind. Uncancelled ones expire."""
 RESERVED_SECONDS = 300.0
-"""How long a kubelet may take to admit a bound pod. After that its devices are predicted."""
+"""Duration of a reservation if the kubelet does not admit the bound pod. After that, its devices are predicted."""
 PAUSE = 0.1
 """Seconds between two attempts to reach the API server."""
 RETRY_SECONDS = 0.25
-"""After this time a waiting bind tries again without a change of the node, because its kubelet may have changed."""
+"""Time after which a waiting bind retries even if the node has not changed, because its kubelet may have changed."""
 
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class PodGone(NoFit):
-    """Raised for a pod that is deleted, or replaced by another one of the same name."""
+    """Raised for a pod that was deleted, or replaced by another pod with the same name."""
 
     def __init__(self, pod: str) -> None:
         super().__init__(
@@ -109,7 +112,7 @@ class PodGone(NoFit):
 
 
 class BoundElsewhere(NoFit):
-    """Raised for a pod that is bound to another node already."""
+    """Raised for a pod that is already bound to another node."""
 
     def __init__(self, pod: str, node: NodeName) -> None:
         super().__init__(f"pod {clean(pod, 300)} is bound to node {clean(node)}", "no action is needed")
@@ -126,7 +129,7 @@ class NodeRefuses(NoFit):
 
 
 class PodsPending(NoFit):
-    """Raised while the kubelet could refuse the pod because of other pods that begin or end. Its reservation stays."""
+    """Raised while the kubelet could refuse the pod because other pods start or end. Its reservation remains."""
 
     code = PODS_PENDING
 
@@ -138,7 +141,7 @@ class PodsPending(NoFit):
 
 
 class BindUnknown(Unavailable):
-    """Raised when it is not known at the deadline whether the pod is bound."""
+    """Raised if it is unknown at the deadline whether the pod is bound."""
 
     def __init__(self, pod: str, node: NodeName) -> None:
         super().__init__(
@@ -148,17 +151,17 @@ class BindUnknown(Unavailable):
 
 
 class BindChecks:
-    """What a bind asks the scheduler: quotas, what Kubernetes allows, and whether the pod fits."""
+    """The checks of a bind: quotas, Kubernetes' own filters, and whether the pod fits."""
 
     def __init__(self, scheduler: Scheduler, scheduler_name: str) -> None:
-        """`scheduler_name`: the configured name; empty: the extender serves all profiles that it is configured for."""
+        """`scheduler_name`: the configured name; empty: the extender serves all profiles that use it."""
         self.view = scheduler.view
         self._scheduler = scheduler
         self._scheduler_name = scheduler_name
 
     def check_placement(self, pod: SeenPod, node: NodeName) -> None:
-        """Raises OtherScheduler and NodeForbidden: any client that reaches the extender can name any pod and node."""
-        # A pod may always name Kubernetes' default scheduler.
+        """Raises OtherScheduler and NodeForbidden. Any client of the extender can send any pod and any node."""
+        # Kubernetes' default scheduler is always allowed.
         if self._scheduler_name and pod.scheduler not in (self._scheduler_name, DEFAULT_SCHEDULER):
             raise OtherScheduler(pod.scheduler)
         if not self._scheduler.allows(pod.to_schedule(), node):
@@ -169,21 +172,21 @@ class BindChecks:
         return self._scheduler.behind() is None and self._scheduler.passes(pod, node)
 
     def claim(self, pod: PodToSchedule, node: NodeName) -> AbstractContextManager[object]:
-        """Counts the pod against the quota of its namespace while it is being bound. Raises OverQuota and QuotasUnknown."""
+        """Counts the pod against its namespace's quotas while it is being bound. Raises OverQuota and QuotasUnknown."""
         quotas = self._scheduler.quotas
         return nullcontext() if quotas is None else quotas.claim(pod, node)
 
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
-        """Assumes the pod on the node, because the scheduler filters the next pod meanwhile."""
+        """Assumes the pod on the node, because the scheduler filters the next pod during the bind."""
         if holds_something(pod.request):
             self.view.assume(node, pod)
 
     async def fits(self, node: NodeName, pod: PodToSchedule) -> str:
         """
-        The code of the reason why the node might refuse the pod in some order of its pending pods; empty: it admits the
-        pod in every order. The node has confirmed the pod, so only pods that are pending, or end, can change that.
+        The code of the reason why the node could refuse the pod in some order of its pending pods; empty: it admits the
+        pod in every order. The node has confirmed the pod, so only pods that are pending or that end can change this.
 
-        Raises NotReadYet while reservations and binds are not known.
+        Raises NotReadYet while reservations and binds are unknown.
         """
         self._scheduler.check_ready()
         if not self.view.pods_on(node).has_others(pod.uid):
@@ -191,7 +194,7 @@ class BindChecks:
         return await self._scheduler.fits_in_every_order(node, pod)
 
     def is_being_freed(self, node: NodeName, pod: PodToSchedule) -> bool:
-        """Whether pods of the node are ending, so that missing resources may be free within seconds."""
+        """Whether the node would admit the pod without the pods that are ending there, so that waiting can help."""
         leaving = self.view.terminating(node) if pod.nominated == node else frozenset[str]()
         if not leaving and not self.view.terminated(node):
             return False
@@ -213,11 +216,12 @@ class PodBinder:
         submit: Callable[[PodEvent], None] = lambda event: None,
     ) -> None:
         """
-        `plan` reserves devices for the pod's gang, if it has one that is not reserved yet, and returns the gang's name;
-        raises NoFit if the pod must not be bound there. `reported`: the pods of the watch. `submit` queues an Event.
+        `plan` reserves devices for the pod's gang if the gang is not reserved yet, and returns the gang's name. It
+        raises NoFit if the pod must not be bound to the node. `reported`: the pods of the watch. `submit` queues an
+        Event.
         """
         self.counts: Counter[str] = Counter()
-        """Binds by result: `bound`, or the code of the error; `stale`: the node contradicted the view."""
+        """Binds by result: `bound` or the error code. `waited`: it waited. `stale`: the node contradicted the view."""
         self._bus = bus
         self._clock = clock
         self._api = api
@@ -227,10 +231,10 @@ class PodBinder:
         self._reported = reported
         self._submit = submit
         self._turns: WeakValueDictionary[NodeName, anyio.Lock] = WeakValueDictionary()
-        """Node -> its lock, while a bind waits for it or has it."""
+        """Node -> its lock, while a bind waits for it or holds it."""
 
     async def bind(self, namespace: str, name: str, uid: str, node: NodeName) -> None:
-        """As `Bind`."""
+        """Implements `Bind`."""
         try:
             with anyio.move_on_after(BIND_SECONDS) as scope:
                 await self._bind(namespace, name, uid, node)
@@ -248,7 +252,7 @@ class PodBinder:
         if node in reserved and (devices := list_devices(reserved[node])):
             note = f"reserved on {clean(node)}: {quoted(devices)}"
             self._submit(PodEvent(namespace=namespace, name=name, uid=uid, reason="DevicesReserved", note=note))
-        # Reservations on other nodes are of earlier attempts. The pod is bound, with or without the bus.
+        # Reservations on other nodes come from earlier attempts. The pod is bound even if the bus is unavailable.
         if others := reserved.keys() - {node}:
             with anyio.move_on_after(TIDY_SECONDS), suppress(Unavailable):
                 await self._reservations.cancel(uid, others)
@@ -275,7 +279,10 @@ class PodBinder:
                 self._checks.view.unassume(node, uid)
 
     async def _create_binding(self, seen: SeenPod, node: NodeName) -> None:
-        """Creates the Binding until the pod is on the node. Raises a permanent error after cancelling the reservation."""
+        """
+        Retries the Binding until the pod is on the node. After a permanent error, cancels the reservation and raises
+        the error.
+        """
         while seen.node != node:
             refusal: TopoalignError | None = None
             try:
@@ -295,7 +302,7 @@ class PodBinder:
                 raise
 
     async def _read(self, namespace: str, name: str, uid: str, node: NodeName) -> SeenPod:
-        """Reads the pod, which must be on this node or none. Raises PodGone, BoundElsewhere and ApiRefused."""
+        """Reads the pod, which must be on this node or unbound. Raises PodGone, BoundElsewhere and ApiRefused."""
         while True:
             try:
                 seen = await self._api.pod(namespace, name)
@@ -310,8 +317,7 @@ class PodBinder:
 
     async def _reserve(self, pod: PodToSchedule, node: NodeName, until: float) -> None:
         """
-        Reserves the devices that the node confirms. Waits for temporary obstacles until the event loop's time is
-        `until`.
+        Reserves the devices that the node confirms. Waits for temporary obstacles `until` this time of the event loop.
         """
         gang = await self._plan(pod, node)
         self._checks.assume(node, pod)
@@ -343,17 +349,17 @@ class PodBinder:
             except NodeRefuses as refusal:
                 if self._checks.is_being_freed(node, pod):
                     return refusal
-                if refusal.reason not in NOT_KNOWN:  # else keep what another registry may have made for a gang
+                if refusal.reason not in NOT_KNOWN:  # otherwise keep a gang's reservation by another registry
                     await self._reservations.cancel(pod.uid, {node})
                 raise
             made = reserved_for(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)
             if not made.containers:
                 return None
-            # `fits` ignores reservations of deleted pods, but the node still answers from them until they end.
+            # `fits` ignores reservations of deleted pods, but the node counts them until they end.
             held = {each.pod_uid for each in self._reservations.held(node)} - {pod.uid}
             if not all(map(self._reported.has, held)):
                 return PodsPending(node)
-            # The node may have allocated these devices to another pod, which is not reported yet.
+            # The node may have allocated these devices to another pod that it has not reported yet.
             if not self._reserved_for_others(pod.uid, node).isdisjoint(list_devices(made)):
                 return PodsPending(node)
             with suppress(BusConflict):
@@ -361,7 +367,7 @@ class PodBinder:
                 return None
 
     async def _judged(self, pod: PodToSchedule, node: NodeName) -> Admission:
-        """Returns the node's admission of the pod. Raises NodeRefuses, PodsPending, and the errors of the confirmation."""
+        """Returns the node's admission of the pod. Raises NodeRefuses, PodsPending, and the errors of `_confirmed`."""
         if code := self._checks.view.foreign(node):
             raise NodeRefuses(node, code, REASONS[code]().finding)
         admission = await self._confirmed(pod, node)
@@ -377,7 +383,7 @@ class PodBinder:
         return frozenset[DeviceID]().union(*map(list_devices, held))
 
     async def _confirmed(self, pod: PodToSchedule, node: NodeName) -> Admission:
-        """Asks the node for its admission of the pod. Raises NodeRefuses, and Unavailable if it does not answer."""
+        """Requests the admission of the pod from the node. Raises NodeRefuses, or Unavailable if there is no answer."""
         others = tuple(each for each in self._reservations.held(node) if each.pod_uid != pod.uid)
         terminated = self._checks.view.terminated(node)
         request = ConfirmRequest(node=node, pod=pod.request, reserved=others, terminated=terminated)

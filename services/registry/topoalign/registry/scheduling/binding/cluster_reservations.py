@@ -1,14 +1,14 @@
 """
-Keeps the reservations of all nodes: receives them from all registries, and writes by compare-and-set.
+Keeps the reservations of all nodes. Receives them from all registries, and writes them by compare-and-set.
 
-The newest message of a node's subject has all of its reservations (`core.state.node_reservations`). A change is published
-with the position of the message that it is based on. If another registry has written meanwhile, the stream refuses the
-change; then the newest message is read, and the caller decides again (`BusConflict`). Changes of several nodes are one
-atomic batch: all are stored or none. A message that arrives late never replaces a newer one.
+The newest message of a node's subject has all reservations of the node (`core.state.node_reservations`). A change is
+published with the position of the message that it is based on. If another registry has written in the meantime, the
+stream refuses the change. Then the newest message is read, and the caller decides again (`BusConflict`). Changes of
+several nodes are one atomic batch: all of them are stored, or none. A late message never replaces a newer one.
 
 A reservation ends when the node reports the reserved devices, when it expires, or when it is cancelled. Every registry
-detects the first two itself. They are written with the next change of the node; otherwise within a second by the registry
-that wrote the newest message, or some seconds later by another one.
+detects the first two cases itself. They are written with the next change of the node. If there is no change, the
+registry that wrote the newest message writes them within a second, or another registry some seconds later.
 """
 
 from collections import Counter
@@ -31,25 +31,25 @@ from topoalign.core.state.node_reservations import NodeReservations, in_order_of
 
 
 class ReservationsByNode(dict[NodeName, NodeReservations]):
-    """Reservations by node, with an index of the nodes of each pod. Change it only by setting an item and by `drop`."""
+    """Node -> its reservations, with an index of the nodes of each pod. Change it only by item assignment or `drop`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._nodes: dict[str, frozenset[NodeName]] = {}
-        """UID of a pod -> the nodes with it: several after attempts on several nodes."""
+        """UID of a pod -> the nodes with its reservations; several after attempts on several nodes."""
 
     def __setitem__(self, node: NodeName, known: NodeReservations) -> None:
         self._note(node, known.until)
         super().__setitem__(node, known)
 
     def drop(self, node: NodeName) -> None:
-        """Forgets a node."""
+        """Removes a node."""
         if node in self:
             self._note(node, ())
             del self[node]
 
     def nodes_of(self, uid: str) -> frozenset[NodeName]:
-        """Returns the nodes with a reservation of this pod, also if it has ended."""
+        """Returns the nodes with a reservation of this pod, including ended reservations."""
         return self._nodes.get(uid, frozenset())
 
     def _note(self, node: NodeName, uids: Collection[str]) -> None:
@@ -64,9 +64,9 @@ class ReservationsByNode(dict[NodeName, NodeReservations]):
 TIDY_SECONDS = 1.0
 """Time between two checks for ended reservations."""
 OTHERS_SECONDS = 5.0
-"""Delay after which a registry writes ended reservations of a node whose newest message another registry wrote."""
+"""Delay before a registry writes ended reservations of a node if another registry wrote the newest message."""
 PAUSE = 0.05
-"""Seconds before a message with an unknown result is published again."""
+"""Seconds before a message is published again if the result is unknown, and before a failed read is repeated."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
@@ -78,13 +78,13 @@ class ReservationChange(msgspec.Struct, frozen=True, kw_only=True):
     position: int
     """Position of the message that the change is based on (`NodeReservations.position`)."""
     made: tuple[Reservation, ...] = ()
-    """New reservations, which replace those of the same pods."""
+    """New reservations. They replace reservations of the same pods."""
     cancelled: tuple[str, ...] = ()
     """UIDs of pods whose reservations end."""
 
 
 class ClusterReservations:
-    """The reservations of all nodes, as far as this registry knows; `run` keeps them up to date."""
+    """The reservations of all nodes that this registry knows. `run` keeps them up to date."""
 
     def __init__(
         self,
@@ -97,14 +97,14 @@ class ClusterReservations:
         has_gone: Callable[[NodeName], bool] = lambda node: False,
     ) -> None:
         """
-        `writer`: unique id of this replica. `facts`: the state of a node; raises NotFound. `changed` is called with each
-        node whose reservations have changed, `freed` with each node on which this registry ended a reservation that no pod
-        used. `has_gone`: whether a node no longer exists.
+        `writer`: unique ID of this replica. `facts`: returns the state of a node; raises NotFound. `changed` is called
+        with each node whose reservations have changed. `freed` is called with each node on which this registry ended a
+        reservation that no pod used. `has_gone`: whether a node no longer exists.
         """
         self.writer = writer
         self.epoch = int(clock.wall() * 1000)
         self.counts: Counter[str] = Counter()
-        """What this registry has written: `made`, `consumed`, `expired`, `cancelled`; and `conflicts`."""
+        """Reservations that this registry wrote as `made`, `consumed`, `expired` and `cancelled`; its `conflicts`."""
         self._bus = bus
         self._clock = clock
         self._facts = facts
@@ -113,13 +113,13 @@ class ClusterReservations:
         self._has_gone = has_gone
         self._known = ReservationsByNode()
         self._seq = 0
-        """Number of the last change of any node. So no id is used twice, even if a forgotten node returns."""
+        """Number of the last change of any node. All nodes share it, so no ID is reused if a forgotten node returns."""
         self._ended: dict[NodeName, float] = {}
         """Node -> monotonic seconds at which a reservation of its newest message ended."""
         self._read = False
 
     def behind(self) -> str | None:
-        """Readiness: why the reservations are not known yet."""
+        """Readiness: why the reservations are not known yet; None: they are known."""
         return None if self._read else "the reservations are not read yet"
 
     def of(self, node: NodeName) -> NodeReservations:
@@ -131,7 +131,7 @@ class ClusterReservations:
         return self.of(node).held(self._clock.monotonic())
 
     def of_pod(self, uid: str) -> dict[NodeName, Reservation]:
-        """Node -> the pod's reservation there. There are several only while the pod is moved to another node."""
+        """Node -> the pod's reservation on it. There are several only after attempts on several nodes."""
         now = self._clock.monotonic()
         return {
             node: each
@@ -141,19 +141,19 @@ class ClusterReservations:
         }
 
     def pods(self) -> dict[str, tuple[str, str]]:
-        """UID -> namespace and name of all reserved pods."""
+        """UID of each reserved pod -> its namespace and name."""
         now = self._clock.monotonic()
         return {each.pod_uid: (each.namespace, each.pod) for known in self._known.values() for each in known.held(now)}
 
     def of_gang(self, gang: str) -> dict[str, NodeName]:
-        """UID of a pod -> the node with its reservation as a member of this gang."""
+        """UID of each reserved pod of this gang -> the node with its reservation."""
         now = self._clock.monotonic()
         return {
             each.pod_uid: node for node, known in self._known.items() for each in known.held(now) if each.gang == gang
         }
 
     def observe(self, node: NodeName) -> None:
-        """Updates the reservations of a node after one of its facts."""
+        """Updates the reservations of a node after a new fact of the node."""
         known = self._known.get(node)
         if known is None or not known.reservations:
             return
@@ -164,14 +164,14 @@ class ClusterReservations:
                 self._changed(node)
 
     def forget(self, node: NodeName, *, although_reserved: bool = False) -> None:
-        """Forgets a deleted node, unless it has reservations. If the node returns, its first change gets a conflict."""
+        """Removes a deleted node, unless it has reservations. If the node returns, its first change conflicts."""
         if although_reserved or not self.of(node).reservations:
             self._known.drop(node)
 
     async def write(self, changes: Sequence[ReservationChange]) -> None:
         """
-        Publishes these changes, all or none, and returns once they are stored. Raises BusRefused. If a change is not based
-        on the newest message, reads the newest messages and raises BusConflict.
+        Publishes either all of these changes or none, and returns after they are stored. Raises BusRefused. If a change
+        is not based on the newest message, reads the newest messages and raises BusConflict.
         """
         events = [self._event(change) for change in changes]
         batch = [
@@ -194,7 +194,7 @@ class ClusterReservations:
                 self._freed(event.node)
 
     async def cancel(self, uid: str, nodes: Collection[NodeName] | None = None) -> None:
-        """Ends the reservations of this pod, on these nodes or on all. Raises BusRefused."""
+        """Ends the reservations of this pod on these nodes; None: on all nodes. Raises BusRefused."""
         while reserved := [node for node in self.of_pod(uid) if nodes is None or node in nodes]:
             with suppress(BusConflict):
                 await self.write(
@@ -205,7 +205,10 @@ class ClusterReservations:
                 )
 
     async def refresh(self, node: NodeName) -> None:
-        """Reads the newest message of a node; repeats this if another one arrives. Waits for the bus; raises BusRefused."""
+        """
+        Reads the newest message of a node, and reads again if another message arrives in the meantime. Waits until the
+        bus is available. Raises BusRefused.
+        """
         while True:
             before = self.of(node).position
             try:
@@ -220,7 +223,7 @@ class ClusterReservations:
             self._take(node, received)
 
     async def run(self) -> None:
-        """Follows the reservations of all nodes and writes ended ones, until cancelled."""
+        """Follows the reservations of all nodes and writes ended reservations, until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow)
             while True:
@@ -242,7 +245,7 @@ class ClusterReservations:
                 batch = [(wire.with_message_mark(message, mark), expected) for message, expected in batch]
 
     def _event(self, change: ReservationChange) -> ReservationsChanged:
-        """Returns the node's reservations after a change."""
+        """Returns the event with the node's reservations after a change."""
         known = self.of(change.node)
         now = self._clock.monotonic()
         self._seq += 1
@@ -287,7 +290,7 @@ class ClusterReservations:
                     self._read = True
 
     def _take(self, node: NodeName, received: Received) -> None:
-        """Applies the newest message of a node. If it is unreadable, only the position for the next write changes."""
+        """Applies the newest message of a node. If it is unreadable, changes only the position for the next write."""
         try:
             event = wire.decode_event(received.message)
         except (Undecodable, wire.UnknownEvent) as error:

@@ -1,16 +1,16 @@
 """
 Reserves devices for a whole gang when the first of its pods is bound.
 
-All pending pods of the gang are planned together (`core.admission.gang_plan`) and reserved in one atomic batch, or none is.
-From then on the filter passes only the planned node for each pod. If a pod is not bound in time, its reservation expires
-like any other, so an incomplete gang holds only the devices of its bound pods.
+All pending pods of the gang are planned together (`core.admission.gang_plan`). Either all of them are reserved in one
+atomic batch, or none is. After that, the filter passes only the planned node for each pod. If a pod is not bound in
+time, its reservation expires like any other. So an incomplete gang holds only the devices of its bound pods.
 
-Members are the pods that the API server reports as neither ended nor being deleted. A pending member counts as absent if it
-cannot be scheduled yet, or has another `schedulerName` than the pod to be bound. While members are absent, nothing is
-planned, and the gang waits.
+The members are the pods that the API server reports as neither ended nor being deleted. A pending member counts as
+absent if it cannot be scheduled yet, or if its `schedulerName` differs from that of the pod to be bound. While members
+are absent, nothing is planned, and the gang waits.
 
-A pod that has succeeded counts as present as long as a member has the same controller. So the replacement of a failed pod
-does not wait for finished pods. If the next Job has the same gang name, it waits until all of its own pods exist.
+A pod that has succeeded counts as present as long as a member has the same controller. So the replacement of a failed
+pod does not wait for finished pods. If the next Job has the same gang name, it waits until all of its own pods exist.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -43,20 +43,20 @@ from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.runtime.request_turns import TaskTurns
 
 GANG_SECONDS = 120.0
-"""Maximum time to bind all pods of a gang. kube-scheduler binds tens of pods a second, and retries after seconds."""
+"""Maximum time to bind all pods of a gang. kube-scheduler binds tens of pods per second and retries after seconds."""
 MOST_TRIES = 3
-"""Maximum number of plans in one bind, if other registries reserve on the nodes meanwhile."""
+"""Maximum number of plans in one bind if other registries reserve on the nodes in the meantime."""
 MOST_ABSENT = 3
-"""Maximum number of absent pods that a refusal names."""
+"""Maximum number of absent pods in an error message."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
 BestNodes = Callable[[PodToSchedule, NodeName | None], Awaitable[Sequence[NodeName]]]
-"""As `Scheduler.best`: the nodes that would admit a pod now, the best first."""
+"""The function `Scheduler.best`: returns the nodes that would admit a pod now, the best first."""
 
 
 class GangWaits(NoFit):
-    """Raised for a pod of a gang that cannot be bound as a whole now."""
+    """Raised for a pod whose gang cannot be bound as a whole now."""
 
     def __init__(self, gang: str, finding: str, remedy: str) -> None:
         super().__init__(f"gang {clean(gang, 300)}: {finding}", remedy)
@@ -67,18 +67,18 @@ class SeenMember(NamedTuple):
 
     pod: PodToSchedule
     gang: Gang
-    """From the pod's annotations; another member may have another size."""
+    """From the pod's annotations. The size can differ from that of other members."""
     node: NodeName | None
     controller: str
     """UID of its controller; empty: it has none."""
     has_succeeded: bool
-    """Whether it has succeeded: it is no longer a member, but may count as present."""
+    """Whether the pod has succeeded. Then it is no longer a member, but it can count as present."""
     scheduler: str
     waits_for: str
-    """As of `SeenPod`."""
+    """As in `SeenPod`."""
 
     def absence(self, scheduler: str) -> str:
-        """Why it counts as absent for a pod of this scheduler; empty: it is present, as bound pods always are."""
+        """Why it counts as absent for a pod of this scheduler; empty: it is present. Bound pods are always present."""
         if self.node is not None:
             return ""
         other = "" if self.scheduler == scheduler else f"names the scheduler {clean(self.scheduler)}"
@@ -95,7 +95,10 @@ class Gangs:
         hardware: Callable[[NodeName], Topology],
         candidate: Callable[[NodeName], GangPlacement | None],
     ) -> None:
-        """`hardware`: hardware of a node. `candidate`: a node with its allocations; None: it is no longer offered."""
+        """
+        `hardware`: returns the hardware of a node. `candidate`: returns a node with its allocations; None: the node is
+        no longer offered.
+        """
         self._reservations = reservations
         self._hardware = hardware
         self._candidate = candidate
@@ -108,7 +111,7 @@ class Gangs:
         """Gang -> its lock, while it is planned."""
 
     def see(self, pod: SeenPod) -> None:
-        """Notes a pod that the API server reports."""
+        """Records a pod that the API server reports."""
         if GANG not in pod.annotations and pod.uid not in self._gangs:  # true for most pods
             return
         member = member_of(pod)
@@ -133,12 +136,12 @@ class Gangs:
         return next((node for node, each in self._reservations.of_pod(uid).items() if each.gang), None)
 
     def waiting_with(self, uid: str) -> list[str]:
-        """UIDs of the pods of a pod's gang that have no node; empty: it has no gang."""
+        """UIDs of the pods of this pod's gang that have no node; empty: the pod has no gang."""
         members = self._members.get(self._gangs.get(uid, ""), {})
         return [each for each, member in members.items() if member.node is None and not member.has_succeeded]
 
     async def plan(self, best: BestNodes, pod: PodToSchedule, node: NodeName) -> str:
-        """Reserves for the pod's whole gang. Returns its name; empty: it has none. Raises InvalidField and GangWaits."""
+        """Reserves the whole gang of the pod. Returns the gang's name, or "". Raises InvalidField and GangWaits."""
         gang = gang_of(pod.request)
         if gang is None:
             return ""
@@ -151,7 +154,7 @@ class Gangs:
         return gang.name
 
     async def _reserve(self, gang: Gang, best: BestNodes, pod: PodToSchedule, node: NodeName) -> None:
-        """Plans all pods of the gang that have neither node nor reservation, and reserves for them."""
+        """Plans all pods of the gang that have neither a node nor a reservation, and reserves their devices."""
         for _ in range(MOST_TRIES):
             members = self._present_members(gang, pod.uid)
             planned = self._reservations.of_gang(gang.name)
@@ -180,7 +183,10 @@ class Gangs:
         raise GangWaits(gang.name, "it does not fit as a whole", "wait until devices are free, or ask for less")
 
     def _present_members(self, gang: Gang, uid: str) -> dict[str, SeenMember]:
-        """Returns the present members by UID. Raises GangWaits if some are absent or differ in the gang's size."""
+        """
+        Returns the present members by UID. Raises GangWaits if this pod or too many others are absent, or if pending
+        members differ in the gang's size.
+        """
         known = self._members.get(gang.name, {})
         members = {each: member for each, member in known.items() if not member.has_succeeded}
         if uid not in members:
@@ -207,7 +213,7 @@ class Gangs:
     async def _plan(
         self, gang: str, waiting: Sequence[PodToSchedule], best: BestNodes, pod: PodToSchedule, node: NodeName
     ) -> list[ReservationChange] | None:
-        """Plans, if possible with this pod on this node. Returns the changes to write; None: the gang does not fit."""
+        """Plans a gang, preferably with this pod on this node. Returns the changes to write; None: it does not fit."""
         positions: dict[NodeName, int] = {}
 
         def candidate(name: NodeName) -> GangPlacement | None:
@@ -243,7 +249,7 @@ def pod_class(pod: PodToSchedule) -> tuple[bytes, bytes]:
 
 
 def member_of(pod: SeenPod) -> SeenMember | None:
-    """The pod as a member of its gang; None: it has none, is invalid, has failed, or is being deleted."""
+    """The pod as a member of its gang; None: the pod has no gang, is invalid, has failed, or is being deleted."""
     try:
         asked = pod.to_schedule()
         gang = gang_of(asked.request)

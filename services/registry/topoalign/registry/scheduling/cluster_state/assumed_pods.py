@@ -1,19 +1,22 @@
 """
-Tracks the assumed pods of a node, whose devices its facts do not have yet, and the terminated pods, whose devices they still
-have.
+Tracks the assumed and the terminated pods of a node.
 
-The next pod is filtered before the kubelet has admitted a bound pod, so a bound pod holds its devices, CPUs and memory from
-the bind on. Three kinds of pods are assumed:
+The facts of the node do not have the devices of assumed pods yet, and still have those of terminated pods.
 
-- reserved pods, with the devices of their reservation;
-- bound pods without a known reservation, for example of another scheduler: `decide_demand` predicts the devices of each, in
-  the order of binding, on the node with the pods before it;
-- pods whose bind has begun in this registry and that are not reserved yet: predicted in the same way, after the bound ones.
+The next pod is filtered before the kubelet has admitted a bound pod. So a bound pod holds its devices, CPUs and memory
+from the start of its bind. Three kinds of pods are assumed:
 
-An assumption ends device by device (`core.state.node_reservations`). A device that the node has reported once stays ended
-after its container has ended. A device that the node has allocated to any container is not held a second time.
+- Reserved pods, with the devices of their reservation.
+- Bound pods without a known reservation, for example those of another scheduler. `decide_demand` predicts their devices
+  in the order of binding, each on the node with the pods before it.
+- Pods whose bind has begun in this registry and that are not reserved yet. Their devices are predicted in the same way,
+  after those of the bound pods.
 
-A terminated pod holds nothing, although the node's facts may have its devices for some seconds.
+An assumption ends separately for each device, as soon as the node reports it (`core.state.node_reservations`). It does
+not return after the container has ended. A device that the node has allocated to any container is not held a second
+time.
+
+A terminated pod holds nothing, although the facts of the node can have its devices for some seconds.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -45,7 +48,7 @@ from topoalign.core.state.terminated_pods import has_anything_of, without_pods
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 Requested = Callable[[Reservation], PodRequest | None]
-"""The request of a reserved pod, if it is known."""
+"""Returns the request of a reserved pod; None: unknown."""
 
 
 @dataclass(slots=True)
@@ -53,7 +56,7 @@ class BoundPod:
     """A pod that is bound to the node, or will be soon."""
 
     names: PodNames
-    """Kept after the node has reported the pod, because an allocation without a pod UID is identified by names."""
+    """Kept after the node has reported the pod, because an allocation without a pod UID is matched by names."""
     waiting: PodToSchedule | None
     """The pod, until the node has reported it."""
     hold: Reservation | None = None
@@ -66,7 +69,7 @@ class TerminatedPod(NamedTuple):
     names: frozenset[PodNames]
     """Its namespace and name, if known."""
     until: float
-    """Monotonic seconds until which its devices count as free, also if the node's facts still have them."""
+    """Monotonic second until which its devices count as free, even if the facts of the node still have them."""
 
 
 class NodePods:
@@ -76,18 +79,18 @@ class NodePods:
         self.terminating: set[str] = set()
         """UIDs of the pods that are being deleted."""
         self.terminated: dict[str, TerminatedPod] = {}
-        """By UID."""
+        """UID of a pod -> the pod."""
         self._reserved: dict[str, Reservation] = {}
-        """Without their expiry, so that equal ones compare equal. `ClusterReservations` ends them."""
+        """Reservations without their remaining time, so that they can be compared. `ClusterReservations` ends them."""
         self._bound: dict[str, BoundPod] = {}
         """In the order of binding."""
         self._assumed: dict[str, BoundPod] = {}
         """In the order in which their binds began."""
         self._reported: dict[str, set[ReservedPart]] = {}
-        """UID -> the ended parts of its reservation."""
+        """UID of a pod -> the parts of its reservation or prediction that the node has reported."""
 
     def reserve(self, reservations: Sequence[Reservation]) -> bool:
-        """Replaces the reserved pods. A bound pod keeps its devices until it is reported. Returns whether any changed."""
+        """Replaces the reserved pods. Returns whether any changed. A bound pod keeps its devices until reported."""
         now = {each.pod_uid: msgspec.structs.replace(each, seconds_left=0.0) for each in reservations}
         if list(now.values()) == list(self._reserved.values()):
             return False
@@ -100,24 +103,24 @@ class NodePods:
         return True
 
     def expect(self, pod: PodToSchedule) -> bool:
-        """Adds a pod that is bound to the node. Returns whether it holds more than its reservation."""
+        """Adds a pod that is bound to the node. Returns whether it is new and has no reservation."""
         if pod.uid in self._bound:
             return False
         self._bound[pod.uid] = BoundPod((pod.request.namespace, pod.request.name), pod)
         return pod.uid not in self._reserved
 
     def assume(self, pod: PodToSchedule) -> bool:
-        """Adds a pod whose bind has begun. Returns whether it holds more than before."""
+        """Adds a pod whose bind has begun. Returns whether it is neither reserved nor bound."""
         self._assumed[pod.uid] = BoundPod((pod.request.namespace, pod.request.name), pod)
         return pod.uid not in self._reserved and pod.uid not in self._bound
 
     def unassume(self, uid: str) -> bool:
-        """Removes a pod whose bind has ended. Returns whether it holds less now: it is neither reserved nor bound."""
+        """Removes a pod whose bind has ended. Returns whether it was assumed and is neither reserved nor bound."""
         was_assumed = self._assumed.pop(uid, None) is not None
         return was_assumed and uid not in self._reserved and uid not in self._bound
 
     def end(self, uid: str, until: float) -> bool:
-        """Removes a pod. Returns whether it was assumed. If so, it counts as terminated `until` this monotonic second."""
+        """Removes a pod. Returns whether it was assumed; then it counts as terminated `until` this monotonic second."""
         self.terminating.discard(uid)
         names = self.names_of({uid})
         had = self._reserved.pop(uid, None), self._bound.pop(uid, None), self._assumed.pop(uid, None)
@@ -128,7 +131,7 @@ class NodePods:
         return True
 
     def expire(self, now: float) -> bool:
-        """Forgets pods that terminated long ago. Returns whether there were any."""
+        """Removes terminated pods whose time is over. Returns whether there were any."""
         kept = {uid: each for uid, each in self.terminated.items() if each.until > now}
         has_changed = len(kept) < len(self.terminated)
         self.terminated = kept
@@ -139,7 +142,7 @@ class NodePods:
         return tuple(uid for uid, each in self.terminated.items() if has_anything_of(facts, uid, each.names))
 
     def without_terminated(self, facts: NodeState) -> NodeState:
-        """The facts without terminated pods. If a bound pod has the same name, only the UID counts."""
+        """The facts without terminated pods. If a bound pod has the same name, they are matched only by UID."""
         if not self.terminated:
             return facts
         names = frozenset[PodNames]().union(*(each.names for each in self.terminated.values()))
@@ -147,27 +150,27 @@ class NodePods:
 
     @property
     def uids(self) -> frozenset[str]:
-        """UIDs of all pods that are reserved or bound here."""
+        """UIDs of all pods that are reserved on the node or bound to it."""
         return frozenset((*self._reserved, *self._bound))
 
     @property
     def assumed(self) -> frozenset[str]:
-        """UIDs of the pods whose bind to the node has begun, and that are neither reserved nor bound."""
+        """UIDs of the pods whose bind to the node has begun and that are neither reserved nor bound."""
         return frozenset(self._assumed.keys() - self.uids)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no pod is assumed here."""
+        """Whether the node has no assumed pods."""
         return not (self._reserved or self._bound or self._assumed)
 
     @property
     def pending(self) -> frozenset[str]:
-        """UIDs of the pods that are assumed or reserved, or bound and not yet reported by the node."""
+        """UIDs of the pods that are being bound or reserved, or that are bound and not yet reported by the node."""
         bound = (uid for uid, each in self._bound.items() if each.waiting is not None)
         return frozenset((*self._reserved, *self._assumed, *bound))
 
     def has_others(self, uid: str) -> bool:
-        """Whether any other pod is reserved, or bound and not yet reported by the node."""
+        """Whether another pod is reserved, or is bound and not yet reported by the node."""
         return bool(self.pending - self.assumed - {uid})
 
     def names_of(self, uids: Collection[str]) -> frozenset[PodNames]:
@@ -181,16 +184,16 @@ class NodePods:
 
     @property
     def planned(self) -> list[Reservation]:
-        """Reservations of pods that are planned with their gangs and not bound."""
+        """Reservations of pods that are planned with their gangs and are not bound."""
         return [each for uid, each in self._reserved.items() if self._is_planned(uid)]
 
     def waiting(self, state: NodeState, requested: Requested) -> list[tuple[PodToSchedule, bool]]:
         """
-        The pods that the kubelet may admit next, in any order, each with whether it is predicted to be admitted. Call after
-        `settle`. `state`: the node without assumed pods; it has reported nothing of these pods.
+        The pods that the kubelet can admit next, in any order, each with whether its admission is predicted. The node
+        has reported nothing of these pods. Call this after `settle`. `state`: the node without assumed pods.
         """
-        # Left out, because they hold their reservation in every order: reserved pods with an unknown request, and pods that
-        # are planned with their gang, which the kubelet has not received yet.
+        # Two kinds of pods are not included, because they hold their reservation in every order: reserved pods with an
+        # unknown request, and pods that are planned with their gang, which the kubelet has not received yet.
         found: list[tuple[PodToSchedule, Reservation | None]] = []
         for uid, hold in self._reserved.items():
             if self._is_planned(uid):
@@ -212,7 +215,7 @@ class NodePods:
         return uid in self._reserved and self._reserved[uid].planned and uid not in self._bound
 
     def settle(self, facts: NodeState, state: NodeState, rules: AdmissionRules) -> None:
-        """Updates the pods by these facts. `state`: the kubelet's state of the node, without assumed pods."""
+        """Updates the pods from these facts. `state`: the node as its kubelet sees it, without assumed pods."""
         held = [*self._reserved.values(), *(each.hold for each in self._bound.values() if each.hold is not None)]
         for part in reported_parts(facts, held):
             self._reported.setdefault(part.pod_uid, set()).add(part)
@@ -235,8 +238,9 @@ class NodePods:
         self, state: NodeState, rules: AdmissionRules, without: Collection[str] = (), until: str = ""
     ) -> NodeState:
         """
-        The state of the node with the assumed pods. Call after `settle`. A bound pod that did not fit there may fit here.
-        `without`: UIDs of pods that count as deleted; `until`: UID of the first bound or assumed pod that does not count.
+        The state of the node with its assumed pods. Call this after `settle`. A bound pod that did not fit in `settle`
+        may fit here. `without`: UIDs of pods that count as deleted. `until`: UID of the first bound or assumed pod that
+        does not count.
         """
         for uid, hold in self._reserved.items():
             if uid not in without:
@@ -257,10 +261,10 @@ class NodePods:
         return msgspec.structs.replace(hold, containers=tuple(filter(is_something, rest)))
 
     def _is_untouched(self, hold: Reservation, unknown: Collection[str]) -> bool:
-        """Whether the node has reported nothing of a pod. `unknown`: devices of containers that are not known yet."""
+        """Whether the node has reported nothing of a pod. `unknown`: devices of containers with an unknown owner."""
         if self._reported.get(hold.pod_uid):
             return False
-        # If a container without a known owner has all reserved devices of a resource, it may be the reserved container.
+        # If containers with an unknown owner have all reserved devices of a resource, it may be one of them.
         return not any(
             all(part in unknown for device in ids for part in held.virtual_functions.get(device, (device,)))
             for held in reserved_allocations(hold)
@@ -270,18 +274,18 @@ class NodePods:
 
 
 def devices_of_unknown_containers(state: NodeState) -> frozenset[str]:
-    """The devices of allocations without a known owner; for a shared NIC, its virtual functions."""
+    """The devices of allocations without a known owner. A shared NIC is represented by its virtual functions."""
     unknown = (each for each in state.allocations.values() if each.owner is None)
     return frozenset[str]().union(*map(ids_held, unknown))
 
 
 def unreserved(pod: PodToSchedule) -> PodToSchedule:
-    """The pod as its kubelet sees it without a reservation: only its limits count, not its annotations."""
+    """The pod as its kubelet sees it without a reservation: without annotations."""
     return PodToSchedule(uid=pod.uid, request=msgspec.structs.replace(pod.request, annotations={}))
 
 
 def predict(state: NodeState, pod: PodToSchedule, rules: AdmissionRules) -> Reservation | None:
-    """Predicts the devices of a pod on a node in this state. None: its kubelet would refuse it, or the pod is invalid."""
+    """Predicts the devices of a pod on a node in this state. None: its kubelet would refuse it, or it is invalid."""
     try:
         demand = read_pod(unreserved(pod).request, rules)
     except InvalidField:

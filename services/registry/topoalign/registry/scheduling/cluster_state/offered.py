@@ -1,8 +1,8 @@
 """
-Collects what the nodes of the cluster offer: resource names, and the settings of units and slots.
+Collects the resources that the nodes of the cluster offer: resource names, and the settings of units and slots.
 
-Every node with known hardware counts until it is deleted, even if the scheduler cannot use it now. So all registries decide
-the same about a pod, whenever they were started.
+Every node with known hardware counts until it is deleted, even if the scheduler cannot use it now. So all registries
+make the same decision for a pod, regardless of when they were started.
 """
 
 from collections import Counter
@@ -31,24 +31,24 @@ class Offered(NamedTuple):
 
 
 class OfferedResources:
-    """What at least one node of the cluster offers."""
+    """The resources that at least one node of the cluster offers."""
 
     def __init__(self) -> None:
         self.names: frozenset[ResourceName] = frozenset()
-        """All resource names, with those that request amounts of GPUs in slots."""
+        """All resource names, including those for amounts of GPUs in slots."""
         self.units: frozenset[UnitResources] = frozenset()
         """The settings with which GPUs are offered in units."""
         self.slots: frozenset[SlotResources] = frozenset()
         """The settings with which GPUs are offered in slots."""
         self.not_in_slots: frozenset[ResourceName] = frozenset()
-        """Resources that some node does not offer in slots. Another node may offer the same resource in slots."""
+        """Resources that a node offers other than in slots. Another node may offer the same resource in slots."""
         self.compats: frozenset[str] = frozenset()
         """The compat modes of nodes with slots, as in `KubeletRules`; empty: topoalign's own."""
         self.sizes_version = 0
-        """Grows when `sizes_on` of some node changes."""
+        """Increases if `sizes_on` may have changed for a node."""
         self._nodes: dict[NodeName, tuple[Topology, str, Offered]] = {}
         self._sizes: dict[GpuSizes, GpuSizes] = {}
-        """Each size once, so that equal nodes share one object."""
+        """One object for equal sizes, so that equal nodes share it."""
         self._counts = Counter[Offered]()
         """Offer -> the number of nodes with it."""
         self._gpus = Counter[DeviceID]()
@@ -56,7 +56,7 @@ class OfferedResources:
 
     @property
     def gpus(self) -> Set[DeviceID]:
-        """The uuids of all GPUs, with any kind of offer."""
+        """The UUIDs of all GPUs, whether they are offered whole, in units or in slots."""
         return self._gpus.keys()
 
     def note(self, node: NodeName, hardware: Topology, usage: UsageObserved | None = None) -> None:
@@ -82,12 +82,12 @@ class OfferedResources:
         self._count(now, 1)
 
     def names_on(self, node: NodeName) -> frozenset[ResourceName]:
-        """The `names` of one node; empty: its hardware is not known."""
+        """The `names` of one node; empty: its hardware is unknown."""
         known = self._nodes.get(node)
         return frozenset() if known is None else known[2].names
 
     def sizes_on(self, node: NodeName | None) -> GpuSizes:
-        """The sizes of a node's GPUs, one object for equal nodes. `UNKNOWN_SIZES` for an unknown node or None."""
+        """The sizes of a node's GPUs: the same object for equal nodes, `UNKNOWN_SIZES` for an unknown node or None."""
         known = None if node is None else self._nodes.get(node)
         return UNKNOWN_SIZES if known is None else known[2].sizes
 
@@ -117,5 +117,5 @@ class OfferedResources:
             self.compats = frozenset[str]().union(*(each.compats for each in self._counts))
 
     def left_out(self, pod: PodRequest) -> list[FilledIn]:
-        """The default amounts of a pod with slots (`slot_defaults`)."""
+        """The resources that a pod with slots does not request and that are added to it (`slot_defaults`)."""
         return slot_defaults(pod, self.slots, self.not_in_slots, unit_resource_names(self.units))

@@ -1,11 +1,12 @@
 """
-Keeps the data of the API server's watch: the nodes, the requests of pending pods, and the nodes of bound pods.
+Keeps the data from the watches of the API server: the Nodes, the requests of pending pods, and the nodes of bound pods.
 
-Some nodes are not managed by topoalign, for example those of NVIDIA's device plugin. The extender passes them for every pod,
-except for pods of gangs, which cannot be reserved as a whole there. A node without published facts is unmanaged if its Node
-has the label `topoalign.io/managed: "false"`, or by the setting `TOPOALIGN_UNKNOWN_NODES`. A node with published facts is
-always managed, because its devices would otherwise be allocated twice. If it has the label, the readiness shows this.
-`topoalign forget` makes a former node unmanaged.
+topoalign does not manage some nodes, for example nodes with NVIDIA's device plugin. The extender passes these nodes for
+every pod, except for pods of gangs, because a gang cannot be reserved as a whole there. A node without published facts
+is unmanaged if its Node has the label `topoalign.io/managed: "false"`, or if the setting `TOPOALIGN_UNKNOWN_NODES`
+makes all such nodes unmanaged. A node with published facts is always managed, because its devices would otherwise be
+allocated twice. If such a node has the label, a readiness note reports it. `topoalign forget` makes a former node
+unmanaged.
 """
 
 from collections.abc import Callable
@@ -28,12 +29,12 @@ MANAGED = "topoalign.io/managed"
 
 
 class ReportedNodes:
-    """The nodes of Kubernetes."""
+    """The Nodes that the API server reports."""
 
     def __init__(self, cluster: Cluster, *, pass_unknown: bool = False) -> None:
-        """`cluster`: the nodes with published facts. `pass_unknown`: whether all other nodes are unmanaged."""
+        """`cluster`: the nodes with published facts. `pass_unknown`: whether all nodes without facts are unmanaged."""
         self.uids: dict[NodeName, str] = {}
-        """By name."""
+        """Name of a Node -> its UID."""
         self.listed = False
         """Whether the first list is complete."""
         self._nodes: dict[NodeName, SeenNode] = {}
@@ -53,7 +54,7 @@ class ReportedNodes:
         self._nodes.pop(node, None)
 
     def is_unmanaged(self, node: NodeName) -> bool:
-        """Whether topoalign does not manage this node of Kubernetes."""
+        """Whether the node is a Kubernetes Node that topoalign does not manage."""
         if node not in self.uids or node in self._cluster:
             return False
         return self._pass_unknown or self._is_labelled(node)
@@ -63,7 +64,7 @@ class ReportedNodes:
         return self.is_unmanaged(node) and GANG not in pod.request.annotations
 
     def finding(self) -> str | None:
-        """Names the managed nodes whose label is `false`; None: there are none."""
+        """Readiness note: the managed nodes with the label `topoalign.io/managed: "false"`; None: there are none."""
         nodes = sorted(node for node in self.uids if self._is_labelled(node) and node in self._cluster)
         if not nodes:
             return None
@@ -74,35 +75,35 @@ class ReportedNodes:
         return node in self._nodes and self._nodes[node].labels.get(MANAGED) == "false"
 
     def allows(self, pod: PodToSchedule, node: NodeName) -> bool:
-        """Whether Kubernetes has the node, and its own filters accept it for the pod (`node_filters`)."""
+        """Whether Kubernetes has the Node, and the filters of Kubernetes accept it for the pod (`node_filters`)."""
         seen = self._nodes.get(node)
         return seen is not None and is_node_eligible(seen, pod.constraints)
 
     def has_gone(self, node: NodeName) -> bool:
-        """Whether Kubernetes has no such node. False before all nodes are listed."""
+        """Whether Kubernetes has no such Node. False before all Nodes are listed."""
         return self.listed and node not in self.uids
 
 
 class ReportedPods:
-    """The pods by UID. The watch lags, so a pod may exist that it has not reported."""
+    """The pods by UID. The watch lags, so there may be pods that it has not reported yet."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, SeenPod] = {}
         """Pending pods that request devices, or exclusive CPUs or memory."""
         self.bound: dict[str, NodeName] = {}
-        """The nodes of bound pods that have neither ended nor been deleted."""
+        """UID of a bound pod that has neither ended nor been deleted -> its node."""
         self.listed = False
-        """Whether all pods were reported."""
+        """Whether the first list of pods is complete."""
         self._changed = anyio.Event()
         """Set when the next pod is reported. One event is enough, because only a few binds wait at a time."""
 
     def wait(self, pod: SeenPod) -> None:
-        """Notes a pod without a node."""
+        """Records a pod without a node."""
         self.waiting[pod.uid] = msgspec.structs.replace(pod, content=drop_other_annotations(pod.content))
         self._notify_reported()
 
     def bind(self, uid: str, node: NodeName) -> None:
-        """Notes a pod that is bound to a node."""
+        """Records a pod that is bound to a node."""
         self.waiting.pop(uid, None)
         self.bound[uid] = node
         self._notify_reported()
@@ -129,7 +130,7 @@ class ReportedPods:
         return pod if pod is not None and (pod.namespace, pod.name, pod.deleting) == (namespace, name, False) else None
 
     async def node_of(self, uid: str, seconds: float) -> NodeName | None:
-        """The node of a pod. Waits at most `seconds` until it is reported; None: it was not."""
+        """The node of a pod. Waits at most `seconds` until it is reported; None: it was not reported."""
         await self._until(lambda: uid in self.bound, seconds)
         return self.bound.get(uid)
 
@@ -144,7 +145,7 @@ class ReportedPods:
 
 
 def read_scheduled_pod(pod: SeenPod) -> PodToSchedule | None:
-    """The pod, if it will hold exclusive resources of a node; None for others and for an invalid pod."""
+    """The pod, if it requests devices, or exclusive CPUs or memory; None for other pods and for an invalid pod."""
     try:
         asked = pod.to_schedule()
     except InvalidField:

@@ -1,12 +1,13 @@
 """
-Keeps the state for the next decision of each node's kubelet: the view of the cluster for the scheduler's calls.
+Keeps the view of the cluster for the calls of the scheduler: for each node, the state for its kubelet's next decision.
 
-For each node of `Cluster` the view has its eligibility, its kind (hardware and rules, without device ids), and the version
-of its last change. A node is offered to the scheduler only if its data is complete, its allocator answers, only one
-allocator publishes for it, and the rules of its kubelet are known. Otherwise every pod is refused with a code.
+For each node of `Cluster`, the view has its eligibility, its kind (hardware and rules, without device IDs), and the
+version of its last change. A node is offered to the scheduler only if its data is complete, its allocator answers, only
+one allocator publishes for it, and the rules of its kubelet are known. Otherwise the node refuses every pod with a
+code.
 
-A node is renewed when its facts arrive, between two calls. Facts that arrive just before a call are applied in the call. The
-data of a prediction (`PredictionBasis`) is large, so it is computed on demand and cached for few nodes.
+A node is renewed between two calls, after its facts arrive. Facts that arrive just before a call are applied in the
+call. The data of a prediction (`PredictionBasis`) is large, so it is computed on demand and cached for a few nodes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,37 +48,37 @@ from topoalign.runtime.recent_dict import RecentDict
 from topoalign.runtime.request_turns import TaskTurns
 
 UNKNOWN_NODE = "UnknownNode"
-"""No fact of the node was received, or Kubernetes has no such Node."""
+"""No facts of the node were received, or Kubernetes has no such Node."""
 DUPLICATE_AGENT = "DuplicateAgent"
-"""Two allocators publish for it."""
+"""Two allocators publish for the node."""
 NODE_NOT_WHOLE = "NodeNotWhole"
-"""Hardware, health or allocations are not known, or facts about these are missing."""
+"""The hardware, health or allocations of the node are unknown, or facts about them are missing."""
 NODE_STALE = "NodeStale"
-"""Its allocator does not answer."""
+"""The allocator of the node does not answer."""
 KUBELET_UNKNOWN = KubeletUnknown.code
-"""The rules or the allocations of its kubelet are not known."""
+"""The rules or the allocations of the node's kubelet are unknown."""
 NOT_KNOWN = frozenset({UNKNOWN_NODE, DUPLICATE_AGENT, NODE_NOT_WHOLE, NODE_STALE, KUBELET_UNKNOWN})
-"""Codes of refusals that depend on what this registry has received, so another registry may not have them."""
+"""Codes of refusals that depend on the facts that this registry has received. Other registries may not refuse."""
 
 QUALITY = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
 FEW = 16
-"""Maximum number of nodes that are renewed in one step, which takes some milliseconds."""
+"""Maximum number of nodes that a call renews without yielding, which takes some milliseconds."""
 HELD_SECONDS = 0.005
-"""Delay of a renewal after an assumption or a reservation. A bind causes both, so they share one renewal."""
+"""Delay before a node is renewed after a pod is assumed or reserved. A bind does both, so they share one renewal."""
 TERMINATED_SECONDS = 15.0
 """
-How long the devices of a terminated pod count as free although the node's facts still have them. Usually the facts change
-within a second. After this time they count again, because a pod that was deleted by force may still run.
+How long the devices of a terminated pod count as free although the facts of the node still have them. Usually the facts
+change within a second. After this time, the devices count again, because a force-deleted pod may still be running.
 """
 BASES_KEPT = 128
-"""Nodes whose prediction basis is cached."""
+"""Maximum number of nodes whose prediction basis is cached."""
 NO_PODS = NodePods()
-"""Shared by all nodes without such pods: read only."""
+"""Shared by all nodes without assumed, terminating or terminated pods. Read-only."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class NodeView:
-    """One node as the scheduler sees it."""
+    """The state of a node for the calls of the scheduler."""
 
     name: NodeName
     place: int
@@ -85,16 +86,16 @@ class NodeView:
     version: int = 0
     """The version of the cluster at its last change."""
     refusal: str = UNKNOWN_NODE
-    """Why the node is offered to no pod; empty: it is offered."""
+    """Code of the refusal of every pod; empty: the node is offered."""
     kind: NodeKind | None = None
-    """None if the node is not offered. The same holds for `free`."""
+    """None if the node is not offered. The same applies to `free`."""
     free: Free | None = None
     idle: Free | None = None
     """The free resources without any pod, if some devices are unhealthy or cordoned; None: all devices are usable."""
     shape: Topology | None = None
     """Its published hardware."""
     left: Any = None
-    """Its free resources, for its score; None if they are not known."""
+    """Its free resources, for its score; None if they are unknown."""
 
 
 class ClusterView:
@@ -112,9 +113,10 @@ class ClusterView:
         offered: Callable[[NodeName], None] = lambda node: None,
     ) -> None:
         """
-        `unsettled`: from the client that folds `cluster`. `scorer` scores the nodes. `foreign`: code of the refusal if
-        another system allocates the node's GPUs; empty: none does. `unmanaged`: whether topoalign does not manage the node,
-        which then is not in the view. `offered` is called with each node that becomes offered or has more free resources.
+        `unsettled`: returns the uncertain nodes, from the client that folds `cluster`. `foreign`: code of the refusal
+        if another system allocates the node's GPUs; empty: none does. `unmanaged`: whether topoalign does not manage a
+        node. Such a node is not in the view. `offered` is called with each node that becomes offered or gets more free
+        resources.
         """
         self.scorer = scorer
         self.version = 0
@@ -125,11 +127,11 @@ class ClusterView:
         self.offers = OfferedResources()
         self.foreign = foreign
         self.reserved_on: dict[str, frozenset[NodeName]] = {}
-        """UID of a reserved pod -> its nodes: several after attempts on several nodes."""
+        """UID of a reserved pod -> its nodes; several after attempts on several nodes."""
         self.nodes_with_pending: set[NodeName] = set()
-        """Nodes with pods that are reserved, or bound and not reported yet."""
+        """Nodes with pods that are reserved, being bound, or bound and not reported yet."""
         self.turns = partial(TaskTurns, clock)
-        """For long work on all nodes."""
+        """Yields to the event loop during long work on all nodes."""
         self._cluster = cluster
         self._unsettled_now = unsettled
         self._clock = clock
@@ -138,7 +140,7 @@ class ClusterView:
         self._unsettled = Unsettled(frozenset(), frozenset())
         self._pods: dict[NodeName, NodePods] = {}
         self._unassumed: set[NodeName] = set()
-        """Nodes to be renewed whose free resources have grown because a bind has failed."""
+        """Nodes to be renewed whose free resources have increased only because a bind has failed."""
         self._labels: dict[NodeName, Mapping[str, str]] = {}
         self._deleted: set[NodeName] = set()
         self._free_places: list[int] = []
@@ -146,14 +148,14 @@ class ClusterView:
         self._bases = RecentDict[NodeName, tuple[int, PredictionBasis]](BASES_KEPT)
         """Node -> the version of its last change, and its basis then."""
         self._due: dict[NodeName, None] = dict.fromkeys(cluster.nodes)
-        """The nodes to be renewed, in the order of their facts."""
+        """The nodes to be renewed, in the order in which they were marked."""
         self._is_due = anyio.Event()
         self._is_due_now = anyio.Event()
-        """Set if a node must be renewed for more than its reservations."""
+        """Set if a node must be renewed for more than its assumed or reserved pods."""
         self._renewed = anyio.Event()
         """Set at the next renewal of a node."""
         self._started = False
-        """Whether all facts from before the start are applied."""
+        """Whether all facts that were received before the start are applied."""
         cluster.listeners.append(self.mark)
 
     def mark(self, node: NodeName) -> None:
@@ -163,14 +165,17 @@ class ClusterView:
 
     def _mark_for_later(self, node: NodeName) -> None:
         """
-        Marks a node whose assumed or reserved pods have changed. It is renewed after `HELD_SECONDS`, so the bind goes on
-        first.
+        Marks a node whose assumed or reserved pods have changed. It is renewed after `HELD_SECONDS`, so that the bind
+        can continue first.
         """
         self._due[node] = None
         self._is_due.set()
 
     async def run(self, behind: Callable[[], str | None], pause: float) -> None:
-        """Renews nodes when their facts arrive, until cancelled, once `behind` is None, which is checked every `pause` s."""
+        """
+        Renews nodes when their facts arrive, until cancelled. Starts after `behind` returns None, which is checked
+        every `pause` seconds.
+        """
         while behind() is not None:
             await self._clock.sleep(pause)
         turns = TaskTurns(self._clock)
@@ -180,7 +185,7 @@ class ClusterView:
                 self._renew(next(iter(self._due)))
                 await turns.give()
             if not self._started:
-                # Copy the names, so that they are adjacent in memory: a look-up of 5,000 scattered names takes 50 % longer.
+                # Copy the names so that they are adjacent in memory: looking up 5,000 scattered ones takes 50 % longer.
                 names = msgspec.json.decode(msgspec.json.encode(sorted(self.places)), type=list[NodeName])
                 self.places = {name: self.places[name] for name in names}
             self._started = True
@@ -191,11 +196,11 @@ class ClusterView:
                 await self._is_due_now.wait()
 
     def waiting(self) -> str | None:
-        """Readiness: why not every node is evaluated yet."""
+        """Readiness: why nodes are not evaluated yet; None: all are evaluated."""
         return None if self._started else f"{len(self._due)} nodes are not evaluated yet"
 
     def is_behind(self) -> bool:
-        """Whether `renew` would renew more than a few nodes at once."""
+        """Whether `renew` would renew more than `FEW` nodes."""
         self._look()
         return len(self._due) > FEW
 
@@ -204,7 +209,7 @@ class ClusterView:
         turns = self.turns()
         while self.is_behind():
             for node in tuple(self._due):
-                if node in self._due:  # not renewed meanwhile
+                if node in self._due:  # not renewed in the meantime
                     self._renew(node)
                     await turns.give()
 
@@ -216,7 +221,7 @@ class ClusterView:
 
     @property
     def size(self) -> int:
-        """One more than the highest place."""
+        """The highest place plus one."""
         return len(self.nodes) + len(self._free_places)
 
     def changed_since(self, version: int) -> Iterator[NodeView]:
@@ -232,12 +237,12 @@ class ClusterView:
         return self._clock.monotonic()
 
     def version_of(self, node: NodeName) -> int:
-        """The version of the node's last change; 0: the node is not known."""
+        """The version of the node's last change; 0: the node is unknown."""
         view = self.nodes.get(node)
         return 0 if view is None else view.version
 
     async def until_changed(self, node: NodeName, version: int) -> None:
-        """Waits until the node has changed since this version."""
+        """Waits until the version of the node differs from this version."""
         while self.version_of(node) == version:
             await self._renewed.wait()
 
@@ -258,12 +263,12 @@ class ClusterView:
         self._drop_empty(node)
 
     def expect(self, node: NodeName, pod: PodToSchedule) -> None:
-        """Adds a pod bound to the node, in the order of binding. No effect if it is known or reserved."""
+        """Adds a pod that is bound to the node, in the order of binding. No effect on a known or reserved pod."""
         if self._pods.setdefault(node, NodePods()).expect(pod):
             self.mark(node)
 
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
-        """Adds a pod whose bind to the node has begun; it holds its predicted devices until `unassume`."""
+        """Adds a pod whose bind to the node has begun. It holds its predicted devices until `unassume`."""
         if self._pods.setdefault(node, NodePods()).assume(pod):
             self._mark_for_later(node)
 
@@ -278,7 +283,7 @@ class ClusterView:
         self._drop_empty(node)
 
     def end(self, node: NodeName, pod_uid: str) -> None:
-        """Ends a terminated or refused pod. Its devices in the facts count as free for `TERMINATED_SECONDS`."""
+        """Removes a terminated or refused pod. Its devices in the facts count as free for `TERMINATED_SECONDS`."""
         self._end_reserved(pod_uid, node)
         if node not in self._pods:
             return
@@ -287,7 +292,7 @@ class ClusterView:
         self._drop_empty(node)
 
     def begin_termination(self, node: NodeName, pod_uid: str) -> None:
-        """Notes that a pod of the node is being deleted."""
+        """Records that a pod of the node is being deleted."""
         self._pods.setdefault(node, NodePods()).terminating.add(pod_uid)
 
     def terminating(self, node: NodeName) -> frozenset[str]:
@@ -295,11 +300,11 @@ class ClusterView:
         return frozenset(self.pods_on(node).terminating)
 
     def terminated(self, node: NodeName) -> tuple[str, ...]:
-        """UIDs of the terminated pods of the node that its facts still have."""
+        """UIDs of the terminated pods of the node whose devices are still in its facts."""
         return self.pods_on(node).terminated_in(self.facts(node)) if node in self._cluster else ()
 
     def expire_terminated(self) -> None:
-        """Counts the devices again of pods that terminated `TERMINATED_SECONDS` ago and that facts still have."""
+        """Counts devices of pods that terminated `TERMINATED_SECONDS` ago again if the facts still have them."""
         for node, pods in list(self._pods.items()):
             if pods.terminated and pods.expire(self._clock.monotonic()):
                 self.mark(node)
@@ -319,19 +324,19 @@ class ClusterView:
         return self._pods.get(node, NO_PODS)
 
     def labels(self, node: NodeName) -> Mapping[str, str]:
-        """The labels of its Kubernetes Node; empty: not known."""
+        """The labels of its Kubernetes Node; empty: unknown."""
         return self._labels.get(node, {})
 
     def label(self, node: NodeName, labels: Mapping[str, str]) -> None:
-        """Notes a Kubernetes Node with these labels."""
+        """Records a Kubernetes Node with these labels."""
         self._labels[node] = dict(labels)
         if node in self._deleted:
             self._deleted.remove(node)
             self.mark(node)
 
     def forget(self, node: NodeName) -> None:
-        """Notes the deletion of a Kubernetes Node: it is not offered until `label` is called again."""
-        # Its pods stay assumed: a kubelet that registers its node again still has them.
+        """Records the deletion of a Kubernetes Node. The node is not offered until `label` is called again."""
+        # Its pods remain assumed, because a kubelet that registers its Node again still has them.
         self._labels.pop(node, None)
         self._deleted.add(node)
         self.mark(node)
@@ -348,8 +353,9 @@ class ClusterView:
         self, state: NodeState, without: frozenset[str] = frozenset(), *, settle: bool = False
     ) -> PredictionBasis:
         """
-        The data of predictions for these facts of a node. `without`: UIDs of pods that count as deleted; `settle`: whether
-        these are the current facts. Raises KubeletUnknown, and InvalidField for rules that no kubelet accepts.
+        The data of predictions for these facts of a node, with its assumed pods. `without`: UIDs of pods that count as
+        deleted. `settle`: whether to update the assumed pods, because these are the current facts. Raises
+        KubeletUnknown, and InvalidField for rules that no kubelet accepts.
         """
         pods = self.pods_on(state.node)
         basis = prediction_basis(bare(pods.without_terminated(state)), self._clock.wall())
@@ -361,15 +367,15 @@ class ClusterView:
         return msgspec.structs.replace(basis, state=pods.added_to(basis.state, basis.rules, without))
 
     def facts(self, node: NodeName) -> NodeState:
-        """The state of a node by its facts. Raises NotFound."""
+        """The state of a node according to its facts. Raises NotFound."""
         return self._cluster.member(node).state
 
     def facts_without(self, node: NodeName, uids: frozenset[str]) -> NodeState:
-        """As `facts`, without these pods."""
+        """Same as `facts`, without these pods."""
         return without_pods(self.facts(node), uids, self.pods_on(node).names_of(uids))
 
     def _look(self) -> None:
-        """Marks nodes whose allocations became certain or uncertain without a new fact."""
+        """Marks nodes whose allocations have become certain or uncertain without a new fact."""
         had = self._unsettled
         self._unsettled = self._unsettled_now()
         for before, now in zip(had, self._unsettled, strict=True):
@@ -439,7 +445,7 @@ class ClusterView:
 
 
 def obstacle(member: ClusterNode, unsettled: Unsettled) -> str:
-    """Returns the code with which the node refuses every pod, except for `KubeletUnknown`; empty: there is none."""
+    """Returns the code with which the node refuses every pod, unless it is `KubeletUnknown`; empty: there is none."""
     state = member.state
     if state.node in unsettled.duplicate_agents:
         return DUPLICATE_AGENT

@@ -1,1 +1,1 @@
-"""Decides filter, score and preemption from the state of the cluster."""
+"""Answers filter, score and preemption calls from the state of the cluster."""

@@ -1,22 +1,23 @@
 """
-Decides whether a kubelet would admit pending pods in every order.
+Checks whether a kubelet would admit the pending pods of a node in every order.
 
-A kubelet admits pods in the order in which it receives them, which may differ from the order of their binds. So while a
-node has pods that it does not report yet, another pod is bound only if all of them are admitted in every order.
-Example: A then B fits. B then A does not, because B, if it is admitted first, takes CPUs of two NUMA nodes. Also, when
-other pods end, a pending pod may be aligned to NUMA nodes that another one needs (`realignment`).
+A kubelet admits pods in the order in which it receives them. This order can differ from the order of their binds. So
+while a node has pods that it has not reported yet, another pod is bound only if the kubelet would admit all of them in
+every order. Example: A then B fits. B then A does not fit, because B, if admitted first, takes CPUs of two NUMA nodes.
+In addition, after another pod ends, the kubelet can align a pending pod to NUMA nodes that another pending pod needs
+(`realignment`).
 
-A kubelet does not name the pod of an Allocate. Pods of the same class are interchangeable. Two pending pods are ambiguous
-(`are_ambiguous`), and are not bound at the same time, in these cases:
+An Allocate call does not name the pod. Pods of the same class are interchangeable. Two pending pods are ambiguous
+(`are_ambiguous`) and are not bound at the same time in these cases:
 
-- Both request the same number of GPUs, and at least one has annotations for choosing devices.
-- Both have vcuda units, with the same amount of one kind and a different amount of the other.
-- Both have the same number of vGPU slots, and other amounts or other annotations.
+- Both request the same number of GPUs, and at least one has annotations that select devices.
+- Both request vcuda units, with the same computing time or the same memory, but not with the same request.
+- Both request the same number of vGPU slots, with different amounts or different annotations.
 
-A pod that must have its reserved slots or units must also be aligned to the same NUMA nodes in every order; elsewhere
-the node refuses it. Example: B, with 4 CPUs and an annotation that allows GPU-0 or GPU-2, is bound after A with 4 CPUs,
-and GPU-2 is reserved for B. Both fit in both orders. But if B is admitted first, the kubelet aligns it to the NUMA node
-of GPU-0.
+A pod that can use only its reserved slots or units must also be aligned to the same NUMA nodes in every order.
+Otherwise the node refuses it. Example: A requests 4 CPUs. B requests 4 CPUs, and its annotation allows GPU-0 or GPU-2.
+B is bound after A, and GPU-2 is reserved for B. Both pods fit in both orders. But if B is admitted first, the kubelet
+aligns it to the NUMA node of GPU-0.
 """
 
 from collections import Counter
@@ -54,9 +55,9 @@ from topoalign.core.state.fold import NodeState
 from topoalign.runtime.request_turns import TaskTurns
 
 MOST_ORDERS = 24
-"""Maximum number of orders tried: the 24 orders of four pods of different classes take 64 decisions."""
+"""Maximum number of orders to try. The 24 orders of four pods of different classes require 64 decisions."""
 MOST_PODS = 16
-"""Maximum number of pods in an order. While an order is tried, other binds of the node wait."""
+"""Maximum number of pods in an order. While orders are tried, other binds to the node wait."""
 
 
 Place = tuple[object, tuple[tuple[int, ...] | None, ...]]
@@ -67,8 +68,9 @@ Ends = frozenset[tuple[Place, int]]
 
 def are_ambiguous(topology: Topology, one: PendingPod, other: PendingPod) -> bool:
     """
-    Whether an Allocate for one of the pods may get the reservation of the other, and that matters: both have a container
-    with the same number of GPUs or slots, or the same computing time or memory, and their other requests differ.
+    Whether an Allocate call for one pod could receive the reservation of the other pod, and the result would differ.
+    This is the case if both have a container with the same number of GPUs or slots, or with the same computing time or
+    memory, and the rest of their requests differs.
     """
     if one.key == other.key:
         return False
@@ -87,7 +89,7 @@ def are_ambiguous(topology: Topology, one: PendingPod, other: PendingPod) -> boo
 
 
 def requested_units(topology: Topology, pod: PendingPod) -> set[tuple[Amount, int]]:
-    """The vcuda units that the containers of a pod request, each with the number of GPUs for them."""
+    """The vcuda units that each container of a pod requests, with its number of GPUs."""
     asked = ((units_asked(topology, each.devices), each.gpus) for each in pod.demand.containers)
     return {(units, gpus) for units, gpus in asked if units is not None}
 
@@ -99,7 +101,7 @@ def requested_slots(topology: Topology, pod: PendingPod) -> set[Share]:
 
 
 def are_too_many(pods: Sequence[PendingPod]) -> bool:
-    """Whether the pods have more orders than are tried. The order within a class does not count."""
+    """Whether there are too many pods or too many orders to try. The order within a class does not matter."""
     if len(pods) > MOST_PODS:
         return True
     alike = Counter(each.key for each in pods)
@@ -111,7 +113,7 @@ class Later(NamedTuple):
 
     pods: Sequence[PendingPod] = ()
     guarded: Sequence[PendingPod] = ()
-    """The ones that must also fit if another pod is aligned elsewhere because a pod has ended."""
+    """Those that must also fit if another pod is aligned to other NUMA nodes because a pod has ended."""
 
 
 NOBODY_LATER = Later()
@@ -119,10 +121,10 @@ NOBODY_LATER = Later()
 
 async def all_fit(state: NodeState, pods: Sequence[PendingPod], turns: TaskTurns, later: Later = NOBODY_LATER) -> bool:
     """
-    Whether the kubelet admits all `must_fit` pods in every order of `pods`, whichever other pods end first, and after
-    them the `later` pods. A decision takes up to a millisecond, so it yields to the event loop between decisions.
+    Whether the kubelet admits all `must_fit` pods in every order of `pods`, and after them the `later` pods, whichever
+    other pods end first. Yields to the event loop between decisions, because a decision takes up to a millisecond.
     """
-    if state.allocations:  # includes containers that have only CPUs: each may end
+    if state.allocations:  # includes containers that have only CPUs, because each can end
         judged = list[PendingPod]()
         for place, pod in enumerate(pods):
             await turns.give()
@@ -144,9 +146,9 @@ async def all_fit(state: NodeState, pods: Sequence[PendingPod], turns: TaskTurns
 
 
 def fit_as_equals(state: NodeState, pods: Sequence[PendingPod]) -> bool:
-    """Whether the pods are of one class and are admitted in every order and for every end of other pods."""
+    """Whether the pods belong to one class and are admitted in every order, whichever other pods end."""
     takes = pods[0].takes
-    # A kubelet aligns each to a single NUMA node.
+    # `fit_as_counted` is valid only for pods that a kubelet aligns to a single NUMA node.
     if takes is None or takes.rest is not None or not takes.strict or any(map(several, takes.preferred)):
         return False
     if not all(each.decides and each.must_fit and each.key == pods[0].key for each in pods):
@@ -155,11 +157,11 @@ def fit_as_equals(state: NodeState, pods: Sequence[PendingPod]) -> bool:
 
 
 async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: PodNeed | None, turns: TaskTurns) -> bool:
-    """Whether a pod with device annotations is also admitted after the end of any one other pod."""
+    """Whether a pod with device annotations is also admitted after any single other pod has ended."""
     is_joint = any(each.joint is not None for each in pod.containers)
     if takes is None or not is_joint or not POLICIES[pod.rules.policy].asks:
         return True
-    # A kubelet reads no annotations. It may align the pod to NUMA nodes that do not have both a free GPU and a free NIC.
+    # A kubelet does not read annotations. It can align the pod to NUMA nodes without both a free GPU and a free NIC.
     for remaining in iterate_realigning_ends(state, pod.rules, takes):
         await turns.give()
         if not isinstance(decide_demand(remaining, pod), Admission):
@@ -169,8 +171,8 @@ async def finds_co_allocated(state: NodeState, pod: PodDemand, takes: PodNeed | 
 
 def decided_by_amounts(topology: Topology, pod: PendingPod) -> PendingPod:
     """
-    Returns the pod. For a pod with units or slots, which are known here to fit on every NUMA node, `decides` is set from
-    its other amounts.
+    Returns the pod. If it requests units or slots, sets `decides` from its other amounts: its units and slots are known
+    here to fit on every NUMA node.
     """
     in_parts = any(topology.kind_of(name) in ("unit", "slot") for name in pod.demand.devices)
     is_joint = any(each.joint is not None for each in pod.demand.containers)
@@ -180,7 +182,7 @@ def decided_by_amounts(topology: Topology, pod: PendingPod) -> PendingPod:
 
 
 def is_refused_for_memory(state: NodeState, pods: Sequence[PendingPod]) -> bool:
-    """Whether, after other pods have ended, the memory manager may refuse a pod that the Topology Manager policy admits."""
+    """Whether the Memory Manager could refuse a pod that the Topology Manager policy admits, after other pods end."""
     rules = pods[0].demand.rules
     kinds = {name for pod in pods for name in pod.demand.memory}
     policy = POLICIES[rules.policy]
@@ -196,14 +198,15 @@ def is_refused_for_memory(state: NodeState, pods: Sequence[PendingPod]) -> bool:
 
 
 def may_realign(state: NodeState, pod: PendingPod) -> bool:
-    """Whether something can end on the node, and pods may be refused for their alignment."""
+    """Whether a container on the node can end, and the policy can refuse pods because of their alignment."""
     may_end = bool(state.allocations)  # includes containers that have only CPUs
     return may_end and not POLICIES[pod.demand.rules.policy].admits(NO_AFFINITY)
 
 
 def keeps_containers_together(state: NodeState, pod: PodDemand, takes: PodNeed | None) -> bool:
     """
-    Whether a pod that the node admits now still fits whichever other pods end. Also True where amounts alone cannot tell.
+    Whether a pod that the node admits now still fits, whichever other pods end. Also True if amounts alone do not
+    decide.
     """
     if takes is None or takes.rest is None or not state.allocations or POLICIES[pod.rules.policy].admits(NO_AFFINITY):
         return True
@@ -213,8 +216,8 @@ def keeps_containers_together(state: NodeState, pod: PodDemand, takes: PodNeed |
 
 def fits_before_all(state: NodeState, pod: PendingPod, later: Later) -> bool:
     """
-    As `all_fit`, for a single pod that is admitted before the `later` pods. The caller has already checked that it fits
-    on the node with their reservations.
+    Same as `all_fit`, for a single pod that is admitted before the `later` pods. The caller has already checked that
+    the pod fits on the node with their reservations.
     """
     pods = (pod, *later.pods)
     # If amounts alone decide and no pod is refused for its alignment, the order of the pods does not matter.
@@ -231,7 +234,7 @@ def fits_before_all(state: NodeState, pod: PendingPod, later: Later) -> bool:
 
 
 def fit_in_turn(state: NodeState, pods: Sequence[PendingPod]) -> bool:
-    """Whether the pods are admitted one after the other."""
+    """Whether the pods are admitted in this order."""
     for pod in pods:
         decision = decide_demand(state, pod.demand)
         if not isinstance(decision, Admission):
@@ -251,9 +254,9 @@ async def fit_from(  # noqa: C901  # one search over orders
     aligned: tuple[Place, ...] = (),
 ) -> bool:
     """
-    Whether all orders of the pods are admitted in this state. `steps`: None if nothing can end, or no pod is refused
-    for its alignment. `ends`: the results of the orders tried so far; `aligned`: the places of the pods admitted so far
-    in this order.
+    Whether the pods are admitted in every order, starting from this state. `steps`: None if no container can end, or
+    the policy refuses no pod because of its alignment. `ends`: the results of the orders tried so far. `aligned`: the
+    places of the pods admitted so far in this order.
     """
     tried = set()
     for place, pod in enumerate(pods):
@@ -289,7 +292,7 @@ async def fit_from(  # noqa: C901  # one search over orders
 
 
 def aligned_places(topology: Topology, pod: PendingPod, admission: Admission) -> tuple[Place, ...]:
-    """The alignment of a pod that must have its reserved slots or units; empty for others."""
+    """The alignment of a pod that can use only its reserved slots or units; empty for other pods."""
     if not has_its_own(pod.demand.request, admission.allocations):
         return ()
     # Slots that are listed without NUMA nodes are available to the pod whatever its alignment.

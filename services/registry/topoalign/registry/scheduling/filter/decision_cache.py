@@ -1,9 +1,10 @@
 """
-Caches the decision of each node about each class of pods. Only nodes that changed are decided again.
+Caches the decision of each node for each class of pods. Only nodes that have changed decide again.
 
-Pods with the same request are one `PodClass`. Their names do not matter: a pending pod holds nothing, and allocations of a
-pod with the same name belong to another pod (`as_others`). For each class and node the cache has one byte (the number of the
-refusal, 0: none) and the sort key of the node. For each class it has the version of the cluster up to which these are valid.
+Pods with the same request form one `PodClass`. Pod names do not matter: a pending pod holds nothing, and allocations
+under the same name belong to another pod (`as_others`). For each class and node, the cache has one byte (the number of
+the refusal; 0: none) and the sort key of the node. For each class, it has the version of the cluster up to which these
+are valid.
 """
 
 from collections import Counter
@@ -39,7 +40,7 @@ from topoalign.runtime.recent_dict import RecentDict
 from topoalign.runtime.request_turns import TaskTurns
 
 MOST_STALE = 4
-"""Maximum keys per node. If there are more, most belong to former states."""
+"""Maximum number of keys per node. If there are more, most of them belong to earlier states."""
 
 
 class NodeKeys:
@@ -78,20 +79,20 @@ class NodeKeys:
 
 
 REQUESTS_KEPT = 1_024
-"""Pod classes that are cached, with a byte for each node."""
+"""Maximum number of cached pod classes. Each has one byte for each node."""
 PODS_KEPT = 4_096
-"""Pods whose class is cached."""
+"""Maximum number of pods whose class is cached."""
 MOST_SHAPES = 64
-"""Hardware shapes for which the part of a request that affects the score is cached."""
+"""Maximum number of hardware shapes for which the part of a request that affects the score is cached."""
 COUNTING = frozenset((*ANNOTATIONS, *CHOOSING, GPU_COUNT, NODE_POLICY))
 """Annotations that affect the choice of devices, the ranking of nodes, or refusals."""
 NAMING_GPUS = frozenset((USE_UUID, NO_USE_UUID))
-"""Annotations with uuids of GPUs, by which nodes of one kind may decide differently."""
+"""Annotations with GPU UUIDs. Because of them, nodes of one kind can decide differently."""
 NAMESPACE = Namespace("pod to schedule")
 POD = PodName("pod to schedule")
 """Placeholder names, which no pod can have: decisions do not depend on names."""
 DEVICES_UNKNOWN = "DevicesUnknown"
-"""The kubelet has such devices, but the data of the node does not, so nothing can be predicted."""
+"""A device plugin has registered the resource, but its devices are unknown, so no decision can be predicted."""
 
 
 class KindNeed:
@@ -103,14 +104,14 @@ class KindNeed:
         self.need = need
         self.is_decided_by_amounts = need is not None and need.complete
         self.unlisted = unlisted(self.demand, kind, view)
-        """Code of the refusal for a resource that no such node has; empty: there is none."""
+        """Code of the refusal if nodes of this kind do not have a requested resource; empty: there is no refusal."""
         self._kind = kind
         self._score_needs: dict[int, tuple[Topology, Any]] = {}
-        """By the identity of a shape, with the shape, so that no other one gets it."""
+        """`id` of a shape -> the shape, kept so that its id is not reused, and the result of `scorer.need`."""
 
     @cached_property
     def takes(self) -> PodNeed | None:
-        """The amounts that it takes from the NUMA nodes to which a kubelet aligns it. None: not known."""
+        """The amounts that the pod takes from the NUMA nodes to which a kubelet aligns it. None: unknown."""
         if self.need is not None and self.need.strict:  # a pod without annotations about devices
             return self.need
         bare = msgspec.structs.replace(self.demand.request, annotations={})
@@ -118,21 +119,21 @@ class KindNeed:
 
     @cached_property
     def on_empty(self) -> str:
-        """The code of the refusal by an empty, healthy node of this kind; empty: it admits the pod."""
+        """The code of the refusal by a healthy node of this kind without pods; empty: it admits the pod."""
         return decide_code(empty(self._kind), self.demand)
 
     @cached_property
     def may_be_parted(self) -> bool:
         """
-        Whether the kubelet may refuse the pod if it aligns it to other NUMA nodes, because too little is left of resources
-        that it does not count there: parts of GPUs, co-allocated devices, and devices of later containers.
+        Whether the kubelet could refuse the pod after aligning it to other NUMA nodes, which may have too little of the
+        resources that it does not count there: parts of GPUs, co-allocated devices, and devices of later containers.
         """
         has_rest = self.takes is not None and self.takes.rest is not None
         is_joint = any(each.joint is not None for each in self.demand.containers)
         return has_rest or is_joint or bool(containers_aligned_to_gpus(self._kind.topology, self.demand))
 
     def key(self, node: NodeView, scorer: NodeScorer) -> Key:
-        """The sort key of a node of this kind for the pod; None if its free resources are not known."""
+        """The sort key of a node of this kind for the pod; None if the free resources of the node are unknown."""
         if (shape := node.shape) is None:
             return None
         if id(shape) not in self._score_needs:
@@ -143,7 +144,7 @@ class KindNeed:
 
 
 class RefusedByAll(NamedTuple):
-    """The last answer about a class that all nodes of the call refused."""
+    """The last answer to a call in which all nodes refused a pod of the class."""
 
     version: int
     """The version of the cluster for which this is valid."""
@@ -154,18 +155,18 @@ class RefusedByAll(NamedTuple):
 
 
 class PodClass:
-    """Pods about which each node decides equally, with the decision of each node."""
+    """Pods for which each node makes the same decision, with the decision of each node."""
 
     def __init__(self, pod: PodRequest) -> None:
-        """`pod`: valid, with names that no pod has."""
+        """`pod`: a valid request with placeholder names."""
         self.pod = pod
         self.key = msgspec.json.encode(pod, order="deterministic")
         self.codes = bytearray()
-        """Refusal codes by node index: 0 if the node would admit the pod, else the number of the refusal."""
+        """Node index -> 0 if the node would admit the pod, otherwise the number of the refusal."""
         self.version = -1
         """The version of the cluster up to which `codes` and `keys` are valid."""
         self.refused_by_all: RefusedByAll | None = None
-        """The answer if all nodes of the last call refused, for other pending pods of the class."""
+        """The answer to the last call if all of its nodes refused. Reused for other pending pods of the class."""
         self.keys = NodeKeys()
         self._needs: WeakKeyDictionary[NodeKind, KindNeed] = WeakKeyDictionary()
 
@@ -178,7 +179,7 @@ class PodClass:
         return need
 
     async def prepare(self, kind: NodeKind, view: ClusterView, turns: TaskTurns) -> None:
-        """Does the work of `of`, and yields to the event loop. Raises InvalidField."""
+        """Does the work of `of` in steps, and yields to the event loop between them. Raises InvalidField."""
         if kind in self._needs:
             return
 
@@ -211,7 +212,7 @@ class PodClasses:
         request, made = self._pods.get(pod.uid, (None, None))
         if made is None or request != pod.request:
             made = PodClass(nameless(validate_pod(pod.request)))
-        kept = self._requests.get(made.key, made)  # one for all pods with this request
+        kept = self._requests.get(made.key, made)  # one object for all pods with this request
         self._requests[made.key] = kept
         self._pods[pod.uid] = pod.request, kept
         return kept
@@ -223,7 +224,7 @@ class PodClasses:
 
 
 class DecisionCache:
-    """The decisions of the nodes about classes of pods."""
+    """The decision of each node for each pod class."""
 
     def __init__(
         self,
@@ -232,8 +233,8 @@ class DecisionCache:
         conflict: Callable[[PodClass, NodeView], str] = lambda request, node: "",
     ) -> None:
         """
-        `classes`: all pod classes. `conflict`: code of the refusal if a pod would take resources of planned pods; else
-        empty.
+        `classes`: all pod classes. `conflict`: returns the code of the refusal if a pod would take resources that
+        planned pods need; otherwise empty.
         """
         self._view = view
         self._classes = classes
@@ -244,7 +245,7 @@ class DecisionCache:
         self._numbers: dict[NodeRefusal, int] = {}
 
     def codes(self, request: PodClass) -> bytearray:
-        """Refusal codes by node index, 0 if a node would admit the pod. Raises InvalidField."""
+        """Node index -> number of the refusal; 0 if the node would admit the pod. Raises InvalidField."""
         view = self._view
         self._note_resources()
         if request.version < view.version:
@@ -255,7 +256,7 @@ class DecisionCache:
         return request.codes
 
     async def prepare(self, request: PodClass) -> None:
-        """Does the work of `codes` and yields to the event loop. It takes seconds if amounts do not decide."""
+        """Does the work of `codes` and yields to the event loop. Takes seconds if amounts alone do not decide."""
         turns = self._view.turns()
         self._note_resources()
         if request.keys.are_stale:
@@ -267,18 +268,18 @@ class DecisionCache:
             due = [(node.version, node) for node in self._view.changed_since(request.version)]
             if not due:  # the changed nodes were dropped
                 return
-            # In the order of changes, so that the next call continues where this one stops.
+            # Starts with the oldest change, so that the next call can continue from the point where this one stops.
             for version, node in reversed(due):
-                if self._view.nodes.get(node.name) is node and node.version == version:  # a changed node comes again
+                if self._view.nodes.get(node.name) is node and node.version == version:  # a changed node is due again
                     self._note(request, node)
                 request.version = version
                 await turns.give()
                 self._note_resources()
-                if request.version != version:  # another call has judged nodes, or the decisions were dropped
+                if request.version != version:  # another call has added or dropped decisions
                     break
 
     def _note_resources(self) -> None:
-        """Drops all decisions if a node offers a new resource: before, the resource may have been ignored."""
+        """Drops all decisions if the offered resources have changed: resources that no node offers may be ignored."""
         if self._resources != self._view.offers.names:
             self._resources = self._view.offers.names
             self._classes.reset()
@@ -306,12 +307,12 @@ class DecisionCache:
         return code or self._conflict(request, node)
 
     def judge_empty(self, request: PodClass, kind: NodeKind) -> str:
-        """As `judge`, for an empty, healthy node of this kind."""
+        """Same as `judge`, for a healthy node of this kind without pods."""
         asked = request.of(kind, self._view)
         return asked.unlisted or asked.on_empty
 
     def resolvability(self, request: PodClass, node: NodeView) -> Resolvability | None:
-        """Why the end of other pods would not help on a node that refuses the pod. None: it would, or is irrelevant."""
+        """Why the end of other pods would not help on a node that refuses the pod. None: it may help, or is unknown."""
         if node.refusal or node.kind is None:
             return None
         asked = request.of(node.kind, self._view)
@@ -333,7 +334,7 @@ class DecisionCache:
         return Resolvability.UNHEALTHY if code and code not in UNDECIDED else None
 
     def number(self, code: str, *, helped: bool, resolvability: Resolvability | None = None) -> int:
-        """The number of a refusal; 0 for none. `helped`, `resolvability`: as of `NodeRefusal`."""
+        """The number of a refusal; 0 for none. `helped`, `resolvability`: as in `NodeRefusal`."""
         if not code:
             return 0
         refusal = NodeRefusal(code=code, helped_by_victims=helped, resolvability=resolvability)
@@ -351,7 +352,7 @@ def decide_code(state: NodeState, demand: PodDemand) -> str:
 
 
 def empty(kind: NodeKind) -> NodeState:
-    """An empty, healthy node of this kind, with no known uuid."""
+    """A healthy node of this kind without pods and without device UUIDs."""
     hardware = without_uuids(kind.topology)
     devices = (*hardware.gpu_by_id, *hardware.nic_by_id, *(other.id for other in hardware.others))
     return initial_state(NodeName(""), hardware, dict.fromkeys(devices, HEALTHY), "")
@@ -362,13 +363,13 @@ def unlisted(demand: PodDemand, kind: NodeKind, view: ClusterView) -> str:
     missing = demand.device_names - kind.topology.devices.keys() - amount_resources(kind.topology)
     if kind.registered is not None and missing & kind.registered:
         return DEVICES_UNKNOWN
-    # As in the kubelet, a resource that no node offers and no plugin has registered is ignored. But amounts of GPUs in slots
-    # are not ignored, because the pod would get the whole GPU, or none.
+    # Like the kubelet, ignore a resource that no node offers and no plugin has registered. But do not ignore amounts of
+    # GPUs in slots, because the pod would get a whole GPU or none.
     return UnknownResource.code if missing & (view.offers.names | {GPU, NIC, *USUAL_AMOUNTS}) else ""
 
 
 def nameless(pod: PodRequest) -> PodRequest:
-    """The request of a valid pod with fixed names and the annotations that decide."""
+    """The request of a valid pod, with placeholder names and only the annotations that affect decisions."""
     init, containers = (
         tuple(msgspec.structs.replace(each, name=ContainerName(f"{group}-{n}")) for n, each in enumerate(of_group))
         for group, of_group in (("init", pod.init_containers), ("app", pod.containers))

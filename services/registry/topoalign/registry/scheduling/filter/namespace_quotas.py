@@ -1,13 +1,14 @@
 """
 Enforces ResourceQuotas for parts of GPUs.
 
-    new pods       are added to all pods of the namespace that have not ended, as in Kubernetes' own quotas
-    waiting pods   are added to those that are bound, reserved or being bound: pods that were created at the same moment
-                   would otherwise keep each other waiting for ever
+    a new pod       counts together with all pods of the namespace that have not ended, as in Kubernetes' own quotas
+    a pending pod   counts together with the pods that are bound, being bound or reserved: otherwise, pods that were
+                    created at the same time could block each other forever
 
-Only pods that request resources with a quota are checked. Until the quotas are listed, pods with an amount wait
-(`QuotasUnknown`). If a pod has no amount, the size of its node's GPUs counts, so the result may differ from node to node. A
-new pod has no node yet, so only its own amounts count. Quotas with scopes are not enforced; this is logged.
+Only pods that request resources with a quota are checked. Until the quotas are listed, pods that request such resources
+wait (`QuotasUnknown`). If a pod requests GPUs without an amount, the size of the node's GPUs counts, so the result can
+differ between nodes. A new pod has no node yet, so only the amounts in its request count. Quotas with scopes are not
+enforced, and a warning is logged.
 """
 
 from collections import Counter
@@ -41,20 +42,20 @@ log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class NamespaceUse:
-    """The pods of one namespace that ask for devices and have not ended, and their sums."""
+    """The pods of one namespace that request devices and have not ended, and the sums of their amounts."""
 
     def __init__(self, offers: OfferedResources) -> None:
         self.pods: dict[str, PodRequest] = {}
-        """UID -> its request."""
+        """UID of a pod -> its request."""
         self.bound: dict[str, NodeName] = {}
-        """UID -> node."""
+        """UID of a bound pod -> its node."""
         self._offers = offers
         self._per_gpu: PerGpu | None = None
-        """The resource names by which the pods were counted; None: they were not counted yet."""
+        """The resource names with which the pods were counted; None: they have not been counted yet."""
         self._version = 0
-        """Of the sizes by which the pods were counted."""
+        """The version of the GPU sizes with which the pods were counted."""
         self._amounts: dict[str, tuple[GpuSizes, Amounts]] = {}
-        """UID -> the sizes of its node's GPUs, and its amounts there; without a node only the amounts in its request."""
+        """UID of a pod -> the sizes of its node's GPUs, and its amounts; without a node, those in its request."""
         # The sums are updated at each change of a pod, because adding up 5,000 pods in each filter call takes 9 ms.
         self._all: Counter[ResourceName] = Counter()
         self._of_bound: Counter[ResourceName] = Counter()
@@ -78,12 +79,12 @@ class NamespaceUse:
         self.bound.pop(uid, None)
 
     def all(self) -> Amounts:
-        """The sum of all pods; pods without a node count with the amounts that they name."""
+        """The sum of all pods. For a pod without a node, only the amounts in its request count."""
         self._count_all()
         return self._all
 
     def placed(self, others: Mapping[str, NodeName], without: Collection[str]) -> Amounts:
-        """The sum of the bound pods and of these `others` on their nodes, without the pods `without`."""
+        """The sum of the bound pods and the `others` on their nodes, except the pods in `without`."""
         per_gpu = self._count_all()
         used = self._of_bound.copy()
         for uid in self.bound.keys() & without:
@@ -93,13 +94,13 @@ class NamespaceUse:
         return used
 
     def of(self, uids: Collection[str], node: NodeName | None) -> Amounts:
-        """The sum of these pods on this node; None: of the amounts that they name."""
+        """The sum of these pods on this node; None: only the amounts in their requests count."""
         sizes = self._offers.sizes_on(node)
         per_gpu = amounts_per_gpu(self._offers.slots)
         return sum_quota_amounts(quota_amounts(self.pods[uid], per_gpu, sizes) for uid in uids if uid in self.pods)
 
     def _count_all(self) -> PerGpu:
-        """Counts the pods again whose names or sizes of amounts have changed. Returns the names."""
+        """Counts pods again if their resource names or GPU sizes have changed. Returns the resource names."""
         per_gpu = amounts_per_gpu(self._offers.slots)
         is_renamed = per_gpu != self._per_gpu
         if is_renamed or self._version != self._offers.sizes_version:
@@ -143,7 +144,7 @@ class QuotasUnknown(Unavailable):
 
 
 class Quotas:
-    """The quotas of all namespaces, and their pods that count."""
+    """The quotas of all namespaces, and the pods that count against them."""
 
     def __init__(
         self,
@@ -152,8 +153,8 @@ class Quotas:
         mates: Callable[[str], Collection[str]] = lambda uid: (),
     ) -> None:
         """
-        `reserved`: UID of each reserved pod -> its nodes. `mates`: UID of a pod -> UIDs of the pending pods of its gang,
-        which are reserved together.
+        `reserved`: UID of each reserved pod -> its nodes. `mates`: UID of a pod -> UIDs of the pending pods of its
+        gang, which are reserved together.
         """
         self.listed = False
         """Whether all quotas are known."""
@@ -164,14 +165,14 @@ class Quotas:
         self._limits: dict[str, Amounts] = {}
         """Namespace -> the lowest limits of its quotas."""
         self._held: dict[str, NamespaceUse] = {}
-        """By namespace."""
+        """Namespace -> its pods."""
         self._namespaces: dict[str, str] = {}
-        """UID of a pod that asks for devices -> its namespace."""
+        """UID of a pod that requests devices -> its namespace."""
         self._claims: dict[str, tuple[NodeName, Collection[str]]] = {}
-        """UID of a pod that is being bound -> its node, and the UIDs of its gang if that is not reserved yet."""
+        """UID of a pod that is being bound -> its node, and the UIDs of its gang's pods if not reserved yet."""
 
     def see(self, quota: SeenQuota) -> bool:
-        """Records a quota. Returns whether a limit has changed, because Kubernetes also writes its counts into quotas."""
+        """Records a quota. Returns whether a limit has changed; Kubernetes also updates the usage in a quota."""
         if self._quotas.get(quota.uid) == quota:
             return False
         if quota.scoped and quota.limits:
@@ -193,13 +194,13 @@ class Quotas:
         return before != now
 
     def see_pod(self, pod: SeenPod) -> None:
-        """Notes a pod that has not ended. Its request does not change."""
+        """Records a pod that has not ended. The request of a pod does not change."""
         if pod.uid not in self._namespaces:
-            if not any("/" in name for name, _ in pod.limits()):  # true for most pods, which need not be read
+            if not any("/" in name for name, _ in pod.limits()):  # true for most pods, which are not parsed
                 return
             try:
                 request = without_annotations(pod).to_schedule().request
-            except InvalidField:  # no kubelet gives it anything
+            except InvalidField:  # no kubelet allocates anything to it
                 return
             self._add(pod.uid, request)
         if pod.node is not None:
@@ -219,11 +220,14 @@ class Quotas:
                 del self._held[namespace]
 
     def check_new(self, pod: PodRequest) -> None:
-        """Raises OverQuota and QuotasUnknown for a pod that is to be created."""
+        """Checks a pod that is to be created. Raises OverQuota and QuotasUnknown."""
         self._check(pod, None, lambda held: held.all())
 
     def check_waiting(self, pod: PodToSchedule, node: NodeName | None = None, without: Collection[str] = ()) -> None:
-        """Raises OverQuota and QuotasUnknown for a pod, with its gang, on this node; None: by the amounts in its request."""
+        """
+        Checks a pending pod and its gang on this node; None: only the amounts in their requests count. Raises OverQuota
+        and QuotasUnknown.
+        """
         if self.listed and not self._limits.get(pod.request.namespace):
             return
         places = self._places()
@@ -236,7 +240,10 @@ class Quotas:
     def full_on(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], without: Collection[str] = ()
     ) -> frozenset[NodeName]:
-        """The nodes on which a waiting pod exceeds its quota. `without`: UIDs of pods to leave out. Raises QuotasUnknown."""
+        """
+        The nodes on which a pending pod exceeds its quota. `without`: UIDs of pods that do not count. Raises
+        QuotasUnknown.
+        """
         if self.listed and not self._limits.get(pod.request.namespace):
             return frozenset()
         by_sizes: dict[int, list[NodeName]] = {}
@@ -247,12 +254,12 @@ class Quotas:
 
     @contextmanager
     def claim(self, pod: PodToSchedule, node: NodeName) -> Iterator[None]:
-        """Counts the pod and its gang on this node while it is being bound. Raises as `check_waiting`."""
+        """Counts a pod and its gang on this node while it is being bound. Raises the errors of `check_waiting`."""
         self.check_waiting(pod, node)
         is_reported = pod.uid in self._namespaces
         if not is_reported:
             self._add(pod.uid, pod.request)
-        # The gang of a reserved pod is reserved, too, and each pod of it counts on its own node.
+        # If the pod is reserved, its gang is reserved too, and each pod of the gang counts on its own node.
         self._claims[pod.uid] = node, () if pod.uid in self._reserved() else self._mates(pod.uid)
         try:
             yield
@@ -268,7 +275,7 @@ class Quotas:
             self._claims.pop(pod.uid, None)
 
     def _places(self) -> dict[str, NodeName]:
-        """UID of each pod that is being bound or reserved -> its node, the first one of several."""
+        """UID of each pod that is being bound or reserved -> its node; of several reserved nodes, the first by name."""
         of_gangs = {mate: node for node, mates in self._claims.values() for mate in mates}
         being_bound = {uid: node for uid, (node, _) in self._claims.items()}
         return {uid: min(nodes) for uid, nodes in self._reserved().items()} | of_gangs | being_bound
@@ -301,7 +308,7 @@ class Quotas:
 
 
 def quota_has_room(quotas: Quotas | None, pod: PodToSchedule, node: NodeName, gone: Collection[str]) -> bool:
-    """Whether the quota of a waiting pod has room on a node if these pods were gone. Raises QuotasUnknown."""
+    """Whether the quota would have room for a pending pod on a node if these pods were gone. Raises QuotasUnknown."""
     try:
         if quotas is not None:
             quotas.check_waiting(pod, node, gone)
@@ -311,7 +318,7 @@ def quota_has_room(quotas: Quotas | None, pod: PodToSchedule, node: NodeName, go
 
 
 def without_annotations(pod: SeenPod) -> SeenPod:
-    """The pod without annotations, which a user may change while it runs; kubelet and quotas ignore them."""
+    """The pod without annotations. Users can change them while the pod runs; the kubelet and quotas ignore them."""
     metadata = pod.content.metadata
     if metadata is None or not metadata.annotations:
         return pod

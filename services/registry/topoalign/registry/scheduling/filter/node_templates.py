@@ -1,10 +1,14 @@
 """
-Predicts the decision of a node that does not exist yet, such as one that cluster-autoscaler may add, from its labels.
+Predicts from its labels the decision of a node that does not exist yet, such as one that Cluster Autoscaler may add.
 
-The template is an existing node with the same label `topoalign.io/machine`, the machine of that name in the catalogue, or an
-existing node with the same label `node.kubernetes.io/instance-type`, in this order. Of several nodes the first by name
-counts. The template has the hardware and the kubelet's rules of the node, with nothing allocated. A machine of the catalogue
-has the rules of a kubelet without configuration.
+The template is the first of these that exists:
+
+1. an existing node with the same label `topoalign.io/machine`;
+2. the machine of that name in the catalogue;
+3. an existing node with the same label `node.kubernetes.io/instance-type`.
+
+If several nodes have the label, the template is the first by name. It has the hardware and the kubelet rules of that
+node, without allocations. A machine of the catalogue has the rules of a kubelet with default configuration.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,24 +28,24 @@ UNCONFIGURED = AdmissionRules(mode=Mode.KUBELET, policy=Policy.NONE, cpu_manager
 
 
 class NewNodes:
-    """The decisions of unknown nodes about a pod class, for one call, during which the view does not change."""
+    """The decisions of unknown nodes for a pod class during one call, in which the view does not change."""
 
     def __init__(
         self, view: ClusterView, decisions: DecisionCache, request: PodClass, passes: Callable[[NodeName], bool]
     ) -> None:
-        """`passes`: whether the pod may go to a node because topoalign does not manage it."""
+        """`passes`: whether the filter passes a node because topoalign does not manage it."""
         self._view = view
         self._decisions = decisions
         self._request = request
         self._passes = passes
-        # A call may have thousands of unknown nodes, so equal ones are judged once.
+        # A call can have thousands of unknown nodes, so there is one decision for equal nodes.
         self._codes: dict[str | NodeKind, int] = {}
         """Code of a refusal, or kind of the template -> number of the refusal."""
         self._labelled: dict[tuple[str, str], NodeKind] | None = None
         """(Label, value) -> the kind of the first node with it."""
 
     def number(self, node: NodeName, labels: Mapping[str, str]) -> int:
-        """Returns the number of the refusal by a node with these labels; 0 if it would admit the pod or is unmanaged."""
+        """Returns the number of the refusal by a node with these labels; 0: it would admit the pod or is unmanaged."""
         if self._passes(node):
             return 0
         code = self._view.foreign(node)
@@ -53,7 +57,7 @@ class NewNodes:
 
     def _template(self, labels: Mapping[str, str]) -> NodeKind | None:
         """Returns the kind of a new node with these labels. None: there is no template."""
-        if labels.keys().isdisjoint((MACHINE, INSTANCE_TYPE)):  # as of each node if the scheduler sends names alone
+        if labels.keys().isdisjoint((MACHINE, INSTANCE_TYPE)):  # always the case if the scheduler sends only names
             return None
         if self._labelled is None:
             self._labelled = kinds_by_label(self._view)
@@ -63,7 +67,7 @@ class NewNodes:
 
 
 def kinds_by_label(view: ClusterView) -> dict[tuple[str, str], NodeKind]:
-    """Returns the kinds of the offered nodes by the two labels of their Kubernetes Nodes."""
+    """Returns (label, value) -> the kind of the first offered node with it, for the two labels of a template."""
     found: dict[tuple[str, str], NodeKind] = {}
     for name in sorted(view.nodes):
         kind = view.nodes[name].kind
@@ -76,5 +80,5 @@ def kinds_by_label(view: ClusterView) -> dict[tuple[str, str], NodeKind]:
 
 @lru_cache(maxsize=32)
 def template_of_machine(machine: str) -> NodeKind | None:
-    """Returns a machine of the catalogue under a kubelet without any configuration. None: there is none of this name."""
+    """Returns a machine of the catalogue, with a kubelet in default configuration. None: no machine has this name."""
     return NodeKind(catalogue.machine(machine), UNCONFIGURED, None) if machine in catalogue.names() else None

@@ -1,18 +1,19 @@
 """
-Checks whether a pod would take resources that pods of gangs, planned to the node, need, and whether it may have to wait.
+Checks whether a pod would take resources that the planned pods of gangs need on its node, and whether it must wait.
 
-A kubelet does not know reservations. So it may align another pod to NUMA nodes that are reserved for planned pods:
+A kubelet does not know about reservations. So it can align another pod to NUMA nodes whose resources are reserved for
+planned pods:
 
-    policy restricted, 3 GPUs are free on NUMA node 0 and 2 on node 1; b, of a gang, is planned to the 3
-    q requests 1 GPU: together with b it fits on node 1, but the kubelet aligns it to node 0
+    policy restricted; 3 GPUs are free on NUMA node 0 and 2 on node 1; pod b of a gang is planned on the 3 GPUs
+    pod q requests 1 GPU: together with b it fits on node 1, but the kubelet aligns it to node 0
 
-A pod that is admitted before the planned pods must leave enough for all of them, decided one after the other in the order of
-their reservations, which is the order of the plan. So the first planned pod always passes, and another planned pod passes if
-it leaves enough for the rest.
+A pod that is admitted before the planned pods must leave enough for all of them. They are decided one after the other,
+in the order of their reservations, which is the order of the plan. So the first planned pod always passes. Another
+planned pod passes if it leaves enough for the others.
 
-A single pending pod may also have to wait, if the kubelet could refuse it after the end of other pods. Such a pod requests
-parts of GPUs or co-allocated NICs, or has several containers, one of which may take what another needs. The filter passes
-the node, because its kubelet would admit the pod now. But a node where a pod had to wait is ranked last for it.
+A single pending pod must also wait if the kubelet could refuse it after other pods end. Such a pod requests parts of
+GPUs or co-allocated NICs, or has several containers, and one container can take what another needs. The filter passes
+the node, because its kubelet would admit the pod now. But a node where a pod had to wait gets score 0 for that pod.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -39,21 +40,21 @@ from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, PodToSche
 from topoalign.runtime.recent_dict import RecentDict
 
 PODS_KEPT = 1_024
-"""Pods whose waiting nodes are kept."""
+"""Maximum number of pods for which the nodes where they had to wait are kept."""
 
 
 class WaitingPods:
-    """Judges single pending pods on the nodes of a view."""
+    """Checks pods on nodes without other pending pods."""
 
     def __init__(self, view: ClusterView, request: Callable[[PodToSchedule], PodClass]) -> None:
-        """`request`: the class of a pod."""
+        """`request`: returns the class of a pod."""
         self._view = view
         self._request = request
         self._waited = RecentDict[str, set[NodeName]](PODS_KEPT)
         """UID of a pod -> the nodes where it had to wait."""
 
     async def refusal(self, node: NodeName, pod: PodToSchedule) -> str:
-        """`PODS_PENDING` if the kubelet could refuse the pod after the end of others; else empty. Raises InvalidField."""
+        """`PODS_PENDING` if the kubelet could refuse the pod after others end; otherwise empty. Raises InvalidField."""
         view = self._view.nodes.get(node)
         if view is None or view.kind is None:
             return ""
@@ -81,7 +82,7 @@ GANG_FIRST = "GangFirst"
 
 
 class Planned(NamedTuple):
-    """A pod that is planned to a node."""
+    """A pod that is planned on a node."""
 
     uid: str
     gang: str
@@ -92,14 +93,14 @@ class Crowd(NamedTuple):
     """The planned pods of a node, cached until the node changes."""
 
     version: int
-    """Of the node."""
+    """The version of the node."""
     pods: Sequence[PendingPod]
     free: Free
     """The free amounts without the reservations of these pods."""
 
 
 class PlannedPods:
-    """Judges pods by what is planned on the nodes of a view."""
+    """Checks whether a pod leaves enough for the pods that are planned on its node."""
 
     def __init__(
         self,
@@ -107,14 +108,17 @@ class PlannedPods:
         request: Callable[[PodToSchedule], PodClass],
         requested: Requested,
     ) -> None:
-        """`request`: the class of a pod. `requested`: the request of a reserved pod; None: it counts as held."""
+        """
+        `request`: returns the class of a pod. `requested`: returns the request of a reserved pod; None: its reserved
+        resources count as held.
+        """
         self._requested = requested
         self._view = view
         self._request = request
         self._crowds = WeakKeyDictionary[NodeView, Crowd]()
 
     def on(self, node: NodeView) -> list[Planned]:
-        """The pods that are planned to a node, in the order of their reservations."""
+        """The pods that are planned on a node, in the order of their reservations."""
         if node.kind is None:
             return []
         planned = []
@@ -127,7 +131,7 @@ class PlannedPods:
         return planned
 
     def refusal(self, request: PodClass, node: NodeView, gone: frozenset[str] = frozenset()) -> str:
-        """`GANG_FIRST` if a pod leaves too little for the planned pods; else empty. `gone`: UIDs of pods to ignore."""
+        """`GANG_FIRST` if a pod leaves too little for planned pods; otherwise empty. `gone`: UIDs of pods to ignore."""
         if not self._view.pods_on(node.name).planned:  # true for most of thousands of nodes
             if self._crowds:
                 self._crowds.pop(node, None)
@@ -144,7 +148,7 @@ class PlannedPods:
         return "" if fits_before_all(state, new, later_than("", planned)) else GANG_FIRST
 
     def _has_ample(self, request: PodClass, node: NodeView) -> bool:
-        """Whether amounts alone show that a pod leaves enough, whichever other pods end. This holds on most nodes."""
+        """Whether amounts alone show that a pod leaves enough, whichever other pods end. True for most nodes."""
         if node.kind is None:
             return False
         crowd = self._crowds.get(node)
@@ -161,7 +165,7 @@ class PlannedPods:
 
 
 def pending_pod(name: str, request: PodClass, need: KindNeed, *, must_fit: bool = True) -> PendingPod:
-    """A pending pod of a node with this need, under this name."""
+    """A pending pod of this class with this need. `name` makes its pod name unique."""
     named = msgspec.structs.replace(request.pod, name=PodName(f"{request.pod.name} {name}"))
     demand = pod_demand(named, need.demand.rules)
     return PendingPod(request.key, demand, must_fit, need.takes, need.is_decided_by_amounts)
@@ -170,7 +174,7 @@ def pending_pod(name: str, request: PodClass, need: KindNeed, *, must_fit: bool 
 def later_than(uid: str, planned: list[Planned]) -> Later:
     """The planned pods for which a pod must leave enough."""
     uids = [each.uid for each in planned]
-    # A planned pod must leave enough only for gangs that were planned before it; else two gangs could wait for each other.
+    # A planned pod must leave enough only for gangs planned before it. Otherwise two gangs could block each other.
     place = uids.index(uid) if uid in uids else len(planned)
     gang = planned[place].gang if uid in uids else ""
     others = [each.pending_pod for each in planned if each.uid != uid]

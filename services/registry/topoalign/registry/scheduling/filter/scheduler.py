@@ -1,7 +1,7 @@
 """
 Answers kube-scheduler's filter, prioritize and preempt calls from the view of the cluster.
 
-Nothing here changes the view. An unknown node is judged by its node template (`node_templates`).
+These calls do not change the view. The decision of an unknown node comes from its node template (`node_templates`).
 """
 
 from collections import Counter
@@ -41,11 +41,11 @@ from topoalign.registry.scheduling.scheduling_api import PODS_PENDING, Filtered,
 from topoalign.runtime.recent_dict import RecentDict
 
 PODS_KEPT = 4_096
-"""Pods whose result is cached, because pending pods are checked repeatedly."""
+"""Maximum number of pods whose result is cached. Pending pods are checked repeatedly."""
 
 
 class PodChecks:
-    """Finds pods that are invalid for all nodes: the webhook denies them, and the filter refuses them on all nodes."""
+    """Finds pods that are invalid on every node. The webhook denies them, and the filter refuses them on every node."""
 
     def __init__(self, offers: OfferedResources) -> None:
         self._offers = offers
@@ -54,22 +54,25 @@ class PodChecks:
 
     @property
     def _compat(self) -> Compat:
-        """The compat mode for checks that hold for all nodes with slots: HAMi's rules accept all that topoalign's accept."""
+        """
+        The compat mode for checks that apply to all nodes with slots. HAMi's rules accept every pod that topoalign's
+        rules accept.
+        """
         return "hami" if "hami" in self._offers.compats else ""
 
     def check(self, request: PodRequest) -> None:
-        """Raises as `check_pod`, for a pod of a node with a kubelet."""
+        """Raises the errors of `check_pod` for nodes where the kubelet decides, and those of `check_gpus_known`."""
         offered = self._offers
         offers = Offers(offered.units, offered.slots, offered.not_in_slots)
         demand = check_pod(request, offers, self._compat, by_kubelet=True)
         check_gpus_known(demand, offered.gpus, offers)
 
     def warnings(self, annotations: Mapping[str, str], limits: Mapping[ResourceName, str]) -> tuple[str, ...]:
-        """Returns warnings about a pod's probable mistakes (`warnings_of`)."""
+        """Returns warnings about probable mistakes in a pod (`warnings_of`)."""
         return warnings_of(annotations, limits, self._offers.names)
 
     def check_waiting(self, pod: PodToSchedule) -> None:
-        """As `check` for a pending pod, with a cached result."""
+        """Same as `check`, for a pending pod. Caches the result."""
         offers = self._offers
         has_named_gpu = not offers.gpus.isdisjoint(uuid_selection(pod.request.annotations).wanted or ())
         offered = offers.units, offers.slots, offers.not_in_slots, self._compat, has_named_gpu
@@ -87,19 +90,19 @@ class PodChecks:
 
 
 PLANNED_ELSEWHERE = "PlannedElsewhere"
-"""The pod is planned with its gang to another node."""
+"""The pod is planned on another node, with its gang."""
 NOMINATED_KEPT = 1_024
-"""Pods with a nominated node that refused them."""
+"""Maximum number of pods for which the first refusal by their nominated node is kept."""
 NOMINATED_SECONDS = 15.0
-"""How long a nominated node may still report its victims' devices. Afterwards it refuses the pod as other nodes do."""
+"""How long a nominated node can continue to report its victims' devices. After that, it refuses the pod as usual."""
 GANGS_KEPT = 256
-"""Gangs whose candidate nodes are kept."""
+"""Maximum number of pod classes of gangs whose candidate nodes are kept."""
 
 
 class VictimsTerminating(Unavailable):
     """
-    Raised for a pod that has preempted others on a node which still reports them. A refusal would start another preemption,
-    an error does not (kube-scheduler v1.36).
+    Raised for a pod that has preempted other pods on a node, while the node still reports them. A refusal would start
+    another preemption. An error does not (kube-scheduler v1.36).
     """
 
     def __init__(self, node: NodeName) -> None:
@@ -110,7 +113,7 @@ class VictimsTerminating(Unavailable):
 
 
 class Scheduler:
-    """Answers kube-scheduler for one cluster."""
+    """Answers the calls of kube-scheduler for one cluster."""
 
     def __init__(
         self,
@@ -125,11 +128,11 @@ class Scheduler:
         quotas: Quotas | None = None,
     ) -> None:
         """
-        `behind`: why data that an answer depends on is missing. `planned`: UID of a pod -> its node, if it is planned with
-        its gang. `allows`: whether Kubernetes' own filters accept the node for the pod. `passes`: whether the node passes
-        because topoalign does not manage it. `requested`: the request of a reserved pod. `refused` is called with a pod that
-        all nodes of a call refuse, and the number of nodes for each `NodeRefusal.label`. `quotas`: None if the registry has
-        no access to Kubernetes.
+        `behind`: why data that answers depend on is missing; None: no data is missing. `planned`: UID of a pod -> its
+        node, if it is planned with its gang. `allows`: whether Kubernetes' own filters accept the node for the pod.
+        `passes`: whether the filter passes the node because topoalign does not manage it. `requested`: the request of a
+        reserved pod. `refused` is called with each pod that all nodes of a call refuse, and with the number of nodes
+        for each `NodeRefusal.label`. `quotas`: None if the registry has no access to Kubernetes.
         """
         self.view = view
         self.passes = passes
@@ -145,14 +148,14 @@ class Scheduler:
         self._planned = PlannedPods(view, self._classes.of, requested)
         self._decisions = DecisionCache(view, self._classes, self._planned.refusal)
         self.lone = WaitingPods(view, self._classes.of)
-        """Judges pods without other pending pods."""
+        """Checks pods on nodes without other pending pods."""
         self._asked = RecentDict[object, Sequence[NodeName]](GANGS_KEPT)
-        """Gang, pod class and constraints -> the nodes of the last call, which kube-scheduler's other filters passed."""
+        """Gang, pod class and constraints -> the nodes of the last call. Kube-scheduler's other filters passed them."""
         self._nominated = RecentDict[tuple[str, NodeName], float](NOMINATED_KEPT)
         """UID of a pod and its nominated node -> monotonic second of its first refusal there."""
 
     async def prepare(self, pod: PodToSchedule) -> None:
-        """Does the long work for a `filter` or `prioritize`, and yields to the event loop. Raises as `filter`."""
+        """Does the long work of `filter` and `prioritize`, yielding to the event loop. Raises errors of `filter`."""
         turns = self.view.turns()
         while True:
             await self.view.catch_up()
@@ -166,12 +169,12 @@ class Scheduler:
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
     ) -> Filtered:
         """
-        Returns which of these nodes would admit the pod. `labels`: of nodes that were sent as whole objects; unknown nodes
-        are judged by them. Raises NotReadYet, and InvalidField for an invalid pod.
+        Returns which of these nodes would admit the pod. `labels`: the labels of nodes that were sent as full objects;
+        they determine the template of an unknown node. Raises NotReadYet, and InvalidField for an invalid pod.
         """
         request = self._request(pod)
         if GANG in pod.request.annotations and len(nodes) > 1:  # a single node may be the nominated one
-            known = self.view.nodes  # keep its names, not copies
+            known = self.view.nodes  # store the name objects of the view, not copies
             self._asked[key_of_gang(pod, request)] = tuple(known[node].name for node in nodes if node in known)
         return self._filter(pod, request, nodes, labels)
 
@@ -189,7 +192,7 @@ class Scheduler:
         planned = self._planned_node(pod.uid)
         leaving = () if pod.nominated is None else self.view.terminating(pod.nominated)
         full = frozenset[NodeName]() if self.quotas is None else self.quotas.full_on(pod, nodes, leaving)
-        repeated = not (own or full) and planned is None and pod.nominated is None  # else it holds for this pod only
+        repeated = not (own or full) and planned is None and pod.nominated is None  # otherwise valid only for this pod
         known = request.refused_by_all
         if repeated and known is not None and known.version == self.view.version and known.nodes == frozenset(nodes):
             self._refused(pod, known.counts)
@@ -211,7 +214,7 @@ class Scheduler:
             over = [self._decisions.number(OverQuota.code, helped=helped) for helped in (False, True)]
             for place, node in enumerate(nodes):
                 number = reserved.get(node, numbers[place]) if planned in (None, node) else elsewhere
-                # The quota comes first: what a node lacks as well may be free before the quota has room.
+                # The quota takes precedence: missing resources of the node may become free before the quota has room.
                 is_helped = number > 0 and refusals[number].helped_by_victims
                 numbers[place] = over[is_helped] if node in full else number
         if pod.nominated is not None and pod.nominated in nodes and pod.nominated not in full:
@@ -231,7 +234,7 @@ class Scheduler:
         return filtered
 
     def _number_of_nominated(self, pod: PodToSchedule, request: PodClass, node: NodeName, number: int) -> int:
-        """The number of the nominated node's refusal. Raises VictimsTerminating while it may still report the victims."""
+        """The number of the nominated node's refusal. Raises VictimsTerminating while it may still report victims."""
         if not number or not self._decisions.refusals[number].helped_by_victims:
             self._nominated.pop((pod.uid, node), None)
             return number
@@ -250,19 +253,24 @@ class Scheduler:
         return number
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
-        """Returns a score from 0 to 10 for each node, 0 for an unknown or avoided one. Raises as `filter` does."""
+        """
+        Returns a score from 0 to 10 for each node; 0 for a node that is unknown, is not offered, or where the pod had
+        to wait. Raises the errors of `filter`.
+        """
         request = self._request(pod)
         self._decisions.codes(request)
         return request.keys.scores_among(self.view, nodes, self.lone.last_for(pod.uid))
 
     async def best(self, pod: PodToSchedule, chosen: NodeName | None = None) -> Sequence[NodeName]:
         """
-        Returns the nodes that would admit the pod, the best first: of those that kube-scheduler's other filters have passed,
-        and the one that it has `chosen` now. Yields to the event loop, as `prepare`. Raises as `filter` does.
+        Returns the nodes that would admit the pod, the best first. The candidates are the nodes that kube-scheduler's
+        other filters have passed, and the node that it has `chosen` now. Yields to the event loop, as `prepare` does.
+        Raises the errors of `filter`.
         """
         await self.prepare(pod)
         request = self._request(pod)
-        # Only kube-scheduler knows the result of its other filters: the nodes of its last call for equal pods of the gang.
+        # Only kube-scheduler knows the results of its other filters. So use the nodes of its last call for an equal pod
+        # of the gang.
         asked = self._asked.get(key_of_gang(pod, request))
         if asked is None:
             asked = [node for node in self.view.nodes if self.allows(pod, node)]
@@ -273,14 +281,14 @@ class Scheduler:
         return sorted(passed, key=lambda node: (-scores[node], node))
 
     async def preempt(self, pod: PodToSchedule, victims: Mapping[NodeName, Victims]) -> Mapping[NodeName, Victims]:
-        """Returns the nodes that would admit the pod without these victims. Raises as `filter` does."""
+        """Returns the nodes that would admit the pod without these victims. Raises the errors of `filter`."""
         await self.view.catch_up()
         request = self._request(pod)
         turns = self.view.turns()
         helped: dict[NodeName, Victims] = {}
         for node, each in victims.items():
             await turns.give()
-            self.view.renew()  # nodes may have changed or been deleted meanwhile
+            self.view.renew()  # nodes may have changed or been deleted in the meantime
             passes = self.passes(pod, node) or not self._refusal_without(pod, request, node, each.uids)
             if passes and quota_has_room(self.quotas, pod, node, each.uids):
                 helped[node] = each
@@ -289,14 +297,15 @@ class Scheduler:
 
     async def fits_in_every_order(self, node: NodeName, pod: PodToSchedule) -> str:
         """
-        Returns the code of the reason why the pod may not be bound to the node now. Empty: the kubelet will admit it and all
-        pods that are bound or reserved and not yet reported by the node, in every order. Raises as `filter` does.
+        Returns the code of the reason why the pod must not be bound to the node now. Empty: in every order, the kubelet
+        will admit the pod and all bound or reserved pods that the node has not reported yet. Raises the errors of
+        `filter`.
         """
         await self.view.catch_up()
         request = self._request(pod)
         view = self.view.nodes.get(node)
         holds = self.view.pods_on(node)
-        # The pod's own reservation and assumed pods do not count, because binds of a node reserve one after the other.
+        # The pod's own reservation and assumed pods do not count, because binds to a node reserve one after another.
         uids = frozenset({pod.uid}) | holds.assumed
         if view is not None and holds.is_empty:  # no pod is pending, and nothing is held in addition to the facts
             return self._decisions.judge(request, view) or await self.lone.refusal(node, pod)
@@ -336,7 +345,7 @@ class Scheduler:
             raise NotReadYet(finding)
 
     def would_admit_without(self, node: NodeName, pod: PodToSchedule, uids: Collection[str]) -> bool:
-        """Whether the node would admit the pod without these pods of it. Raises as `filter` does."""
+        """Whether the node would admit the pod if these pods of the node were gone. Raises the errors of `filter`."""
         request = self._request(pod)
         return not self._refusal_without(pod, request, node, {*uids, *self.view.pods_on(node).assumed})
 
@@ -350,7 +359,7 @@ class Scheduler:
         return "" if view is None else self._planned.refusal(request, view, gone)
 
     def _request(self, pod: PodToSchedule) -> PodClass:
-        """The class of the pod, after applying all received facts. Raises NotReadYet, and as `PodChecks`."""
+        """Applies all received facts. Returns the class of the pod. Raises NotReadYet and errors of `PodChecks`."""
         self.check_ready()
         self.view.renew()
         self.checks.check_waiting(pod)
