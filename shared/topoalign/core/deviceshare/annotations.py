@@ -1,10 +1,10 @@
 """
 Reads the device annotations of a pod: hints per device type, joint allocation, and a GPU partition.
 
-An annotation is JSON written by a person, so every field is checked. Koordinator ignores what it does not know: a
-misspelt field or strategy has no effect, and the pod gets other devices than intended. By default an unknown value is
-refused with its path. With `compat` it is ignored, names of fields may be in any case, and later rules read the
-strings as they are.
+An annotation is JSON that a person writes, so every field is checked. Koordinator ignores unknown fields and values: a
+misspelled field or strategy has no effect, and the pod gets other devices than intended. By default, an unknown value
+is rejected, and the error names its path. With `compat`, an unknown value is ignored, field names are case-insensitive,
+and later rules use the strings unchanged.
 """
 
 import re
@@ -30,7 +30,7 @@ from topoalign.core.deviceshare.labels import LabelSelector, selector_fault
 from topoalign.core.model.errors import InvalidField, clean, quoted
 
 LONGEST = 256 * 1024
-"""Characters; the API server takes no more in all annotations of an object together."""
+"""In characters. The API server limits all annotations of an object together to this size."""
 
 T = TypeVar("T")
 
@@ -42,33 +42,33 @@ _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 
 
 class Hint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """How devices of one type are to be chosen: one entry of the annotation `device-allocate-hint`."""
+    """How to choose devices of one type: one entry of the annotation `device-allocate-hint`."""
 
     selector: LabelSelector | None = None
     vf_selector: LabelSelector | None = None
-    """Virtual functions are wanted, of groups that match. Without conditions: any."""
+    """If set, virtual functions of matching groups are requested. A selector without conditions matches any group."""
     allocate_strategy: str = ""
     required_topology_scope: str = ""
     exclusive_policy: str = ""
 
 
 class Joint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Which device types are decided together; the first that is asked for is the primary one."""
+    """The device types that are allocated together. The first one that the pod requests is the primary type."""
 
     device_types: tuple[str, ...] = ()
     required_scope: str = ""
 
 
 class PartitionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Asks for GPUs that are a partition of the node's table."""
+    """Requests GPUs that form a partition of the node's partition table."""
 
     allocate_policy: str = ""
     ring_bus_bandwidth: str | int | float | None = None
-    """A quantity, at least."""
+    """The minimum, as a Kubernetes quantity."""
 
 
 class Annotations(msgspec.Struct, frozen=True):
-    """The annotations of a pod that are about its devices. None: there is no such annotation."""
+    """The device annotations of a pod. None: the pod does not have the annotation."""
 
     hints: Mapping[DeviceType, Hint]
     joint: Joint | None
@@ -79,7 +79,7 @@ NO_HINT = Hint()
 
 
 def read_annotations(annotations: Mapping[str, str], *, compat: bool) -> Annotations:
-    """Reads a pod's annotations. Raises InvalidShareRequest, and for unknown values InvalidField unless `compat`."""
+    """Reads a pod's annotations. Raises InvalidShareRequest and, without `compat`, InvalidField for unknown values."""
     hints = _read_json_annotation(annotations, HINT_ANNOTATION, "DeviceAllocateHint", dict[str, Hint], compat) or {}
     for name, hint in hints.items():
         _check_selectors(name, hint, compat)
@@ -100,7 +100,7 @@ def read_annotations(annotations: Mapping[str, str], *, compat: bool) -> Annotat
 
 
 def parse_quantity_exactly(text: str | int | float) -> Fraction | None:
-    """Parses a quantity as Kubernetes writes it (`200Gi`, `1.5`, `1e3`); None if it is none."""
+    """Parses a Kubernetes quantity (`200Gi`, `1.5`, `1e3`). None: the text is not a quantity."""
     found = _QUANTITY.fullmatch(str(text))
     if found is None:
         return None
@@ -132,8 +132,8 @@ def _read_json_annotation(annotations: Mapping[str, str], key: str, name: str, k
 
 def _as_go_reads(raw: Any, kind: Any, compat: bool) -> Any:
     """
-    The same JSON without its nulls, which stand for absence in Go; with `compat` fields are found in any case, and unknown
-    ones are left out. What is not of this kind stays as it is, for `convert` to refuse.
+    The same JSON without null values, because Go reads them as absent fields. With `compat`, field names match in any
+    case, and unknown fields are removed. A value of another type stays unchanged, so that `convert` rejects it.
     """
     inner = get_args(kind) or (Any,)
     if isinstance(raw, list):
@@ -168,7 +168,7 @@ def _check_selectors(device: str, hint: Hint, compat: bool) -> None:
 
 
 def _check_hint_values(hints: Mapping[str, Hint]) -> None:
-    """Raises InvalidField for values that would be ignored otherwise."""
+    """Raises InvalidField for values that would otherwise be ignored."""
     path = device_annotation_path(HINT_ANNOTATION)
     _check_known(path, hints, DeviceType)
     for device, hint in hints.items():
@@ -190,7 +190,7 @@ def _check_hint_values(hints: Mapping[str, Hint]) -> None:
 
 
 def _check_joint_values(joint: Joint | None, partition: PartitionSpec | None) -> None:
-    """Raises InvalidField for values that would be ignored otherwise."""
+    """Raises InvalidField for values that would otherwise be ignored."""
     if joint is not None:
         path = device_annotation_path(JOINT_ANNOTATION)
         where = f"{path}.deviceTypes"

@@ -1,11 +1,11 @@
 """
-Selects the devices that may be considered, and counts how many are wanted of each type (koordinator a7a1b76b, sections
+Selects the candidate devices, and computes how many devices of each type are requested (koordinator a7a1b76b, sections
 on hints).
 
-A device may be considered if it is near the NUMA nodes asked for (or of no known node) and its labels match the selector.
-With `exclusivePolicy` the default also considers what other pods have: `DeviceLevel` takes untouched devices only,
-`PCIeLevel` only devices with no other device of their type in use next to them. Koordinator computes the latter and
-discards it.
+A device is a candidate if it is near the requested NUMA nodes, or its NUMA node is unknown, and its labels match the
+selector. Without `compat`, `exclusivePolicy` also takes devices in use into account. `DeviceLevel` selects only devices
+that are not in use. `PCIeLevel` selects only devices with no device of their type in use on the same switch or, if that
+is unknown, on the same root complex. Koordinator computes this exclusion and discards the result.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ from topoalign.core.model.ids import DeviceID
 
 
 class DeviceCandidate(msgspec.Struct, frozen=True):
-    """A device that may be considered, with what is free of it and its score."""
+    """A device that can be chosen, with its free amounts and its score."""
 
     device: InventoryDevice
     free: Quantities
@@ -39,7 +39,7 @@ class DeviceCandidate(msgspec.Struct, frozen=True):
 
 
 class DeviceGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """A device with what a pod gets of it."""
+    """A device, with the amounts and virtual functions of it that a pod gets."""
 
     device: InventoryDevice
     resources: Quantities
@@ -48,8 +48,8 @@ class DeviceGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 Chooser = Callable[[Sequence[DeviceCandidate], int], Sequence[DeviceCandidate]]
 """
-(GPUs by minor, those that were left first; how many of them) -> those to take, as many left ones as there can be among them;
-or none where it has no preference.
+(GPUs by minor, those to reuse from an init container first; how many to choose) -> the chosen GPUs, with as many GPUs
+to reuse as possible. Empty: the chooser has no preference.
 """
 
 
@@ -59,45 +59,45 @@ class JointRequest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     demand: JointDemand
     inventory: NodeInventory
     nodes: frozenset[int] | None = None
-    """NUMA nodes to stay on. None: anywhere."""
+    """The NUMA nodes to choose devices from. None: all NUMA nodes."""
     scorer: DeviceScorer | None = None
     chooser: Chooser | None = None
-    """Chooses the whole GPUs of a scope that has more than enough. None: the first ones."""
+    """Chooses whole GPUs in a scope that has more than enough. None: the first GPUs are chosen."""
     units: Mapping[DeviceID, GpuUnits] | None = None
-    """GPU -> the units of it that may be given, where GPUs are given in units. None: they are given whole."""
+    """GPU -> its units that can be allocated, if GPUs are allocated in units. None: GPUs are allocated whole."""
     step: Callable[[], None] | None = None
-    """Called at each step of a search, so that several searches can share one limit: it may raise TooMuchWork."""
+    """Called at each step of a search, so that several searches can share one limit. It can raise TooMuchWork."""
 
     @property
     def compat(self) -> bool:
-        """Whether Koordinator's answer is wanted, with its known faults."""
+        """Whether to decide as Koordinator does, including its known bugs."""
         return self.demand.compat
 
     @cached_property
     def kinds(self) -> Sequence[DeviceType]:
-        """The types to decide: all that something is asked of."""
+        """The requested device types."""
         return [kind for kind in DeviceType if kind in self.demand.requests]
 
     @cached_property
     def wants(self) -> Mapping[DeviceType, Wanted]:
-        """What is wanted of these types. Raises DevicesDoNotFit where the node has no devices of one."""
+        """What is requested of each type. Raises DevicesDoNotFit if the node has no devices of a type."""
         return {kind: count_wanted(self, kind) for kind in self.kinds}
 
     @cached_property
     def candidates(self) -> Mapping[DeviceType, Sequence[DeviceCandidate]]:
-        """The candidates of these types, by minor. Raises DevicesDoNotFit as `wants`."""
+        """The candidates of each type, by minor. Raises DevicesDoNotFit if `wants` does."""
         return {kind: list_candidates(self, kind, want.each) for kind, want in self.wants.items()}
 
 
 def select_devices(asked: JointRequest, kind: DeviceType) -> tuple[InventoryDevice, ...]:
-    """The devices of a type that are in the NUMA nodes, or in an unknown one, and match the selector, healthy or not."""
+    """The devices of a type on the NUMA nodes, or on an unknown one, that match the selector, healthy or not."""
     selector = asked.demand.hint(kind).selector
 
     def is_near(device: InventoryDevice) -> bool:
         if asked.nodes is None:
             return True
         if device.place is None:
-            return not asked.compat  # Koordinator leaves out devices without a place
+            return not asked.compat  # Koordinator skips devices without a known location
         return device.place.node == ANYWHERE or device.place.node in asked.nodes
 
     devices = asked.inventory.by_type[kind]
@@ -105,7 +105,7 @@ def select_devices(asked: JointRequest, kind: DeviceType) -> tuple[InventoryDevi
 
 
 def list_candidates(asked: JointRequest, kind: DeviceType, each: Quantities) -> tuple[DeviceCandidate, ...]:
-    """The candidates of a type by minor, with what is free of them and their score for a request of `each`."""
+    """The candidates of a type by minor, with their free amounts and their scores for a request of `each`."""
     devices = select_devices(asked, kind)
     exclusive = "" if asked.compat else asked.demand.hint(kind).exclusive_policy
     if exclusive == Exclusive.DEVICE:
@@ -129,7 +129,7 @@ def _pcie_neighbourhood(device: InventoryDevice) -> tuple[str, str | int]:
 
 
 def has_requested(candidate: DeviceCandidate, each: Quantities, *, compat: bool) -> bool:
-    """Whether a device has what is asked. Koordinator ignores a resource that the device does not have at all."""
+    """Whether a device has enough free. Koordinator ignores a requested resource that the device does not have."""
     free = candidate.free
     if not any(free.values()):
         return False
@@ -137,7 +137,7 @@ def has_requested(candidate: DeviceCandidate, each: Quantities, *, compat: bool)
 
 
 def count_wanted(asked: JointRequest, kind: DeviceType) -> Wanted:
-    """How many devices of a type are wanted, and what of each. Raises DevicesDoNotFit where the node has none."""
+    """How many devices of a type are requested, and how much of each. Raises DevicesDoNotFit if the node has none."""
     devices = asked.inventory.by_type[kind]
     if not devices:
         raise refuse_missing_type(kind)
@@ -154,13 +154,13 @@ def count_wanted(asked: JointRequest, kind: DeviceType) -> Wanted:
 
 
 def wanted_units(asked: JointRequest, kind: DeviceType) -> Wanted:
-    """How many devices are wanted of a type that is asked for in units, and what of each."""
+    """For a type that is requested in units: how many devices are requested, and how many units of each."""
     (name,) = RESOURCES[kind]
     hint = asked.demand.hint(kind)
     amount = asked.demand.requests[kind][name]
     alone = hint.exclusive_policy == Exclusive.DEVICE
     counted = hint.allocate_strategy == Strategy.REQUESTS_AS_COUNT
-    # with `RequestsAsCount` Koordinator takes 100 units for a hundred devices; the default takes them for one, as without
+    # With `RequestsAsCount`, Koordinator reads 100 units as 100 devices. Without `compat`, they are one device.
     if (amount > WHOLE and amount % WHOLE == 0) or (amount == WHOLE and counted and not asked.compat):
         return Wanted(amount // WHOLE, {name: WHOLE})
     if counted:
@@ -168,17 +168,16 @@ def wanted_units(asked: JointRequest, kind: DeviceType) -> Wanted:
     each = {name: WHOLE if alone and not asked.compat else amount}
     if hint.allocate_strategy != Strategy.APPLY_FOR_ALL:
         return Wanted(1, each)
-    # of all healthy devices in the NUMA nodes; with Koordinator of all devices of the node
+    # All healthy devices on the NUMA nodes. For Koordinator, all devices of the node.
     if asked.compat:
         devices = asked.inventory.by_type[kind]
         return Wanted(sum(selector_matches(hint.selector, device.labels) for device in devices), each)
     return Wanted(sum(device.healthy for device in select_devices(asked, kind)), each)
 
 
-# Takes devices of a type one by one in an order, with a virtual function of each where wanted.
-#
-# Koordinator's order for secondary devices (a7a1b76b): devices on the primary ones' PCIe come first, one of each PCIe
-# in turn, then all others.
+# Takes devices of a type one by one in order, with a virtual function of each if requested.  Koordinator's order for
+# secondary devices (a7a1b76b): first devices on the root complexes of the primary devices, one of each root complex in
+# turn, then all others.
 
 
 def by_minor(candidates: Iterable[DeviceCandidate], preferred: Collection[int] = ()) -> list[DeviceCandidate]:
@@ -187,7 +186,7 @@ def by_minor(candidates: Iterable[DeviceCandidate], preferred: Collection[int] =
 
 
 def by_preferred_pcie(candidates: Iterable[DeviceCandidate], preferred: Collection[str]) -> list[DeviceCandidate]:
-    """Sorts candidates: one of each preferred PCIe in turn, then the others by rank."""
+    """Sorts candidates: one of each preferred root complex in turn, then the others by rank."""
     ranked = sorted(candidates, key=candidate_order_key)
     near = [each for each in ranked if each.device.location.pcie in preferred]
     others = [each for each in ranked if each.device.location.pcie not in preferred]
@@ -206,9 +205,9 @@ def in_turn(ranked: Sequence[DeviceCandidate], group: Callable[[InventoryDevice]
 def candidate_order_key(candidate: DeviceCandidate) -> tuple[bool, int, int]:
     """The key that sorts candidates of one type, the best first."""
     return (
-        not candidate.device.left,  # one that an init container of the pod left,
+        not candidate.device.left,  # first a device to reuse from an init container of the pod,
         -candidate.score,  # then the best score,
-        candidate.minor,  # then the lowest minor, so that no tie is left to chance
+        candidate.minor,  # then the lowest minor, so that the order is deterministic
     )
 
 
@@ -227,7 +226,7 @@ def device_share(asked: JointRequest, candidate: DeviceCandidate, wanted: Wanted
         for function in group.functions
         if function.bus not in device.used_functions
     )
-    # one that an init container left, then the one with the lowest address
+    # first a function to reuse from an init container, then the lowest address
     function = min(unused, key=lambda each: (each.bus not in device.left_functions, each.bus), default=None)
     return None if function is None else DeviceGrant(device=device, resources=wanted.each, functions=(function,))
 
@@ -239,6 +238,6 @@ def able_candidates(asked: JointRequest, kind: DeviceType) -> list[DeviceCandida
 
 
 def take_first(asked: JointRequest, order: Iterable[DeviceCandidate], wanted: Wanted, most: int) -> list[DeviceGrant]:
-    """Gives of the first devices of an order that have enough, at most `most`."""
+    """Grants the first devices in an order that have enough, at most `most` devices."""
     grants = (device_share(asked, candidate, wanted) for candidate in order)
     return list(islice((grant for grant in grants if grant is not None), most))

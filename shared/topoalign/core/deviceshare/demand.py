@@ -1,4 +1,4 @@
-"""Reads everything that a pod asks of a node's devices: quantities, hints, joint allocation, and partitions."""
+"""Reads all device requests of a pod: quantities, hints, joint allocation, and partitions."""
 
 from collections.abc import Iterable, Mapping
 
@@ -34,58 +34,58 @@ from topoalign.core.model.ids import GPU, NIC, ResourceName
 from topoalign.core.model.requests import GANG, GANG_SIZE, GPU_COUNT
 
 RESOURCES = frozenset(map(ResourceName, (*GPU_RESOURCES, RDMA, FPGA))) | {GPU, NIC}
-"""The resources by which a pod with annotations asks for devices."""
+"""The resource names under which a pod with device annotations requests devices."""
 
 OWN_DOMAIN = "topoalign.io/"
 OF_USERS = (GANG, GANG_SIZE, GPU_COUNT)
-"""The annotations in our domain that users write."""
+"""The annotations in topoalign's domain that users set."""
 KNOWN = frozenset((*ANNOTATIONS, ALLOCATED_ANNOTATION, *OF_USERS))
-"""The annotations in the domains looked at; a gang is for the scheduler, and GPUs are for units of GPUs."""
+"""The known annotations in the checked domains. Gangs are for the scheduler, and the GPU count is for units of GPUs."""
 
 
 class JointDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pod asks for."""
+    """The device requests of a pod or a container."""
 
     requests: Mapping[DeviceType, Quantities] = {}
-    """Normalised. Empty: nothing is asked."""
+    """Normalized. Empty: no devices are requested."""
     hints: Mapping[DeviceType, Hint] = {}
     joint: tuple[DeviceType, ...] = ()
-    """Types that are decided together, the primary one first."""
+    """The types that are allocated together, the primary type first."""
     required_scope: str = ""
     partition: PartitionSpec | None = None
     by_whole_name: bool = False
-    """Whether GPUs are asked for as `nvidia.com/gpu`: those that are offered whole under this name."""
+    """Whether GPUs are requested as `nvidia.com/gpu`, so that only GPUs that are offered whole are allocated."""
     compat: bool = False
-    """Whether Koordinator's answers are wanted, with its known faults."""
+    """Whether to decide as Koordinator does, including its known bugs."""
 
     @property
     def gpu(self) -> GpuDemand | None:
-        """What is asked of GPUs. None: nothing."""
+        """The GPU request. None: no GPUs are requested."""
         asked = self.requests.get(DeviceType.GPU)
         return None if asked is None else gpu_demand(asked)
 
     @property
     def is_shared(self) -> bool:
-        """Whether shares of GPUs are asked for, so that others may have the rest."""
+        """Whether shares of GPUs are requested, so that other pods can get the rest."""
         return self.gpu is not None and self.gpu.shared
 
     @property
     def same_pcie(self) -> bool:
-        """Whether all devices have to be below one root complex."""
+        """Whether each device must have devices of all other joint types below the same PCIe scope (`SamePCIe`)."""
         return self.required_scope == JointScope.SAME_PCIE
 
     @property
     def required_level(self) -> Level:
-        """What all GPUs must have in common; a word that Koordinator does not know asks for nothing."""
+        """The scope that all GPUs must share. A value that Koordinator does not know has no effect."""
         return LEVELS.get(self.hint(DeviceType.GPU).required_topology_scope, Level.NONE)
 
     @property
     def restricted(self) -> bool:
-        """Whether only the best score group of partitions will do."""
+        """Whether only the partitions with the best score are allowed."""
         return self.partition is not None and self.partition.allocate_policy == PartitionPolicy.RESTRICTED
 
     def hint(self, kind: DeviceType) -> Hint:
-        """How devices of this type are to be chosen."""
+        """How to choose devices of this type."""
         return self.hints.get(kind, NO_HINT)
 
 
@@ -112,18 +112,18 @@ def read_demand(annotations: Mapping[str, str], requests: Quantities, *, compat:
 
 
 def is_joint(annotations: Mapping[str, str]) -> bool:
-    """Whether a pod's devices are decided here."""
+    """Whether a pod has annotations for joint allocation."""
     return any(key in annotations for key in ANNOTATIONS)
 
 
 def needs_co_allocated(annotations: Mapping[str, str]) -> bool:
-    """Whether the containers of a pod must not start without the devices that go with their GPUs. Raises InvalidField."""
+    """Whether containers of a pod must not start without the devices allocated with their GPUs. Raises InvalidField."""
     annotated = read_annotations(annotations, compat=False)
     return annotated.joint is not None and annotated.joint.required_scope == JointScope.SAME_PCIE
 
 
 def check_keys(annotations: Iterable[str]) -> None:
-    """Raises InvalidField for an unknown annotation about devices: it would have no effect."""
+    """Raises InvalidField for an unknown device annotation, because it would have no effect."""
     for key in annotations:
         if key.startswith((DEVICE_PREFIX, OWN_DOMAIN)) and key not in KNOWN:
             usable = OF_USERS if key.startswith(OWN_DOMAIN) else ANNOTATIONS
@@ -136,9 +136,11 @@ def container_demand(
     annotations: Mapping[str, str], requests: Mapping[ResourceName, int], *, compat: bool = False
 ) -> JointDemand:
     """
-    What a container asks for. Raises InvalidField for invalid annotations and requests, and for NICs asked for in two ways.
+    The device requests of a container. Raises InvalidField for invalid annotations and requests, and for NICs that are
+    requested under two names.
 
-    A whole NIC by a virtual function, as `topoalign.io/nic: 2` with a `vfSelector`, is two functions of two NICs.
+    With a `vfSelector`, `topoalign.io/nic` counts virtual functions: `topoalign.io/nic: 2` is two functions of two
+    NICs.
     """
     units = {str(name): amount for name, amount in requests.items() if name != NIC}
     nics = requests.get(NIC, 0)
@@ -165,9 +167,10 @@ def container_demand(
 
 def kubelet_demand(annotations: Mapping[str, str], devices: Mapping[ResourceName, int]) -> JointDemand | None:
     """
-    What a container of Kubernetes asks for: whole GPUs and NICs of the kubelet, by its limits, and NICs or virtual functions
-    that come with its GPUs. These are `koordinator.sh/rdma`, which the kubelet passes over; or where it asks for no NICs at
-    all and `deviceTypes` names them, one. None: neither GPUs nor NICs, or annotations that are about none of them.
+    The device requests of a container in Kubernetes: whole GPUs and NICs that the kubelet allocates, by the container's
+    limits, and NICs or virtual functions that are allocated with its GPUs. The latter are requested as
+    `koordinator.sh/rdma`, which the kubelet ignores. If no NICs are requested and `deviceTypes` names them, one NIC is
+    requested. None: neither GPUs nor NICs are requested.
 
     Raises InvalidField for invalid annotations and requests.
     """

@@ -1,7 +1,8 @@
 """
-Scores how full devices and nodes are with a request added: 0 to 100, higher is better by the strategy.
+Scores devices and nodes by their usage with a request added, from 0 to 100. Under the strategy, a higher score is
+better.
 
-Rules of koordinator a7a1b76b (deviceshare, scoring). All divisions cut off.
+Rules of koordinator a7a1b76b (deviceshare, scoring). All divisions round down.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ DEFAULT_WEIGHTS: Mapping[str, int] = MappingProxyType({RATIO: 1, GPU_BYTES: 1, R
 
 
 class DevicePacking(StrEnum):
-    """Whether a device that is used more, or one that is used less, scores higher."""
+    """Whether more used or less used devices score higher."""
 
     LEAST_ALLOCATED = "LeastAllocated"
     """Spread."""
@@ -34,7 +35,7 @@ class DeviceScorer(msgspec.Struct, frozen=True):
 
 
 def score_device(scorer: DeviceScorer, total: Quantities, free: Quantities, request: Quantities) -> int:
-    """The score of a device with the request added, 0 to 100: the weighted mean over the resources that it has."""
+    """The score of a device with the request added, from 0 to 100: the weighted mean over its resources."""
     weights = {name: weight for name, weight in scorer.weights.items() if total.get(name, 0) > 0 and weight > 0}
     points = 0
     for name, weight in weights.items():

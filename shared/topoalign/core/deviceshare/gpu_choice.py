@@ -1,16 +1,18 @@
 """
 Chooses GPUs: a partition of the node's table, else the smallest scope that has enough, else one by one.
 
-A partition is a set of GPUs that a fabric manager can isolate. Partitions of the wanted size are tried by groups of equal
-`allocationScore`. Upstream's comment says that a higher score is preferred and its code tries the lowest first; the default
-follows the comment. Within a group the partition is taken that leaves the most for larger requests.
+A partition is a set of GPUs that a fabric manager can isolate. Partitions of the requested size are tried in groups of
+equal `allocationScore`. A comment in Koordinator says that a higher score is preferred, but its code tries the lowest
+score first. `compat` follows the code, and the default follows the comment. Within a group, the partition is chosen
+that keeps the most valuable partitions of its size or larger free.
 
-A scope is a part of the machine: below one PCIe root, a NUMA node, or the node. Among equally small scopes the one is taken
-that is most used already, so that whole ones stay whole. The default knows one scope more, the switches below a root port.
+A scope is a part of the machine: the devices below one root complex, a NUMA node, or the whole node. Among scopes of
+equal size, the most used one is chosen, so that unused scopes stay unused. The default has one more scope: the switches
+below a root port.
 
-Rules of koordinator a7a1b76b (deviceshare: GPU allocation, partitions, topology tree), with its reasons of refusal.
-Templates of vendors other than NVIDIA (Huawei vNPU) are not known: such a request is served like any other for a share of a
-GPU.
+Rules of koordinator a7a1b76b (deviceshare: GPU allocation, partitions, topology tree), with its refusal reasons.
+Templates of vendors other than NVIDIA (Huawei vNPU) are not supported: such a request is handled as any other request
+for a share of a GPU.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -42,9 +44,9 @@ NOT_IN_SCOPE = "Insufficient Topology Scoped GPU Devices"
 NOT_ENOUGH = "Insufficient GPU Devices"
 
 ScopePath = tuple[int | str, ...]
-"""The ids of the scopes around GPUs below the node, the widest first: NUMA node, root complex, switches."""
+"""The ids of the scopes that contain a GPU, without the node, the widest first: NUMA node, root complex, switches."""
 LEVEL_BY_DEPTH = (Level.NODE, Level.NUMA_NODE, Level.PCIE, Level.PCIE)
-"""Length of such a path -> level of the scope."""
+"""Length of a scope path -> level of the scope."""
 
 
 def pick_gpus(asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]) -> list[DeviceGrant]:
@@ -66,14 +68,14 @@ def _candidates_with_enough(
 
 
 def _used_minors(asked: JointRequest, candidates: Sequence[DeviceCandidate]) -> frozenset[int]:
-    """Minors of GPUs that are in use or not to be considered."""
+    """The minors of GPUs that are in use or are not candidates."""
     considered = {each.minor for each in candidates}
     gpus = asked.inventory.by_type[DeviceType.GPU]
     return frozenset(gpu.minor for gpu in gpus if gpu.busy or gpu.minor not in considered)
 
 
 def is_honored(asked: JointRequest) -> bool:
-    """Whether GPUs must be given as a partition of the table."""
+    """Whether GPUs must be allocated as a partition of the table."""
     return not asked.demand.is_shared and asked.demand.partition is not None
 
 
@@ -81,8 +83,8 @@ def suitable_partitions(
     asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]
 ) -> list[list[DeviceCandidate]]:
     """
-    The suitable partitions, the preferred one first. Raises DevicesDoNotFit where only a partition will do and there is
-    none.
+    The suitable partitions, the preferred one first. Raises DevicesDoNotFit if a partition is required and none is
+    suitable.
     """
     if asked.demand.is_shared:
         return []
@@ -102,7 +104,7 @@ def suitable_partitions(
 
 
 def required_level(asked: JointRequest, wanted: Wanted) -> Level:
-    """What all GPUs must have in common. Raises DevicesDoNotFit for several GPUs on one device."""
+    """The level of the scope that all GPUs must share. Raises DevicesDoNotFit for several GPUs on one device."""
     level = asked.demand.required_level
     if level is not Level.DEVICE or asked.compat:
         return level
@@ -114,7 +116,9 @@ def required_level(asked: JointRequest, wanted: Wanted) -> Level:
 def _choose_in_smallest_scope(
     asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]
 ) -> Sequence[DeviceCandidate] | None:
-    """The GPUs of the smallest scope; None if the place of one is not known, or for several shared GPUs."""
+    """
+    The GPUs in the smallest suitable scope. None: a GPU's location is unknown, or the request is several shared GPUs.
+    """
     level = required_level(asked, wanted)
     is_shared = asked.demand.is_shared
     has_scope = bool(asked.demand.hint(DeviceType.GPU).required_topology_scope) and (asked.compat or level > Level.NONE)
@@ -136,7 +140,7 @@ def _choose_in_smallest_scope(
     for scope, minors in sorted(minors_of.items()):
         here = [usable[minor] for minor in minors if minor in usable]
         if len(here) >= wanted.count and LEVEL_BY_DEPTH[len(scope)] >= level:
-            # those that an init container left first, then of shared ones the best score
+            # first GPUs to reuse from an init container, then for shares the best score
             suitable[scope] = sorted(here, key=lambda each: (not each.device.left, -each.score if is_shared else 0))
     smallest = [
         scope
@@ -150,10 +154,10 @@ def _choose_in_smallest_scope(
     def preference(scope: ScopePath) -> tuple[int, int, int, int]:
         around = [scope[:depth] for depth in range(len(scope) + 1)]
         return (
-            sum(each.device.left for each in suitable[scope][: wanted.count]),  # the most that an init container left,
+            sum(each.device.left for each in suitable[scope][: wanted.count]),  # first the most GPUs to reuse,
             len(scope),  # then the smallest scope,
-            sum(not used.isdisjoint(minors_of[each]) for each in around),  # then the one that is used most already,
-            suitable[scope][0].score if is_shared else 0,  # then the best score; of equals the first
+            sum(not used.isdisjoint(minors_of[each]) for each in around),  # then the most used scope,
+            suitable[scope][0].score if is_shared else 0,  # then the best score; the first of equal scopes
         )
 
     found = suitable[max(smallest, key=preference)]
@@ -161,7 +165,7 @@ def _choose_in_smallest_scope(
 
 
 def complete_memory(given: DeviceGrant) -> DeviceGrant:
-    """Adds the bytes that a ratio of this GPU's memory comes to, or the ratio that bytes come to, rounded down."""
+    """Adds the bytes for a ratio of this GPU's memory, or the ratio for bytes, rounded down."""
     resources = given.resources
     memory = given.device.total.get(GPU_BYTES, 0)
     if not memory:
@@ -174,7 +178,7 @@ def complete_memory(given: DeviceGrant) -> DeviceGrant:
 
 
 WEIGHTS = {8: 10_000, 4: 100, 2: 1}
-"""Size -> what a partition of that size is worth that stays whole, times its score."""
+"""Partition size -> weight. A partition that stays free is worth this weight times its score."""
 
 
 def feasible_partitions(
@@ -186,7 +190,8 @@ def feasible_partitions(
     bandwidth = spec.ring_bus_bandwidth if spec is not None else None
     least = parse_quantity_exactly(bandwidth) if bandwidth is not None else None
     groups = _score_groups(table, size, compat=compat)
-    # Upstream stops at the first group that has a feasible one: who takes only the first is equal to it.
+    # Koordinator stops at the first group with a feasible partition. A caller that takes only the first one does the
+    # same.
     for group in groups[:1] if demand.restricted else groups:
         found = [
             partition
@@ -205,7 +210,7 @@ def _score_groups(table: Table, size: int, *, compat: bool) -> list[list[Partiti
 
 
 def _worth_left(table: Table, size: int, used: frozenset[int], taken: Partition, *, compat: bool) -> int:
-    """The worth of the partitions that are still whole once this one is taken, of its size and above."""
+    """The value of the partitions of at least this size that stay free if this one is taken."""
     gone = used | {*taken.minors}
     return sum(
         weight * partition.score

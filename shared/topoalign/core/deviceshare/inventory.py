@@ -1,8 +1,9 @@
 """
-Describes the devices of a node for joint allocation: where they are, what they have, and what of it is used.
+Describes the devices of a node for joint allocation: their locations, their resources, and what of these is in use.
 
-It is built from a node's state (`node_inventory`). The types have the usual names of the field; encoded they are
-named as in Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), so that such an object is decoded as it is.
+The inventory is built from a node's state (`node_inventory`). In code, the fields have common names. When encoded, they
+have the names of Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), so that such an object can be
+decoded unchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,17 +16,17 @@ import msgspec
 from topoalign.core.deviceshare.koordinator_names import DeviceType
 
 ANYWHERE = -1
-"""The NUMA node of a device whose NUMA node is not known."""
+"""The value for an unknown NUMA node."""
 
 
 class DeviceLocation(msgspec.Struct, frozen=True, rename={"node": "nodeID", "pcie": "pcieID"}):
-    """Where a device is. Ids are compared, never parsed; an empty one is not known."""
+    """The location of a device. Ids are compared, never parsed. An empty id is unknown."""
 
     node: int = ANYWHERE
     pcie: str = ""
-    """Root complex: what Koordinator takes for a device's PCIe."""
+    """The root complex. Koordinator uses it as a device's PCIe id."""
     switch: str = ""
-    """The switches below one root port: devices there reach one another without the host bridge (PIX, PXB)."""
+    """The switches below one root port. Devices there reach each other without crossing the host bridge (PIX, PXB)."""
 
 
 NOWHERE = DeviceLocation()
@@ -33,7 +34,7 @@ NOWHERE = DeviceLocation()
 ScopeOf = Callable[[DeviceLocation], str]
 SWITCHES: ScopeOf = attrgetter("switch")
 ROOT_COMPLEX: ScopeOf = attrgetter("pcie")
-"""What devices have in common below PCIe. Both are empty where they are unknown."""
+"""The PCIe scopes that devices can share. An unknown scope is empty."""
 
 
 class InventoryFunction(msgspec.Struct, frozen=True, rename={"bus": "busID"}):
@@ -58,11 +59,11 @@ class InventoryDevice(
     dict=True,
     rename={"kind": "type", "healthy": "health", "place": "topology", "groups": "vfGroups"},
 ):
-    """One device, with where it is, what it has and what is used of it."""
+    """One device, with its location, its resources, and what of these is in use."""
 
     kind: DeviceType
     minor: int
-    """Its identity among the devices of its type."""
+    """Identifies the device among the devices of its type."""
     id: str = ""
     healthy: bool = True
     labels: dict[str, str] = {}
@@ -73,28 +74,28 @@ class InventoryDevice(
     used_functions: frozenset[str] = frozenset()
     """PCI addresses."""
     left: bool = False
-    """An init container of the same pod had it, so it is taken before others that are as good."""
+    """Whether an init container of the same pod held it. Such a device is preferred over other suitable devices."""
     left_functions: frozenset[str] = frozenset()
-    """PCI addresses of functions that an init container had."""
+    """PCI addresses of functions that an init container of the same pod held."""
 
     @property
     def location(self) -> DeviceLocation:
-        """Where the device is; `NOWHERE` if that is not known."""
+        """The location of the device, or `NOWHERE` if it is unknown."""
         return NOWHERE if self.place is None else self.place
 
     @property
     def total(self) -> dict[str, int]:
-        """Resource -> what the device has; nothing while it is unhealthy."""
+        """Resource -> the amount that the device has. Empty while the device is unhealthy."""
         return self.resources if self.healthy else {}
 
     @cached_property
     def free(self) -> dict[str, int]:
-        """Resource -> what is not used of the device; nothing while it is unhealthy."""
+        """Resource -> the free amount. Empty while the device is unhealthy."""
         return {name: max(0, amount - self.used.get(name, 0)) for name, amount in self.total.items()}
 
     @property
     def busy(self) -> bool:
-        """Whether anything of the device is used."""
+        """Whether any part of the device is in use."""
         return any(self.used.values()) or bool(self.used_functions)
 
 
@@ -113,7 +114,7 @@ HOPPERS = ("H100", "H800", "H20")
 HOPPER_TABLE: Table = {
     size: tuple(Partition(tuple(range(first, first + size))) for first in range(0, 8, size)) for size in (1, 2, 4, 8)
 }
-"""Koordinator's own for nodes with eight of these, where the Device has none."""
+"""Koordinator's built-in table for nodes with eight of these GPUs, if the Device object has no table."""
 
 
 class NodeInventory(msgspec.Struct, frozen=True, kw_only=True, dict=True):

@@ -1,11 +1,11 @@
 """
-Allocates the devices of all types that a pod asks of a node.
+Allocates the devices of all types that a pod requests from a node.
 
-The first type of the joint list is decided by itself, and the others near what it got. By default near means on the same
-switch, else the same root complex, else the same NUMA node, else anywhere (`_choose_nearest`), and `SamePCIe` looks for
-primary devices that have enough of the others below the same PCIe scope (`same_pcie`). With `compat` it decides as
-Koordinator a7a1b76b: the same root complex, else anywhere. `SamePCIe` is then checked once everything is decided,
-without a second try.
+Devices of the first type in the joint list (the primary type) are chosen first, and devices of the other types near
+them. By default, near means on the same switch, else on the same root complex, else on the same NUMA node, else
+anywhere (`_choose_nearest`). `SamePCIe` then searches for primary devices with enough devices of the other types below
+the same PCIe scope (`same_pcie`). With `compat`, devices are chosen as by Koordinator a7a1b76b: on the same root
+complex, else anywhere. `SamePCIe` is then checked only after all devices are chosen, without a retry.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ from topoalign.core.deviceshare.koordinator_names import DeviceType
 from topoalign.core.deviceshare.same_pcie import same_pcie
 
 Allocation = Mapping[DeviceType, Sequence[DeviceGrant]]
-"""Type -> what is given of it, by minor."""
+"""Type -> the granted devices, by minor."""
 
 TIERS: Sequence[Callable[[DeviceLocation], str | int]] = (
     SWITCHES,
@@ -38,14 +38,14 @@ TIERS: Sequence[Callable[[DeviceLocation], str | int]] = (
     attrgetter("node"),
     lambda place: 0,
 )
-"""What devices have in common that are near one another, the nearest first; the last: to be on the machine."""
+"""What devices that are near each other share, the nearest tier first. The last tier is the whole machine."""
 
 
 def allocate_all_types(asked: JointRequest) -> Allocation:
-    """Chooses the devices of all types that a pod asks of a node. Raises DevicesDoNotFit and TooMuchWork."""
+    """Chooses the devices of all types that a pod requests from a node. Raises DevicesDoNotFit and TooMuchWork."""
     if not asked.compat:
-        # Enough devices of each type, before GPUs are chosen for nothing. GPUs are counted as soon as they are looked at,
-        # and refused for better reasons where only partitions or scopes of them will do.
+        # Check that there are enough devices of each type before GPUs are chosen in vain. If there are too few GPUs,
+        # their choice reports it, with a more precise reason if a partition or a scope is required.
         short = [kind for kind, want in asked.wants.items() if len(able_candidates(asked, kind)) < want.count]
         if short and DeviceType.GPU not in short:
             raise refuse_too_few(short[0])
@@ -80,7 +80,10 @@ def _allocate_jointly(asked: JointRequest) -> dict[DeviceType, list[DeviceGrant]
 def _choose_as_upstream(
     asked: JointRequest, kind: DeviceType, primary: Sequence[DeviceGrant] = ()
 ) -> list[DeviceGrant]:
-    """As Koordinator does: devices on the primary ones' root complexes first, as many as there are of these."""
+    """
+    Chooses as Koordinator does: first devices on the root complexes of the primary devices, and up to one device for
+    each of these if that is more than requested.
+    """
     want = asked.wants[kind]
     candidates = asked.candidates[kind]
     preferred = _root_complexes_of(primary)
@@ -101,12 +104,12 @@ def _root_complexes_of(given: Sequence[DeviceGrant]) -> frozenset[str]:
 
 def _choose_nearest(asked: JointRequest, kind: DeviceType, primary: Sequence[DeviceGrant]) -> list[DeviceGrant]:
     """
-    Chooses devices near the primary ones: of the nearest tier that has enough, one of each switch (root complex, NUMA node)
-    in turn. Then one more for each switch and each root complex of the primary devices that went without, if it has one, and
-    never one that is farther away than that. Of GPUs no more than are asked for.
+    Chooses devices near the primary devices: from the nearest tiers first, and within a tier one of each switch (root
+    complex, NUMA node) in turn. Then it adds one device for each switch and each root complex of the primary devices
+    that got none, if one is free there. It adds no devices that are farther away, and no GPUs.
 
-    Koordinator gives more than was asked for, too, but counts root complexes: for `rdma: 1`, four GPUs on four switches
-    below two root complexes get two NICs there, and up to four here.
+    Koordinator also allocates more devices than requested, but one for each root complex. For `rdma: 1`, four GPUs on
+    four switches below two root complexes get two NICs in Koordinator, and up to four here.
     """
     want = asked.wants[kind]
     near = [{key(each.device.location) for each in primary} - {"", ANYWHERE} for key in TIERS]

@@ -1,6 +1,6 @@
 """
-Refuses devices with a status and reasons in Koordinator's wording, as in a pod's events, and with topoalign's own
-finding.
+The errors of joint allocation, with a status and reasons in Koordinator's wording, as in a pod's events, and with
+topoalign's own message.
 """
 
 from enum import StrEnum
@@ -10,16 +10,16 @@ from topoalign.core.model.errors import InvalidField, NoFit, clean
 
 
 class FrameworkStatus(StrEnum):
-    """Codes of the Kubernetes scheduler framework."""
+    """Status codes of the Kubernetes scheduling framework."""
 
     UNSCHEDULABLE = "Unschedulable"
-    """Other pods that leave may help."""
+    """The pod can fit after other pods end."""
     UNRESOLVABLE = "UnschedulableAndUnresolvable"
-    """Nothing that happens to other pods will help."""
+    """The pod does not fit, whatever other pods release."""
 
 
 class InvalidShareRequest(InvalidField):
-    """Raised when what a pod asks for is invalid on every node: an annotation or a combination of resources."""
+    """Raised when an annotation or a combination of requested resources is invalid on every node."""
 
     code = "InvalidField"
 
@@ -64,17 +64,17 @@ class SharesNeedUnits(NoFit):
 
 
 def refuse_too_few(kind: DeviceType) -> DevicesDoNotFit:
-    """The refusal for too few devices of a type; it may pass when other pods leave."""
+    """The error for too few free devices of a type. It can resolve when other pods end."""
     return DevicesDoNotFit(f"Insufficient {kind} devices")
 
 
 def refuse_missing_type(kind: DeviceType, what: str = "devices") -> DevicesDoNotFit:
-    """The refusal for a type that the node does not have at all."""
+    """The error for a device type that the node does not have."""
     return DevicesDoNotFit(f"Insufficient {kind} {what}", FrameworkStatus.UNRESOLVABLE)
 
 
 def refuse_same_pcie() -> DevicesDoNotFit:
-    """The refusal for `SamePCIe` without enough free devices side by side."""
+    """The error for `SamePCIe` without enough free devices below the same PCIe scopes."""
     return DevicesDoNotFit(
         "node(s) Device Joint-Allocate rules violation",
         more=": SamePCIe asks for devices side by side that are not free",

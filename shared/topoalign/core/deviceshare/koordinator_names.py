@@ -1,7 +1,7 @@
 """
 Names of Koordinator's device APIs (koordinator a7a1b76b): device types, annotations, resources and enumerations.
 
-The names of resources without a domain are Koordinator's own, `koordinator.sh/<name>`.
+A resource name without a domain stands for Koordinator's resource `koordinator.sh/<name>`.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from enum import IntEnum, StrEnum
 
 
 class DeviceType(StrEnum):
-    """Koordinator's types of devices, in the order in which they are decided where nothing else orders them."""
+    """Koordinator's device types, in the default order of allocation."""
 
     GPU = "gpu"
     RDMA = "rdma"
@@ -20,12 +20,14 @@ JOINT_ANNOTATION = "scheduling.koordinator.sh/device-joint-allocate"
 HINT_ANNOTATION = "scheduling.koordinator.sh/device-allocate-hint"
 PARTITION_ANNOTATION = "scheduling.koordinator.sh/gpu-partition-spec"
 ANNOTATIONS = (JOINT_ANNOTATION, HINT_ANNOTATION, PARTITION_ANNOTATION)
-"""A pod that carries one of these is decided here."""
+"""The devices of a pod with one of these annotations are allocated jointly."""
 
 DEVICE_PREFIX = "scheduling.koordinator.sh/device-"
-"""How the keys begin that are about devices."""
+"""The prefix of annotation keys about devices."""
 ALLOCATED_ANNOTATION = f"{DEVICE_PREFIX}allocated"
-"""What Koordinator's scheduler gave; it is for the node, and no part of the request."""
+"""
+The devices that Koordinator's scheduler allocated. The annotation is for the node, and is not part of the request.
+"""
 
 PARTITION_TABLE = "scheduling.koordinator.sh/gpu-partitions"
 
@@ -35,23 +37,23 @@ RATIO = "koordinator.sh/gpu-memory-ratio"
 """Hundredths of a GPU's memory."""
 GPU_BYTES = "koordinator.sh/gpu-memory"
 SHARED = "koordinator.sh/gpu.shared"
-"""How many GPUs the other quantities are spread over."""
+"""The number of GPUs over which the other quantities are divided."""
 HUNDREDTHS = "koordinator.sh/gpu"
-"""Hundredths of GPUs, compute and memory alike."""
+"""Hundredths of a GPU, for both compute and memory."""
 RDMA = "koordinator.sh/rdma"
 FPGA = "koordinator.sh/fpga"
 NPU_CORE = "huawei.com/npu-core"
 NPU_CPU = "huawei.com/npu-cpu"
 NPU_DVPP = "huawei.com/npu-dvpp"
 GPU_RESOURCES = (HUNDREDTHS, CORE, RATIO, GPU_BYTES, SHARED)
-"""Koordinator's own for GPUs."""
+"""Koordinator's GPU resources."""
 WHOLE_GPUS = ("nvidia.com/gpu", "amd.com/gpu", "dcu.com/gpu")
 """Resources that count whole GPUs."""
 
 WHOLE = 100
-"""Units of a device."""
+"""Units of a whole device."""
 FUNCTION = 1
-"""Units of a NIC that stand for one of its virtual functions; more than that is the NIC as a whole."""
+"""Units of a NIC that mean one virtual function. More units mean the whole NIC."""
 
 RESOURCES: dict[DeviceType, tuple[str, ...]] = {
     DeviceType.GPU: (*WHOLE_GPUS, *GPU_RESOURCES, NPU_CORE, NPU_CPU, NPU_DVPP),
@@ -65,13 +67,13 @@ class Strategy(StrEnum):
 
     NONE = ""
     APPLY_FOR_ALL = "ApplyForAll"
-    """Every device there is, each with the full quantity."""
+    """All devices, each with the full quantity."""
     REQUESTS_AS_COUNT = "RequestsAsCount"
-    """As many devices, one unit each."""
+    """As many devices as the quantity, with one unit each."""
 
 
 class Exclusive(StrEnum):
-    """With which other pods' devices a device may not be shared or placed."""
+    """The scope that a device must not share with devices in use: the device itself, or its PCIe scope."""
 
     NONE = ""
     DEVICE = "DeviceLevel"
@@ -79,7 +81,7 @@ class Exclusive(StrEnum):
 
 
 class Level(IntEnum):
-    """Koordinator's numbers of the scopes: the higher, the nearer. A scope that is not known has level 0."""
+    """Koordinator's levels of topology scopes. A higher level is a narrower scope. An unknown scope has level 0."""
 
     NONE = 0
     NODE = 1
@@ -95,18 +97,18 @@ LEVELS: Mapping[str, Level] = {
     "NUMANode": Level.NUMA_NODE,
     "Node": Level.NODE,
 }
-"""Topology scope, which all GPUs of a pod must have in common -> its number."""
+"""Topology scope that all GPUs of a pod must share -> its level."""
 
 
 class JointScope(StrEnum):
-    """What all devices of a joint allocation must have in common."""
+    """The scope that the devices of a joint allocation must share."""
 
     NONE = ""
     SAME_PCIE = "SamePCIe"
 
 
 class PartitionPolicy(StrEnum):
-    """Whether only the best score group of a partition table will do."""
+    """Whether only the partitions with the best score in the table are allowed."""
 
     NONE = ""
     BEST_EFFORT = "BestEffort"

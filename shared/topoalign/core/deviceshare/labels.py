@@ -1,6 +1,5 @@
 """
-Evaluates label selectors, with which hints choose among devices and among groups of virtual functions (Kubernetes,
-LabelSelector).
+Evaluates label selectors (Kubernetes LabelSelector). Hints use them to select devices and groups of virtual functions.
 """
 
 import re
@@ -22,12 +21,12 @@ OPERATORS: dict[str, Callable[[str | None, tuple[str, ...]], bool]] = {
     "Exists": lambda value, values: value is not None,
     "DoesNotExist": lambda value, values: value is None,
 }
-"""(value of the key, None where it is absent; values of the expression) -> whether it matches."""
+"""(value of the label, None if it is absent; values of the expression) -> whether they match."""
 NEED_VALUES = ("In", "NotIn")
 
 
 class Expression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One condition of a selector: the label `key` by an operator of `OPERATORS`."""
+    """One condition of a selector: an operator of `OPERATORS`, applied to the label `key`."""
 
     key: str = ""
     operator: str = ""
@@ -35,14 +34,14 @@ class Expression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LabelSelector(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Matches labels that meet all of its conditions; without any it matches everything."""
+    """Matches labels that meet all of its conditions. A selector without conditions matches everything."""
 
     match_labels: dict[str, str] = {}
     match_expressions: tuple[Expression, ...] = ()
 
 
 def selector_matches(selector: LabelSelector | None, labels: Labels) -> bool:
-    """Whether labels meet all conditions of a selector; without a selector everything matches."""
+    """Whether labels meet all conditions of a selector. Without a selector, everything matches."""
     return selector is None or (
         all(labels.get(key) == value for key, value in selector.match_labels.items())
         and all(OPERATORS[each.operator](labels.get(each.key), each.values) for each in selector.match_expressions)
@@ -50,7 +49,7 @@ def selector_matches(selector: LabelSelector | None, labels: Labels) -> bool:
 
 
 def selector_fault(selector: LabelSelector, *, compat: bool) -> str | None:
-    """Returns what is wrong with a selector, or None. Koordinator ignores `matchLabels` without expressions."""
+    """Returns why a selector is invalid, or None. Koordinator does not validate `matchLabels` without expressions."""
     if compat and not selector.match_expressions:
         return None
     for key, value in selector.match_labels.items():

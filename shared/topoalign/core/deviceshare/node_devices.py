@@ -1,10 +1,11 @@
 """
 Allocates devices jointly on a node: from a container's requests and its pod's annotations to device ids.
 
-`nvidia.com/gpu` and `topoalign.io/nic` are whole devices; Koordinator's own resources can be asked for as well. A share of a
-GPU is so many units of a GPU that is offered in units (`node_units`). By Koordinator's names whole GPUs are those that are
-offered whole, and on a node that offers none so, those in units of which nobody has any. A share of a NIC is one unit by a
-virtual function, with which others may have the NIC's other functions; whatever else is asked of a NIC, it is given whole.
+`nvidia.com/gpu` and `topoalign.io/nic` are whole devices. Koordinator's resources can be requested as well. A share of
+a GPU is a number of units of a GPU that is offered in units (`node_units`). A request for whole GPUs by Koordinator's
+names gets GPUs that are offered whole. If the node offers no GPU whole, the request gets GPUs in units that have no
+units in use. A share of a NIC is one unit in the form of a virtual function. Other pods can get the other functions of
+the NIC. For any other request, a NIC is allocated whole.
 """
 
 import msgspec
@@ -25,33 +26,33 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 
 RESOURCE = {DeviceType.GPU: GPU, DeviceType.RDMA: NIC}
-"""Under which resource devices of a type are held that are given whole. There are no others on a node of ours."""
+"""Device type -> the resource under which whole devices of this type are held. A node has no devices of other types."""
 
 LEAST_LEFT = DeviceScorer(DevicePacking.MOST_ALLOCATED, {CORE: 1, RATIO: 1})
-"""A share goes to a GPU that has other shares."""
+"""Prefers GPUs that already have shares."""
 AS_KOORDINATOR = DeviceScorer()
-"""As its scheduler reserves a share where its configuration sets nothing else: where the most is left."""
+"""The default of Koordinator's scheduler: prefers the GPU with the most free."""
 
 
 class ContainerDevices(msgspec.Struct, frozen=True):
-    """What a container gets."""
+    """The devices that a container gets."""
 
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
-    """In the hardware's order; resources of which it gets nothing are absent."""
+    """In the hardware's order. Resources of which the container gets no devices are absent."""
     functions: dict[DeviceID, tuple[str, ...]] = {}
-    """NIC -> PCI addresses of the virtual functions of it that are meant; absent where the NIC itself is."""
+    """NIC -> PCI addresses of its virtual functions that the container gets. Absent if it gets the whole NIC."""
     co_allocated: tuple[DeviceID, ...] = ()
-    """Those of the devices that come with the others, without the kubelet being asked for them."""
+    """The devices that are allocated with the others, without a request to the kubelet."""
 
 
 def check_shares_offered(topology: Topology, demand: JointDemand) -> None:
-    """Raises SharesNeedUnits where parts of GPUs are asked for and no GPU is offered in units."""
+    """Raises SharesNeedUnits if shares of GPUs are requested and no GPU is offered in units."""
     if demand.is_shared and not unit_resources_by_gpu(topology):
         raise SharesNeedUnits
 
 
 def takes_units(topology: Topology, demand: JointDemand) -> bool:
-    """Whether the GPUs that are asked for are given in units: parts of them, or whole ones where none are offered so."""
+    """Whether the requested GPUs are allocated in units: shares, or whole GPUs if the node offers no GPU whole."""
     if demand.gpu is None or demand.is_shared:
         return demand.is_shared
     if demand.by_whole_name or not unit_resources_by_gpu(topology):
@@ -60,7 +61,7 @@ def takes_units(topology: Topology, demand: JointDemand) -> bool:
 
 
 def resources_given(topology: Topology, demand: JointDemand) -> frozenset[ResourceName]:
-    """The resources under which a container holds what it is given together."""
+    """The resources under which a container holds its jointly allocated devices."""
     if not takes_units(topology, demand):
         return frozenset(RESOURCE.values())
     return frozenset(name for names in unit_resources_by_gpu(topology).values() for name in names.values()) | {NIC}
@@ -69,7 +70,7 @@ def resources_given(topology: Topology, demand: JointDemand) -> frozenset[Resour
 def put_demand_to_node(
     state: NodeState, demand: JointDemand, left: LeftOver = NOTHING, chooser: Chooser | None = None
 ) -> JointRequest:
-    """A demand put to a node, on all of its NUMA nodes. The `chooser` is for whole GPUs."""
+    """A demand as a request to a node, on all of its NUMA nodes. The `chooser` is for whole GPUs."""
     by_function = demand.hint(DeviceType.RDMA).vf_selector is not None
     shared = demand.is_shared
     units = units_to_give(state, left.devices) if takes_units(state.hardware, demand) else None
@@ -82,8 +83,8 @@ def put_demand_to_node(
 
 def joint_devices(asked: JointRequest, affinity: Mask | None, *, spill: bool = False) -> ContainerDevices:
     """
-    All GPUs and NICs of a container, on the NUMA nodes of `affinity` (None: anywhere), or with `spill` on others where these
-    do not do, as for the kubelet's device manager. Raises DevicesDoNotFit and TooMuchWork.
+    All GPUs and NICs of a container, on the NUMA nodes of `affinity` (None: all NUMA nodes). With `spill`, on all NUMA
+    nodes if those do not have enough, as the kubelet's device manager does. Raises DevicesDoNotFit and TooMuchWork.
     """
     nodes = None if affinity is None else frozenset(nodes_of(affinity))
     try:
@@ -95,7 +96,7 @@ def joint_devices(asked: JointRequest, affinity: Mask | None, *, spill: bool = F
 
 
 def _devices_by_id(asked: JointRequest, given: Allocation) -> ContainerDevices:
-    """What is given, by ids instead of minors."""
+    """The granted devices, by id instead of minor."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     functions: dict[DeviceID, tuple[str, ...]] = {}
     for kind, parts in given.items():
@@ -114,18 +115,18 @@ def _devices_by_id(asked: JointRequest, given: Allocation) -> ContainerDevices:
 
 def holds_demanded(state: NodeState, demand: JointDemand, held: ContainerDevices) -> bool:
     """
-    Whether a container holds what it asks for: exactly as many GPUs, and NICs as many or more, one for each place of
-    GPUs.
+    Whether a container holds what it requests: exactly the requested number of GPUs, and at least that of NICs. NICs
+    can be more, because each place of GPUs can get one.
     """
     asked = put_demand_to_node(state, demand)
     try:
         return all(_holds_of(asked, kind, held) for kind in RESOURCE)
     except DevicesDoNotFit:
-        return False  # the node has none of them any more
+        return False  # the node no longer has any of them
 
 
 def _holds_of(asked: JointRequest, kind: DeviceType, held: ContainerDevices) -> bool:
-    """`holds_demanded` for the devices of one type. Raises DevicesDoNotFit where the node has none of them."""
+    """`holds_demanded` for the devices of one type. Raises DevicesDoNotFit if the node has none of them."""
     devices = held.devices.get(RESOURCE[kind], ())
     if kind not in asked.demand.requests:
         return not devices

@@ -1,9 +1,10 @@
 """
-Builds the inventory of a node from its topology, the health of its devices, and what is allocated.
+Builds the inventory of a node from its topology, the health of its devices, and its allocations.
 
-A device that an allocation holds is used as a whole, unless the allocation holds only virtual functions of it: such a
-NIC has its other functions to give, and is not given as a whole. Of a GPU in units (`node_units`) what is not left is used.
-Labels for selectors are `model` of GPUs and `name`, `linkLayer` and `state` of NICs, as far as they are known.
+A device that an allocation holds is in use as a whole, unless the allocation holds only virtual functions of it. The
+other functions of such a NIC can be allocated, but not the whole NIC. Of a GPU in units (`node_units`), all units that
+are not free are in use. Labels for selectors are `model` for GPUs, and `name`, `linkLayer` and `state` for NICs, if
+known.
 """
 
 import re
@@ -38,7 +39,7 @@ _HOPPER = re.compile(rf"\b({'|'.join(HOPPERS)})\b")
 
 
 class LeftOver(NamedTuple):
-    """What init containers of a pod left to its other containers: free for these although allocations hold it."""
+    """What containers of a pod can reuse from its init containers, although allocations still hold it."""
 
     devices: Collection[DeviceID] = ()
     functions: Collection[str] = ()
@@ -59,9 +60,9 @@ def inventory_of(
     """
     Builds the inventory of a node's GPUs and NICs from its state.
 
-    A NIC of which others have some functions has one unit to give, which is a function, to a pod that wants functions
-    (`by_function`); to any other pod it has nothing. `units`: what may be given of each GPU in units, where parts of
-    them are asked for (`shared`), or whole ones; None: the GPUs are those that are offered whole.
+    If others hold some functions of a NIC, the NIC has one free unit (a function) for a pod that requests functions
+    (`by_function`), and none for any other pod. `units`: the units of each GPU that can be allocated, as shares
+    (`shared`) or as whole GPUs. None: the GPUs are those that are offered whole.
     """
     topology = state.hardware
     places = locate_devices(topology)
@@ -122,7 +123,7 @@ def inventory_of(
 
 
 def _nic_labels(nic: Nic) -> dict[str, str]:
-    """The name, and link layer and state where they are known. The state is ACTIVE if one port is."""
+    """The name, and the link layer and state if known. The state is ACTIVE if any port is active."""
     labels = {"name": to_label_value(nic.id)}
     layers = [port.link_layer for port in nic.ports if port.link_layer]
     states = [port.state for port in nic.ports if port.state]
@@ -134,19 +135,19 @@ def _nic_labels(nic: Nic) -> dict[str, str]:
 
 
 def to_label_value(text: str) -> str:
-    """Turns text into the value of a label: `NVIDIA-H100-80GB-HBM3`."""
+    """Converts text to a label value such as `NVIDIA-H100-80GB-HBM3`."""
     return _NOT_IN_LABELS.sub("-", text)[:63].strip("-_.")
 
 
 def koordinator_partition_table(topology: Topology) -> Table | None:
-    """Koordinator's own partition table, if the machine is eight of its GPUs behind NVSwitches; else None."""
+    """Koordinator's built-in partition table if the machine has eight of its GPUs behind NVSwitches, else None."""
     hopper = all(gpu.switch_links and _HOPPER.search(gpu.name) for gpu in topology.gpus)
     return HOPPER_TABLE if hopper and [gpu.index for gpu in topology.gpus] == [*range(8)] else None
 
 
 @computed_once
 def locate_devices(topology: Topology) -> Mapping[DeviceID, DeviceLocation]:
-    """GPU or NIC -> where it is, by the bridges above it, else by its links; absent: nothing of it is known."""
+    """GPU or NIC -> its location, by the bridges above it, else by its links. Absent: the location is unknown."""
     parents = {bridge.address: bridge.parent for bridge in topology.bridges}
     switches = group_by_links(topology, BELOW_A_ROOT_PORT)
     complexes = group_by_links(topology, BELOW_A_ROOT_COMPLEX)
@@ -176,7 +177,9 @@ def bridges_above(bridge: str | None, parents: Mapping[str, str | None]) -> list
 
 
 def group_by_links(topology: Topology, classes: Collection[PcieClass]) -> Mapping[DeviceID, str]:
-    """Device -> a name of the group it is in by links of these classes; devices without a known link are absent."""
+    """
+    Device -> the name of its group of devices with links of these classes. Devices without a known link are absent.
+    """
     known = [link for link in topology.links if link.pcie is not None]
     groups: dict[DeviceID, set[DeviceID]] = {each: {each} for link in known for each in (link.a, link.b)}
     for link in known:

@@ -1,16 +1,16 @@
 """
-Converts shares of GPUs by Koordinator's names to units of the GPUs that a node offers.
+Converts GPU shares that are requested by Koordinator's names to units of the GPUs that a node offers.
 
-Computing time is in hundredths on both sides. Memory is in blocks of 256 MiB: bytes are rounded up to whole blocks, and
-hundredths of the memory down, to one block at least, so that two halves fit on a GPU. Whole GPUs are all units of GPUs of
-which nobody has any. Example, of a GPU with 318 blocks:
+In both, computing time is in hundredths of a GPU. Units of memory are blocks of 256 MiB. Bytes are rounded up to whole
+blocks. Hundredths of the memory are rounded down, but to at least one block, so that two halves fit on a GPU. A whole
+GPU is all units of a GPU that has no units in use. Example for a GPU with 318 blocks:
 
     koordinator.sh/gpu: 50             50 units of computing time, 159 blocks
     koordinator.sh/gpu-memory: 10Gi    40 blocks
     koordinator.sh/gpu: 100            100 units of computing time, 318 blocks
 
-The rules of units apply: nothing is left of a GPU of which all computing time is held, and who has all of it has the GPU
-alone.
+The rules of units apply: if all computing time of a GPU is held, nothing of the GPU is free. A container that holds all
+computing time has the GPU exclusively.
 """
 
 from collections.abc import Collection, Mapping
@@ -31,16 +31,16 @@ UNITS: tuple[UnitKind, ...] = ("cores", "memory")
 
 
 class GpuUnits(NamedTuple):
-    """The units of one GPU that a container can get: free ones, and those that init containers of its pod left."""
+    """The units of one GPU that a container can get: free units, and units to reuse from init containers of its pod."""
 
     names: Mapping[UnitKind, ResourceName]
-    """Under which resources they are handed out."""
+    """The resources under which the units are allocated."""
     cores: DeviceSet
     blocks: DeviceSet
     all_blocks: int
-    """That the GPU has."""
+    """The number of memory blocks that the GPU has."""
     left: Collection[DeviceID]
-    """Those that init containers left; they are given first."""
+    """The units to reuse from init containers. They are allocated first."""
 
     @property
     def total(self) -> dict[str, int]:
@@ -48,17 +48,17 @@ class GpuUnits(NamedTuple):
         return {CORE: CORES, RATIO: WHOLE, GPU_BYTES: self.all_blocks * MEMORY_BLOCK}
 
     def used(self, *, shared: bool) -> dict[str, int]:
-        """What is used of the GPU, as Koordinator counts it."""
+        """What is in use of the GPU, as Koordinator counts it."""
         cores = len(self.cores)
         blocks = len(self.blocks)
         if (cores, blocks) == (CORES, self.all_blocks):
             return {}
-        # whole GPUs have all units, and a share needs both kinds
+        # a whole GPU needs all units, and a share needs units of both kinds
         if not (shared and cores and blocks):
             return self.total
-        # the most hundredths of memory that come to no more blocks than are free
+        # the most hundredths of memory that need no more than the free blocks
         ratio = min(WHOLE, (WHOLE * (blocks + 1) - 1) // self.all_blocks)
-        # whoever has memory alone uses one hundredth of computing time
+        # a container that holds only memory counts as using one hundredth of computing time
         return {
             CORE: CORES - min(cores, CORES - 1),
             RATIO: WHOLE - ratio,
@@ -66,7 +66,7 @@ class GpuUnits(NamedTuple):
         }
 
     def given(self, gpu: GpuDemand) -> dict[ResourceName, tuple[DeviceID, ...]]:
-        """The units that a container gets of the GPU, which has enough."""
+        """The units of the GPU that a container gets. The GPU must have enough."""
         amount = amount_of_each_gpu(gpu, self.all_blocks)
         found = {
             self.names["cores"]: _take_first_units(self.cores, self.left, amount.cores),
@@ -76,7 +76,7 @@ class GpuUnits(NamedTuple):
 
 
 def amount_of_each_gpu(gpu: GpuDemand, all_blocks: int) -> Amount:
-    """What a demand comes to of each GPU, one with so many blocks of memory."""
+    """The amount that a demand needs of each GPU, for a GPU with this number of memory blocks."""
     if not gpu.shared:
         return Amount(cores=CORES, memory=all_blocks * MEMORY_BLOCK)
     size = gpu.each.get(GPU_BYTES)
@@ -91,7 +91,7 @@ def _take_first_units(units: DeviceSet, before: Collection[DeviceID], amount: in
 
 @computed_once
 def unit_resources_by_gpu(topology: Topology) -> Mapping[DeviceID, Mapping[UnitKind, ResourceName]]:
-    """GPU in units -> kind -> the resource under which its units are handed out."""
+    """GPU in units -> kind of unit -> the resource under which its units are allocated."""
     found: dict[DeviceID, dict[UnitKind, ResourceName]] = {}
     for offer in topology.offered:
         if offer.unit is not None:
@@ -101,7 +101,7 @@ def unit_resources_by_gpu(topology: Topology) -> Mapping[DeviceID, Mapping[UnitK
 
 
 def units_to_give(state: NodeState, left: Collection[DeviceID]) -> Mapping[DeviceID, GpuUnits]:
-    """GPU in units -> the units of it that may be given. `left`: what init containers of the pod left."""
+    """GPU in units -> its units that can be allocated. `left`: the units to reuse from init containers of the pod."""
     topology = state.hardware
     ownership = state.ownership
     by_gpu = unit_resources_by_gpu(topology)

@@ -1,8 +1,9 @@
 """
-Checks which combinations of resources a pod may request of a device type, and counts the devices that they mean.
+Checks the combination of resources that a pod requests of a device type, and computes the number of devices.
 
-Rules of koordinator a7a1b76b (deviceshare, request validation and conversion): the resources of one type must be one of
-a few combinations; whole GPUs become hundredths of compute and memory; the sum over all GPUs is shared out evenly.
+Rules of koordinator a7a1b76b (deviceshare, request validation and conversion): the resources of one type must form a
+valid combination. Whole GPUs are converted to hundredths of compute and memory. The sum over all GPUs is divided
+evenly.
 """
 
 from collections.abc import Mapping
@@ -28,9 +29,11 @@ from topoalign.core.deviceshare.koordinator_names import (
 Quantities = Mapping[str, int]
 
 FIELD = "pod.requests"
-"""Of the pod as a whole, as Koordinator adds its containers up; whoever asks for one container names that."""
+"""
+The requests of the whole pod, because Koordinator sums up its containers. Callers can name a single container instead.
+"""
 COUNTED = (HUNDREDTHS, *RESOURCES[DeviceType.RDMA], *RESOURCES[DeviceType.FPGA])
-"""Resources in hundredths of a device: above one device they come in whole ones."""
+"""Resources in hundredths of a device. Amounts above one device must be whole devices."""
 
 _SHARES = [{GPU_BYTES}, {RATIO}, {CORE, GPU_BYTES}, {CORE, RATIO}]
 COMBINATIONS = [
@@ -45,22 +48,22 @@ COMBINATIONS = [
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """How many devices of one type are wanted, and what of each."""
+    """How many devices of one type are requested, and how much of each."""
 
     count: int
     each: Quantities
 
 
 class GpuDemand(Wanted, frozen=True):
-    """What a pod asks of GPUs."""
+    """The GPU request of a pod."""
 
     shared: bool
-    """Other pods may have the rest of the GPU. A request in bytes is always shared, even for a whole GPU's memory."""
+    """Other pods can get the rest of the GPU. A request in bytes is always shared, even for a whole GPU's memory."""
 
 
 def by_type(requests: Quantities) -> dict[DeviceType, dict[str, int]]:
     """
-    Type -> normalised quantities, without zeros, for the types of which something is asked. Raises InvalidShareRequest.
+    Type -> normalized quantities, without zeros, for the requested types. Raises InvalidShareRequest.
     """
     asked = {kind: {name: requests[name] for name in names if requests.get(name)} for kind, names in RESOURCES.items()}
     for quantities in filter(None, asked.values()):
@@ -106,7 +109,7 @@ def _shares_sound(quantities: Quantities) -> bool:
 
 
 def normalise_quantities(quantities: Quantities) -> dict[str, int]:
-    """Turns whole GPUs into hundredths of compute and of memory; the rest stays as it is."""
+    """Converts whole GPUs to hundredths of compute and memory. Other quantities stay unchanged."""
     for name in (*WHOLE_GPUS, HUNDREDTHS):
         if name in quantities:
             amount = quantities[name] * (1 if name == HUNDREDTHS else WHOLE)
@@ -115,7 +118,7 @@ def normalise_quantities(quantities: Quantities) -> dict[str, int]:
 
 
 def gpu_demand(quantities: Quantities) -> GpuDemand:
-    """Divides normalised quantities evenly over GPUs, rounded down."""
+    """Divides normalized quantities evenly over GPUs, rounded down."""
     ratio = quantities.get(RATIO, 0)
     count = quantities.get(SHARED, 0) or (ratio // WHOLE if ratio > WHOLE and ratio % WHOLE == 0 else 1)
     each = {name: amount // count for name, amount in quantities.items() if name != SHARED}

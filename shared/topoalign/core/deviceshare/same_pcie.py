@@ -1,12 +1,13 @@
 """
-Implements `SamePCIe`: sets of devices in which every device has one of each other type below the same PCIe scope.
+Implements `SamePCIe`: finds sets of devices in which every device has one of each other type below the same PCIe scope.
 
-Whether a set is suitable depends only on its PCIe scopes: each must have all the types, and all together enough of
-each. So scopes are searched instead of devices. The rule: in the smallest suitable part of the machine (a switch, a
-root complex, a NUMA node, all), on the same switches, or else on the same root complexes, which is all that Koordinator
-asks for; there the fewest scopes, those with the least to spare first.
+Whether a set is suitable depends only on its PCIe scopes. Each scope must have all types, and the scopes together must
+have enough of each type. So the search goes over scopes, not devices. It prefers the smallest suitable part of the
+machine (a switch, a root complex, a NUMA node, the whole machine). In a part, PCIe scopes are switches if possible,
+else root complexes, which are all that Koordinator requires. Then it prefers the fewest scopes, and scopes with the
+fewest spare devices.
 
-Koordinator chooses the primary devices without regard to the others, and refuses the node if the others do not fit.
+Koordinator chooses the primary devices without regard to the others, and rejects the node if the others do not fit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,10 +31,10 @@ from topoalign.core.deviceshare.koordinator_names import DeviceType, Level
 from topoalign.core.model.errors import TooMuchWork
 
 MOST_STEPS = 25_000
-"""Of a search, about 80 ms. Machines as they are sold need a few dozen."""
+"""The limit on steps of one search, about 80 ms. Machines on the market need a few dozen steps."""
 
 Needs = tuple[int, ...]
-"""Type by type, how many devices are still needed."""
+"""For each type, how many devices are still needed."""
 
 PartOf = Callable[[DeviceLocation], tuple[str | int, ...]]
 
@@ -46,7 +47,7 @@ LOOKS: Sequence[tuple[Level, PartOf, ScopeOf]] = (
     (Level.NODE, lambda place: (), SWITCHES),
     (Level.NODE, lambda place: (), ROOT_COMPLEX),
 )
-"""Level of a part of the machine, what devices of one such part have in common, and what counts as the same PCIe."""
+"""Level of a part of the machine, what the devices of such a part share, and what counts as the same PCIe."""
 
 
 class PcieScope(msgspec.Struct, frozen=True):
@@ -54,11 +55,11 @@ class PcieScope(msgspec.Struct, frozen=True):
 
     id: str
     place: DeviceLocation
-    """Of its first primary device."""
+    """The location of its first primary device."""
     busy: bool
-    """Whether a primary device of it is in use."""
+    """Whether one of its primary devices is in use."""
     devices: Mapping[DeviceType, Sequence[DeviceCandidate]]
-    """Those that have enough."""
+    """The candidates that have enough."""
 
 
 Scopes = Mapping[ScopeOf, Sequence[PcieScope]]
@@ -83,7 +84,7 @@ def same_pcie(asked: JointRequest) -> dict[DeviceType, list[DeviceGrant]]:
 def scopes_of(
     asked: JointRequest, able: Mapping[DeviceType, Sequence[DeviceCandidate]], scope_of: ScopeOf
 ) -> list[PcieScope]:
-    """The scopes with devices of all types, those with the least to spare first. `able`: those that have enough."""
+    """The scopes with devices of all types, the preferred one first. `able`: the candidates that have enough."""
     primary = asked.demand.joint[0]
     busy = {scope_of(device.location) for device in asked.inventory.by_type[primary] if device.busy}
     devices: dict[str, dict[DeviceType, list[DeviceCandidate]]] = {}
@@ -98,22 +99,22 @@ def scopes_of(
 
     def preference(scope: PcieScope) -> tuple[bool, bool, int, int]:
         return (
-            not has_left(scope),  # one with what an init container left,
-            not scope.busy,  # then one that is in use already,
-            len(scope.devices[primary]),  # then the one with the fewest primary devices left,
-            scope.devices[primary][0].minor,  # then the lowest minor, so that no tie is left to chance
+            not has_left(scope),  # first a scope with a device to reuse from an init container,
+            not scope.busy,  # then a scope in use,
+            len(scope.devices[primary]),  # then the scope with the fewest primary devices that have enough,
+            scope.devices[primary][0].minor,  # then the lowest minor, so that the order is deterministic
         )
 
     return sorted(scopes, key=preference)
 
 
 def has_left(scope: PcieScope) -> bool:
-    """Whether an init container of the pod left a device of this scope."""
+    """Whether this scope has a device to reuse from an init container of the pod."""
     return any(each.device.left for devices in scope.devices.values() for each in devices)
 
 
 def _find_by_partition(asked: JointRequest, scopes: Scopes) -> Sequence[PcieScope] | None:
-    """The scopes of the first GPU partition that will do, with its GPUs alone; None: there is none."""
+    """The scopes of the first suitable GPU partition, with only its GPUs. None: no partition is suitable."""
     joint = asked.demand.joint
     if DeviceType.GPU not in joint:
         return None
@@ -136,7 +137,7 @@ def _find_by_partition(asked: JointRequest, scopes: Scopes) -> Sequence[PcieScop
 
 
 def _find_by_search(asked: JointRequest, scopes: Scopes) -> Sequence[PcieScope] | None:
-    """The first set of scopes that will do; None if there is none."""
+    """The first suitable set of scopes, or None."""
     steps = 0
 
     def count_step() -> None:
@@ -158,7 +159,7 @@ def _find_by_search(asked: JointRequest, scopes: Scopes) -> Sequence[PcieScope] 
         by_part: dict[tuple[str | int, ...], list[PcieScope]] = {}
         for scope in scopes[scope_of]:
             by_part.setdefault(part_of(scope.place), []).append(scope)
-        # parts of the machine with what was left first, then those that are in use
+        # first the parts of the machine with devices to reuse, then those in use
         for part in sorted(
             by_part.values(), key=lambda some: (not any(map(has_left, some)), not any(s.busy for s in some))
         ):
@@ -172,12 +173,12 @@ def _cover(
     asked: JointRequest, scopes: Sequence[PcieScope], count_step: Callable[[], None]
 ) -> Sequence[PcieScope] | None:
     """
-    The first set of scopes, in their order, that has enough of each type; the fewest scopes first. None: there is none.
-    `count_step`: called at each step; it may raise TooMuchWork.
+    The first set of scopes, in their order, that has enough of each type. Smaller sets come first. None: no set has
+    enough. `count_step` is called at each step, and can raise TooMuchWork.
     """
     joint = asked.demand.joint
     counts = [tuple(len(scope.devices[kind]) for kind in joint) for scope in scopes]
-    # from which scope on, type, number of scopes -> the most of the type that so many have
+    # [first scope][type][number of scopes] -> the most devices of the type in this many scopes, from the first one on
     largest = [
         [list(accumulate(sorted(column, reverse=True), initial=0)) for column in zip(*counts[start:], strict=True)]
         for start in range(len(scopes))
@@ -185,7 +186,7 @@ def _cover(
     failed = set[tuple[int, int, Needs]]()
 
     def choose(start: int, size: int, needs: Needs) -> tuple[int, ...] | None:
-        """Positions of `size` scopes from `start` on that together have what is still needed."""
+        """The positions of `size` scopes, from `start` on, that together have enough for `needs`."""
         if not size:
             return () if not any(needs) else None
         if (start, size, needs) in failed:
@@ -209,17 +210,21 @@ def _cover(
 
 
 def _most_scopes(asked: JointRequest) -> int:
-    """The most scopes that a set may have: each gives at least one device of every type that is given exactly."""
+    """
+    The most scopes that a set can have: each scope provides at least one device of each type with an exact number.
+    """
     return min(asked.wants[kind].count for kind in asked.demand.joint if _is_exact(asked, kind))
 
 
 def _is_exact(asked: JointRequest, kind: DeviceType) -> bool:
-    """Whether a pod gets no more than it asks for of a type: the primary one and GPUs; others serve each scope."""
+    """
+    Whether a pod gets exactly the requested number of a type: the primary type, and GPUs. Others serve each scope.
+    """
     return kind in (asked.demand.joint[0], DeviceType.GPU)
 
 
 def _take_from_scopes(asked: JointRequest, kind: DeviceType, scopes: Sequence[PcieScope]) -> list[DeviceGrant]:
-    """What a pod gets of one type: one device of each scope in turn."""
+    """The devices of one type that a pod gets, taken from each scope in turn."""
     want = asked.wants[kind]
     scope_of = {each.minor: scope.id for scope in scopes for each in scope.devices[kind]}
     ranked = sorted(chain.from_iterable(scope.devices[kind] for scope in scopes), key=candidate_order_key)

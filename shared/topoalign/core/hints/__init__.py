@@ -1,1 +1,3 @@
-"""Hint providers: on which NUMA nodes CPUs, memory or devices for a container are available. Names as in the kubelet."""
+"""
+Hint providers: they find the NUMA nodes with CPUs, memory or devices for a container. Names are as in the kubelet.
+"""

@@ -1,9 +1,9 @@
 """
-Checks that a hint answer from another process is a possible answer to its question.
+Checks that a hint answer from another process is valid for its request.
 
-If a provider left something out, that would count as no opinion, and the pod would be admitted unaligned. A rule larger
-than any of this machine's providers would keep the search busy for minutes in spite of its limit on steps, because each
-step compares every need.
+A resource that a provider omits would count as no preference, and the pod would be admitted unaligned. A rule that is
+larger than any rule of this machine's providers would keep the search busy for minutes despite its limit on steps,
+because each step compares every need.
 """
 
 from itertools import pairwise
@@ -18,13 +18,13 @@ from topoalign.core.numa_sets.search import mask_meets_needs
 from topoalign.core.numa_sets.subsets import MOST_NODES
 
 MOST_HINTS = (1 << MOST_NODES) - 1
-"""In one list; subsets of more NUMA nodes are never listed (`subsets`)."""
+"""The most hints in one list. Subsets of more NUMA nodes are never listed (`subsets`)."""
 
 REMEDY = "see that the hinting service is of this version"
 
 
 def check_answer(asked: HintRequest, answer: HintAnswer) -> None:
-    """Raises InvalidField where the providers here cannot have given the answer, and names what is wrong."""
+    """Raises InvalidField if the providers here cannot return this answer. The error names the fault."""
     if answer.providers.keys() != PROVIDERS.keys():
         *names, last = PROVIDERS
         raise InvalidField("providers", f"not {', '.join(names)} and {last}", REMEDY)
@@ -46,7 +46,7 @@ def check_answer(asked: HintRequest, answer: HintAnswer) -> None:
 
 
 def _fault_of_list(hints: Hints, machine: Mask, may_not_care: bool) -> str:
-    """What is wrong with listed hints; empty: nothing."""
+    """The fault of listed hints. Empty: none."""
     if hints is None:
         return "" if may_not_care else "has no opinion, and there is something to align to"
     assert not isinstance(hints, HintRule), "rules are judged by `_fault_of_rule`"
@@ -60,7 +60,7 @@ def _fault_of_list(hints: Hints, machine: Mask, may_not_care: bool) -> str:
 
 
 def _fault_of_rule(rule: HintRule, machine: Mask, largest: Largest) -> str:
-    """What is wrong with a rule; empty: nothing. Sizes are compared first: they bound what the rest costs."""
+    """The fault of a rule. Empty: none. Sizes are compared first, because they bound the cost of the other checks."""
     if machine.bit_count() <= MOST_LISTED:
         return "is a rule, and hints for so few NUMA nodes are listed"
     sizes = (len(rule.needs), max((len(need.supply) for need in rule.needs), default=0), len(rule.besides))

@@ -1,11 +1,11 @@
 """
 Finds the NUMA nodes with enough exclusive CPUs (kubelet v1.36.3, CPU manager, policy static).
 
-Subsets are taken of the NUMA nodes that have CPUs. All CPUs of a pod's finished init containers must lie inside a subset
-for it to count, because the next container is to take them over.
+Hints are subsets of the NUMA nodes that have CPUs. A subset counts only if it contains all CPUs of the pod's finished
+init containers, because the next container reuses them.
 
-Where CPUs are aligned by socket, a subset is preferred, too, that touches no more sockets than the narrowest would need:
-the nodes of a socket then count as one (align-by-socket). Mode `best` takes the narrowest nodes in any case.
+With align-by-socket, a subset is also preferred if it spans exactly as many sockets as the narrowest subset needs,
+because the nodes of a socket then count as one. Mode `best` always prefers the narrowest subsets.
 """
 
 from collections import Counter
@@ -37,14 +37,14 @@ def cpu_hints(
     machine: int = 0,
 ) -> Hints:
     """
-    The hints for `requested` whole CPUs. `available` are those of the shared pool that are not reserved, `reusable` were
-    left by init containers of the pod, `held` are what this container has already; `machine`: the number of NUMA nodes,
-    also of those without CPUs.
+    The hints for `requested` whole CPUs. `available`: CPUs of the shared pool that are not reserved. `reusable`: CPUs
+    to reuse from init containers of the pod. `held`: CPUs that this container already has. `machine`: the number of
+    NUMA nodes, including those without CPUs.
     """
     if held and len(held) != requested:
         return ()
     left = frozenset() if held else reusable
-    # the subsets with enough CPUs that hold all that are left by init containers
+    # the subsets with enough CPUs that contain all CPUs to reuse from init containers
     nodes = node_mask(cpus.in_node)
     free = Counter(map(cpus.node_mask_of.__getitem__, chain(held or available, left)))
     obligatory = sorted({1 << cpus.node_of[cpu] for cpu in left})
@@ -57,7 +57,7 @@ def cpu_hints(
 
 
 def aligned_by_socket(cpus: CpuTopology, hints: Sequence[TopologyHint], requested: int) -> tuple[TopologyHint, ...]:
-    """The same hints, and those preferred, too, that touch exactly as many sockets as the least number of nodes fills."""
+    """The same hints. Hints that span exactly as many sockets as the fewest nodes fill are preferred, too."""
     least = fewest_with(map(len, cpus.in_node.values()), requested) or len(cpus.in_node)
     nodes_per_socket = cpus.nodes // cpus.sockets if cpus.sockets else 0
     sockets = -(-least // nodes_per_socket) if nodes_per_socket else 0
@@ -72,24 +72,24 @@ def aligned_by_socket(cpus: CpuTopology, hints: Sequence[TopologyHint], requeste
 
 
 def available_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
-    """CPUs of the shared pool that are not kept for the system. Raises NotEnoughCpus or TooMuchWork."""
+    """The CPUs of the shared pool that are not reserved for the system. Raises NotEnoughCpus or TooMuchWork."""
     return shared_cpus(state, rules) - read_reserved_cpus(state.hardware, rules)
 
 
 def shared_cpus(state: NodeState, rules: AdmissionRules) -> frozenset[int]:
-    """The shared pool: CPUs that no container has to itself. Raises as `available_cpus`."""
+    """The shared pool: CPUs that no container holds exclusively. Raises the same errors as `available_cpus`."""
     strict = CpuOption.STRICT_RESERVATION in rules.cpu_options
     kept = read_reserved_cpus(state.hardware, rules) if strict else frozenset()
     return state.hardware.cpu_topology.online - state.ownership.cpus_in_use - kept
 
 
 class CpuProvider(HintProvider):
-    """The CPU manager, which is asked where CPUs are to be given exclusively."""
+    """The CPU manager. It provides hints if exclusive CPUs are requested."""
 
     name = "cpu"
 
     def hints(self, asked: HintRequest) -> ProviderHints:
-        """Of `cpu`."""
+        """The hints for `cpu`."""
         state, demand, rules = asked
         if not demand.cpus:
             return {}
@@ -112,6 +112,6 @@ class CpuProvider(HintProvider):
         return {CPU} if asked.demand.cpus else set()
 
     def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
-        """One need, and one more for each NUMA node where the pod left some."""
+        """One need, and one more for each NUMA node if the pod already holds allocations."""
         nodes = len(asked.state.hardware.nodes)
         return Largest(1 + (nodes if held_by_pod(asked.state, asked.demand) else 0), max(1, nodes), 0)

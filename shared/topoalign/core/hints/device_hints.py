@@ -1,9 +1,9 @@
 """
 Finds the NUMA nodes with enough devices of one resource (kubelet v1.36.3, device manager hints).
 
-Subsets are built from the NUMA nodes that have a device of the resource near them, healthy or not. A device that is near
-several nodes is there for each of them and counts once; a device of which no node is known counts nowhere, nor does a
-node that the machine lacks.
+Hints are subsets of the NUMA nodes that have a device of the resource near them, healthy or not. A device that is near
+several nodes is available on each of them, and counts once. A device without a known NUMA node counts on no node. NUMA
+nodes that the machine does not have are ignored.
 """
 
 from collections import Counter
@@ -42,9 +42,10 @@ def device_hints(
     """
     The hints for `requested` devices of one resource.
 
-    `available` are healthy and free, `reusable` were left by init containers of the pod, `held` are what this container
-    has already; `machine` are the ids of the machine's NUMA nodes, ascending. Without topology the kubelet has no opinion,
-    whether there are enough or not; mode `best` has none only if there are enough.
+    `available`: healthy and free devices. `reusable`: devices to reuse from init containers of the pod. `held`: devices
+    that this container already has. `machine`: the ids of the machine's NUMA nodes, ascending. For devices without
+    topology, the kubelet has no preference, whether there are enough or not. Mode `best` has no preference only if
+    there are enough.
     """
     unlisted = sum(device not in devices for device in reusable)
     enough = len(devices.some(available) | devices.some(reusable)) + unlisted >= requested
@@ -65,7 +66,7 @@ def device_hints_of_count(
     machine: tuple[int, ...],
     mode: Mode,
 ) -> Hints:
-    """The subsets that have enough devices, and all reusable ones that have a topology."""
+    """The subsets that have enough devices, including all reusable devices that have a topology."""
     by_nodes: dict[tuple[int, ...] | None, DeviceSet] = {
         known: there for known, there in by_counted_nodes(devices, mode).items() if known is not None
     }
@@ -74,7 +75,7 @@ def device_hints_of_count(
     free = Counter(count_near(devices.some(available), by_nodes, nodes)) + Counter(left)
     everything = count_near(devices.everything, by_nodes, nodes)
     for supply in (free, everything):
-        supply.pop(0, None)  # what is near no node meets no need
+        supply.pop(0, None)  # devices near no node meet no need
     obligatory = (ResourceNeed(1, {near: 1} if near else {}) for near in sorted(left))
     now = (ResourceNeed(requested, dict(free)), *obligatory)
     empty = (ResourceNeed(requested, everything),)
@@ -82,7 +83,7 @@ def device_hints_of_count(
 
 
 def count_near(some: DeviceSet, by_nodes: Mapping[tuple[int, ...] | None, DeviceSet], nodes: Mask) -> dict[Mask, int]:
-    """NUMA nodes, as a mask of some of these `nodes` -> how many of some devices are near them, where any are."""
+    """Mask of some of these `nodes` -> how many of the devices are near these. Masks without devices are absent."""
     counted = Counter[Mask]()
     for listed, there in by_nodes.items():
         if amount := len(some & there):
@@ -92,23 +93,26 @@ def count_near(some: DeviceSet, by_nodes: Mapping[tuple[int, ...] | None, Device
 
 @lru_cache(maxsize=1024)
 def real_nodes(near: tuple[int, ...]) -> Mask:
-    """A plugin may list a device with node -1, which is none."""
+    """The nodes as a mask. A plugin can list a device with node -1, which means no node."""
     return node_mask(node for node in near if node >= 0)
 
 
 def by_counted_nodes(devices: OfferedDevices, mode: Mode) -> Mapping[tuple[int, ...] | None, DeviceSet]:
-    """NUMA nodes -> the devices that count near them: as listed to the kubelet, or in mode `best` as known."""
+    """NUMA nodes -> the devices that count as near them: as listed to the kubelet or, in mode `best`, as known."""
     return devices.by_nodes if profile_of(mode).counts_devices_as_listed else devices.by_known_nodes
 
 
 def bearing_nodes(by_nodes: Iterable[tuple[int, ...] | None], machine: tuple[int, ...]) -> tuple[int, ...]:
-    """The machine's NUMA nodes among these, which bear a device of the resource; all of them where none is known to."""
+    """The machine's NUMA nodes that have a device of the resource near them, or all its NUMA nodes if none has one."""
     bearing = {node for near in by_nodes for node in near or ()}
     return tuple(node for node in machine if node in bearing) or machine
 
 
 def devices_free_for(asked: HintRequest, resource: ResourceName) -> DeviceSet:
-    """What may be handed out of a resource; of units and slots, where the mode knows of that, those on GPUs with room."""
+    """
+    The devices of a resource that can be allocated. For units and slots, only those on GPUs with enough free, if the
+    mode selects units by GPU.
+    """
     state, demand, rules = asked
     free = state.ownership.free(resource)
     if not profile_of(rules.mode).seeks_units_by_gpu:
@@ -127,7 +131,7 @@ def devices_free_for(asked: HintRequest, resource: ResourceName) -> DeviceSet:
 
 
 def gpus_for_units(state: NodeState, container: ContainerDemand) -> frozenset[DeviceID]:
-    """The GPUs with room for the share that a container asks for, and those of which earlier containers left it units."""
+    """The GPUs with enough free for the share that a container requests, and the GPUs of which it reuses units."""
     share = container.share_in_units(state.hardware)
     if share is None:
         return frozenset()
@@ -137,8 +141,9 @@ def gpus_for_units(state: NodeState, container: ContainerDemand) -> frozenset[De
 
 def _spread_part(state: NodeState, container: ContainerDemand, resource: ResourceName, free: DeviceSet) -> DeviceSet:
     """
-    Of these units those that a container may have besides what it takes over: of each GPU no more than its part, where its
-    share is spread. Example: of 60 units over two GPUs, of which it takes over 10 of GPU-0, 20 of that and 30 of each other.
+    The free units that a container can get in addition to the units that it reuses. If its share is spread over several
+    GPUs, it gets no more of each GPU than an equal part. Example: a container requests 60 units over two GPUs, and
+    reuses 10 units of GPU-0. It can get 20 more units of GPU-0, and 30 of each other GPU.
     """
     if container.gpus == 1:
         return free
@@ -151,7 +156,9 @@ def _spread_part(state: NodeState, container: ContainerDemand, resource: Resourc
 
 
 def taken_over(state: NodeState, container: ContainerDemand) -> tuple[DeviceID, ...]:
-    """The GPUs of the units that earlier containers of the pod leave to this one: it takes these over before any others."""
+    """
+    The GPUs of the units that a container reuses from earlier containers of its pod. It gets these before any others.
+    """
     held = held_by_pod(state, container)
     hardware = state.hardware
     left = (unit for name in container.devices if unit_of(hardware, name) for unit in reusable_devices(held, name))
@@ -159,7 +166,7 @@ def taken_over(state: NodeState, container: ContainerDemand) -> tuple[DeviceID, 
 
 
 def units_on_gpus(state: NodeState, gpus: Set[DeviceID], resource: ResourceName) -> DeviceSet:
-    """All units of a resource that are of these GPUs."""
+    """All units of a resource on these GPUs."""
     devices = state.hardware.devices[resource]
     found = devices.nothing
     for gpu in gpus & devices.by_base.keys():
@@ -168,7 +175,7 @@ def units_on_gpus(state: NodeState, gpus: Set[DeviceID], resource: ResourceName)
 
 
 def slots_for(state: NodeState, container: ContainerDemand, resource: ResourceName) -> DeviceSet:
-    """The first free slot of each GPU with room for the share; of none of which an earlier container left a slot."""
+    """The first free slot of each GPU with enough free for the share, without GPUs that have a slot to reuse."""
     hardware = state.hardware
     free = state.ownership.free(resource)
     found = free.devices.nothing
@@ -189,7 +196,7 @@ class DeviceProvider(HintProvider):
     name = "device"
 
     def hints(self, asked: HintRequest) -> ProviderHints:
-        """Per resource as of `resources`."""
+        """The hints for each resource of `resources`."""
         state, demand, rules = asked
         held = held_by_pod(state, demand)
         own = own_part(held, demand)
@@ -210,19 +217,22 @@ class DeviceProvider(HintProvider):
         }
 
     def resources(self, asked: HintRequest) -> Set[ResourceName]:
-        """Resources that this node has devices of, or that are decided together, in the order of the demand."""
+        """Resources that this node has devices of, or that are allocated together, in the order of the demand."""
         known = asked.state.hardware.devices
         demand = asked.demand
         return {name: None for name in demand.devices if name in known or name in demand.together}.keys()
 
     def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:
-        """Only on devices of which no NUMA node is known, or that are decided together."""
+        """Only for devices without a known NUMA node, or devices that are allocated together."""
         return resource in asked.demand.together or not any(
             by_counted_nodes(asked.state.hardware.devices[resource], asked.rules.mode)
         )
 
     def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
-        """One need, and one more for each NUMA node where the pod left some; as many places as there are devices."""
+        """
+        One need, and one more for each NUMA node if the pod already holds allocations. Each need has at most one supply
+        entry per device.
+        """
         hardware = asked.state.hardware
         left = len(hardware.nodes) if held_by_pod(asked.state, asked.demand) else 0
         return Largest(1 + left, max(1, len(hardware.devices.get(resource, ()))), 0)

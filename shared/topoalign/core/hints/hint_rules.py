@@ -1,9 +1,9 @@
 """
-Turns needs and supply into hints: a list where it is short, a rule where it would be long.
+Converts needs and supply to hints: a list, or a rule if the list would be long.
 
-A provider gives what is needed of which NUMA nodes now (`Supply`) and what an empty machine would have had. In mode
-`kubelet` a hint is preferred if it has as few nodes as an empty machine could do with, in mode `best` if nothing narrower
-fits now.
+A provider passes its needs with the current supply of the NUMA nodes (`Supply`), and with the supply of an empty
+machine. In mode `kubelet`, a hint is preferred if it has as few nodes as an empty machine would need. In mode `best`, a
+hint is preferred if nothing narrower fits now.
 """
 
 from collections.abc import Iterable
@@ -18,19 +18,19 @@ from topoalign.core.profile import profile_of
 
 MOST_LISTED = 8
 """
-NUMA nodes of a machine whose hints are listed: 255 at most. The kubelet stops there, too, unless it is configured
-otherwise.
+The most NUMA nodes of a machine for which hints are listed: at most 255 hints. The kubelet has the same limit by
+default.
 """
 
 
 class Supply(NamedTuple):
-    """Some NUMA nodes, and what is needed of them."""
+    """NUMA nodes, and the needs that they must meet."""
 
     nodes: Mask
     needs: tuple[ResourceNeed, ...]
 
     def least_size(self) -> int | None:
-        """How few of the nodes do, at least one. None: not even all of them. Raises TooMuchWork."""
+        """The fewest nodes that meet the needs, at least one. None: all nodes together do not. Raises TooMuchWork."""
         need = self.needs[0]
         if len(self.needs) > 1 or need.amount <= 0 or any(several(near) for near in need.supply):
             return Choosing(self.nodes, self.needs, NumaSearchBudget()).least_size()
@@ -40,7 +40,9 @@ class Supply(NamedTuple):
 def hints_from(
     now: Supply, empty: Supply, mode: Mode, machine: int, besides: Iterable[Mask] = ()
 ) -> tuple[TopologyHint, ...] | HintRule:
-    """The subsets that meet the needs `now`, and the masks `besides`. `machine`: NUMA nodes. Raises TooMuchWork."""
+    """
+    The subsets that meet the needs `now`, and masks `besides`. `machine`: number of NUMA nodes. Raises TooMuchWork.
+    """
     others = tuple(sorted(mask for mask in besides if mask & ~now.nodes or not mask_meets_needs(now.needs, mask)))
     if not others and not mask_meets_needs(now.needs, now.nodes):
         return ()
@@ -60,7 +62,7 @@ def hints_from(
 def narrowest_hint(
     hints: tuple[TopologyHint, ...] | HintRule, around: Mask = 0, within: Mask = EVERYWHERE
 ) -> TopologyHint | None:
-    """The best hint around and within these nodes: a preferred one, then the narrowest. Raises TooMuchWork."""
+    """The best hint that contains `around` and is inside `within`: preferred, then narrowest. Raises TooMuchWork."""
     if isinstance(hints, HintRule):
         choosing = Choosing(hints.nodes & within, hints.needs, NumaSearchBudget(), fixed=around)
         size = None if around & ~(hints.nodes & within) else choosing.least_size()

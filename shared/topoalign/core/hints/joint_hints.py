@@ -1,10 +1,10 @@
 """
-Finds the NUMA nodes for pods whose GPUs and NICs are decided together, by Koordinator's annotations.
+Finds the NUMA nodes for pods whose GPUs and NICs are allocated together, by Koordinator's annotations.
 
-They are aligned so in mode `best`; a kubelet aligns each resource by itself (`admission.joint`). A set of NUMA
-nodes is a hint only where the devices were really found, for a whole pod those of all its containers one after another. So
-what a policy admits as aligned can be allocated, `SamePCIe` and required scopes included. Sets are tried one by one, the
-small ones first, under one limit on work for all of them and all containers.
+This is how mode `best` aligns them. A kubelet aligns each resource separately (`admission.joint`). A set of NUMA nodes
+is a hint only if the devices were found on it. For a whole pod, these are the devices of all its containers, one
+container after another. So what a policy admits as aligned can be allocated, including `SamePCIe` and required scopes.
+Sets are tried one by one, the smallest first. One limit on work applies to all sets and all containers.
 """
 
 from collections import Counter
@@ -44,16 +44,18 @@ from topoalign.core.state.fold import NodeState
 NO_JOINT_DEMAND = JointDemand()
 
 MOST_FOUND = comb(10, 5)
-"""Sets of NUMA nodes that are named: as many as ten nodes have of which none holds another (Sperner)."""
+"""
+The most sets of NUMA nodes in the hints. Ten nodes have at most as many sets that do not contain each other (Sperner).
+"""
 
 
 def asked_for(state: NodeState, demand: ContainerDemand, chooser: Chooser | None = None) -> JointRequest:
-    """What a container asks of the node as it is now, with what init containers of its pod left."""
+    """The request of a container to the node in its current state, with what it can reuse from init containers."""
     return put_demand_to_node(state, demand.joint or NO_JOINT_DEMAND, left_to(state, demand), chooser)
 
 
 def left_to(state: NodeState, demand: Demand) -> LeftOver:
-    """What init containers of the pod left to its other containers."""
+    """What containers of the pod can reuse from its init containers."""
     held = held_by_pod(state, demand)
     names = (GPU, NIC, *resources_in_units(state.hardware))
     devices = (reusable_devices(held, each, co_allocated=True) for each in names)
@@ -61,22 +63,22 @@ def left_to(state: NodeState, demand: Demand) -> LeftOver:
 
 
 def is_held(state: NodeState, demand: ContainerDemand, held: Allocation) -> bool:
-    """Whether an allocation is what a container of a pod with devices that are decided together asks for."""
+    """Whether an allocation holds what a container requests, in a pod with devices that are allocated together."""
     got = ContainerDevices(held.devices, held.virtual_functions)
     return holds_demanded(state, demand.joint or NO_JOINT_DEMAND, got)
 
 
 def decided_together(state: NodeState, demand: ContainerDemand) -> frozenset[ResourceName]:
-    """By which resources a container asks for what is decided together, and under which it holds that."""
+    """The resources under which a container requests or holds devices that are allocated together."""
     return RESOURCES | (resources_given(state.hardware, demand.joint) if demand.joint is not None else frozenset())
 
 
 def joint_hints(asked: HintRequest) -> Hints:
     """
-    The hints for all that a container, or the whole pod, asks for together: the same for each resource. Only sets that hold
-    no smaller one are named, because mode `best` aligns to any set that holds a hint. With `compat` the whole machine has
-    to do as well, as for Koordinator. Raises TooMuchWork as joint allocation does and where no set was found within the
-    limit on work.
+    The hints for all devices that a container, or the whole pod, requests together. They are the same for each
+    resource. Only minimal sets are hints, because mode `best` aligns to any set that contains a hint. With `compat`,
+    the whole machine must be suitable as well, as for Koordinator. Raises TooMuchWork if joint allocation does, or if
+    no set was found within the limit on work.
     """
     places = Places(asked)
     anywhere = places.fit(None)
@@ -88,7 +90,7 @@ def joint_hints(asked: HintRequest) -> Hints:
 
 
 def check_anywhere(asked: HintRequest) -> None:
-    """Raises DevicesDoNotFit where no NUMA nodes at all have devices as they are asked for, and TooMuchWork."""
+    """Raises DevicesDoNotFit if no set of NUMA nodes has the requested devices. Also raises TooMuchWork."""
     places = Places(asked)
     if places.containers and (places.compat or not any(places.smallest())):
         places.give(None)
@@ -96,9 +98,10 @@ def check_anywhere(asked: HintRequest) -> None:
 
 def nodes_within(asked: HintRequest, affinity: Mask) -> Mask:
     """
-    The NUMA nodes of an alignment on which the devices are found together: all of them, or else the smallest part. More
-    nodes can spoil it: `ApplyForAll` then means more devices, and Koordinator's `SamePCIe` is not searched for. Where no
-    part will do, the alignment as it is. Raises TooMuchWork.
+    The NUMA nodes of an alignment on which the devices are found together: all of them if possible, else the smallest
+    suitable subset. A larger set can be unsuitable although a subset is suitable: `ApplyForAll` then means more
+    devices, and Koordinator does not search for `SamePCIe`. If no subset is suitable, the alignment is returned
+    unchanged. Raises TooMuchWork.
     """
     places = Places(asked)
     if not places.containers or places.fit(affinity):
@@ -107,10 +110,12 @@ def nodes_within(asked: HintRequest, affinity: Mask) -> Mask:
 
 
 class Places:
-    """On which NUMA nodes the containers of a demand find their devices, decided one after another."""
+    """
+    Finds the NUMA nodes that have the devices for the containers of a demand, which are allocated one after another.
+    """
 
     def __init__(self, asked: HintRequest) -> None:
-        """`containers`: those of the demand that ask for devices together."""
+        """`containers`: the containers of the demand that request devices together."""
         self.state = asked.state
         self.containers = [each for each in asked.demand.containers if each.together]
         self.compat = any(each.joint.compat for each in self.containers if each.joint is not None)
@@ -123,11 +128,11 @@ class Places:
         self.nodes = sorted({_numa_node_of_device(device) for device in devices} - {ANYWHERE})
 
     def asked(self, state: NodeState, container: ContainerDemand) -> JointRequest:
-        """What a container asks of the node in this state, under the limit on work for all of them."""
+        """The request of a container to the node in this state, under the common limit on work."""
         return msgspec.structs.replace(asked_for(state, container), step=self.work.step)
 
     def give(self, mask: Mask | None) -> None:
-        """Raises DevicesDoNotFit where not all of them find theirs there, and TooMuchWork."""
+        """Allocates the devices of all containers there. Raises DevicesDoNotFit and TooMuchWork."""
         state = self.state
         for container, asked in zip(self.containers, self.first, strict=True):
             if state is not self.state:
@@ -138,7 +143,7 @@ class Places:
                 state = state.holding(allocation_for(container, given.devices, given.functions))
 
     def fit(self, mask: Mask | None) -> bool:
-        """Whether all of them find their devices there. Raises TooMuchWork."""
+        """Whether the devices of all containers fit there. Raises TooMuchWork."""
         try:
             self.give(mask)
         except DevicesDoNotFit:
@@ -147,16 +152,16 @@ class Places:
 
     def smallest(self, within: Mask = EVERYWHERE) -> Iterator[Mask]:
         """
-        Sets of nodes that will do and hold no smaller one that does, the smallest first; single nodes only where the policy
-        takes no others. At most MOST_FOUND, and fewer where the limit on work ends it. Raises TooMuchWork where it ends
-        before there is one.
+        Yields the minimal suitable sets of nodes, the smallest first. Yields only single nodes if the policy allows no
+        others. Yields at most MOST_FOUND sets, and fewer if the limit on work is reached. Raises TooMuchWork if the
+        limit is reached before a set is found.
         """
         nodes = [node for node in self.nodes if within >> node & 1]
         most = 1 if self.single_node else len(nodes)
         found: list[Mask] = []
         try:
             for size in range(self.fewest_nodes(), most + 1):
-                covered = True  # where each set of a size is or holds one that was found, so does each larger one
+                covered = True  # if each set of a size contains a found set, so does each larger set
                 for mask in map(node_mask, combinations(nodes, size)):
                     self.work.step(1 + len(found) // 8)
                     if any(not less & ~mask for less in found):
@@ -175,10 +180,13 @@ class Places:
                 raise
 
     def fewest_nodes(self) -> int:
-        """How many NUMA nodes have as many GPUs as the containers need at least; one more than there are: none have."""
+        """
+        The fewest NUMA nodes with the GPUs that the containers need. If all nodes have too few, one more than there
+        are.
+        """
         if any(
             asked.units is not None for asked in self.first
-        ):  # of how many GPUs the parts are shows when they are chosen
+        ):  # how many GPUs the shares are on is known only when they are chosen
             return 1
         counts = [asked.demand.gpu.count if asked.demand.gpu is not None else 0 for asked in self.first]
         together = sum(count for each, count in zip(self.containers, counts, strict=True) if each.role == "app")
@@ -190,5 +198,5 @@ class Places:
 
 
 def _numa_node_of_device(device: InventoryDevice) -> int:
-    """The NUMA node of a device; ANYWHERE where it is not known."""
+    """The NUMA node of a device, or ANYWHERE if it is unknown."""
     return device.place.node if device.place is not None else ANYWHERE

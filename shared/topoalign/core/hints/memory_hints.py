@@ -1,8 +1,8 @@
 """
 Finds the NUMA nodes with enough memory and hugepages (kubelet v1.36.3, memory manager, policy Static).
 
-A NUMA node is used either alone or in one group of nodes at a time: a node in a group is not offered alone, and a node with
-memory in use is offered in a group only if that use is by the very same group.
+A NUMA node is used either alone or in one group of nodes at a time. A node in a group is not offered alone. A node with
+memory in use is offered in a group only if exactly this group uses it.
 """
 
 from collections.abc import Mapping, Set
@@ -24,14 +24,14 @@ from topoalign.core.state.fold import NodeState
 
 
 class MemoryNode(msgspec.Struct, frozen=True):
-    """One NUMA node as the memory manager sees it. Bytes per resource; a resource the node lacks is absent."""
+    """One NUMA node in the memory manager. Amounts are bytes by resource. A resource that the node lacks is absent."""
 
     allocatable: Mapping[ResourceName, int]
     free: Mapping[ResourceName, int]
     group: Mask
-    """The nodes it was last allocated with; itself alone at the start."""
+    """The nodes with which it was last allocated. Initially, only the node itself."""
     used: bool
-    """Whether a container has memory of it."""
+    """Whether a container holds memory of the node."""
 
 
 MemoryNodes = Mapping[int, MemoryNode]
@@ -47,10 +47,10 @@ def memory_nodes(state: NodeState, rules: AdmissionRules) -> dict[int, MemoryNod
 
 
 def memory_node(node: NumaNode, reserved: Mapping[ResourceName, int], use: MemoryUse) -> MemoryNode:
-    """What the system leaves of a node, and what of that is free."""
+    """The allocatable amounts of a node, and how much of them is free."""
     totals = dict(node.hugepages)
     if node.memory is not None:
-        # all hugepages are taken from its memory, in use or not, because the kernel has set them aside
+        # all hugepages are subtracted from its memory, in use or not, because the kernel reserves them
         totals[MEMORY] = node.memory - sum(node.hugepages.values())
     allocatable = {name: max(0, total - reserved.get(name, 0)) for name, total in totals.items()}
     free = {name: max(0, amount - use.reserved.get(name, 0)) for name, amount in allocatable.items()}
@@ -58,7 +58,7 @@ def memory_node(node: NumaNode, reserved: Mapping[ResourceName, int], use: Memor
 
 
 def memory_numa_nodes(topology: Topology, mode: Mode) -> tuple[int, ...]:
-    """The NUMA nodes whose memory may be offered: in mode `best` not that of nodes without CPUs (a GPU's own, CXL)."""
+    """The NUMA nodes whose memory can be offered. In mode `best`, nodes without CPUs (GPU memory, CXL) are excluded."""
     if profile_of(mode).offers_memory_without_cpus:
         return topology.node_ids
     return tuple(node.id for node in topology.nodes if node.memory and node.id in topology.cpus_by_node)
@@ -71,7 +71,7 @@ def memory_hints(
     reusable: ReusableMemory,
     mode: Mode,
 ) -> tuple[TopologyHint, ...] | HintRule:
-    """The subsets of the `offered` nodes that meet the whole request; they hold for each resource of it."""
+    """The subsets of the `offered` nodes that meet the whole request. They apply to each of its resources."""
     everywhere = node_mask(offered)
     unused = [node for node in offered if not nodes[node].used]
     now = [ResourceNeed(size, {1 << n: nodes[n].free.get(name, 0) for n in unused}) for name, size in request.items()]
@@ -82,7 +82,8 @@ def memory_hints(
     if any(nodes[node].group.bit_count() > 1 for node in unused):
         now.append(ResourceNeed(2, {1 << node: 2 if nodes[node].group.bit_count() == 1 else 1 for node in unused}))
     in_use = [node for node in offered if nodes[node].used]
-    # reusable memory counts where its group is the very subset; it forces no subset, unlike reusable CPUs and devices
+    # Reusable memory counts only if its group is exactly the subset. Unlike reusable CPUs and devices, it forces no
+    # subset.
     besides = [
         group
         for group in {nodes[n].group for n in in_use} | {1 << n for n in in_use} | {group for group, _ in reusable}
@@ -97,7 +98,7 @@ def memory_hints(
 
 
 def enough_for(nodes: MemoryNodes, request: Mapping[ResourceName, int], reusable: ReusableMemory, group: Mask) -> bool:
-    """Whether this group has it all, with what the pod may reuse there."""
+    """Whether this group meets the whole request, including memory that the pod can reuse there."""
     members = [nodes[node] for node in nodes_of(group)]
     return all(
         sum(node.free.get(name, 0) for node in members) + reusable.get((group, name), 0) >= size
@@ -106,7 +107,9 @@ def enough_for(nodes: MemoryNodes, request: Mapping[ResourceName, int], reusable
 
 
 def groups_agree(nodes: MemoryNodes, mask: Mask) -> bool:
-    """Whether no node of the mask is in use otherwise than by exactly this group of nodes."""
+    """
+    Whether each node of the mask is unused or used by exactly this group. A single node must not be in a larger group.
+    """
     members = [nodes[node] for node in nodes_of(mask)]
     if len(members) == 1:
         return members[0].group.bit_count() == 1
@@ -114,13 +117,13 @@ def groups_agree(nodes: MemoryNodes, mask: Mask) -> bool:
 
 
 def memory_answer(asked: HintRequest) -> ProviderHints | None:
-    """The same hints for each resource of the demand. None: the container holds other memory than it asks for."""
+    """The same hints for each resource of the demand. None: the container holds other memory than it requests."""
     state, demand, rules = asked
     if not demand.memory:
         return {}
     held = held_by_pod(state, demand)
     blocks = next((each.memory for each in own_part(held, demand) if each.memory), None)
-    if blocks is not None:  # the same again if it asks for the same, else no opinion
+    if blocks is not None:  # the same nodes if it requests the same amounts, else no preference
         if len(blocks) != len(demand.memory) or any(demand.memory.get(each.resource) != each.size for each in blocks):
             return None
         return {
@@ -145,20 +148,22 @@ class MemoryProvider(HintProvider):
     name = "memory"
 
     def hints(self, asked: HintRequest) -> ProviderHints:
-        """The same for memory and each size of hugepages that is asked for."""
+        """The same hints for memory and each requested hugepage size."""
         return memory_answer(asked) or {}
 
     def resources(self, asked: HintRequest) -> Set[ResourceName]:
-        """Memory and hugepages that the memory manager is asked for."""
+        """Memory and hugepages that are requested from the memory manager."""
         return asked.demand.memory.keys()
 
     def may_be_silent(self, asked: HintRequest) -> bool:
-        """On what fits nowhere, and for a container that holds some already and asks for another amount."""
+        """For a request that fits nowhere, and for a container that holds memory and requests another amount."""
         held = held_by_pod(asked.state, asked.demand)
         return profile_of(asked.rules.mode).silent_on_unmet_memory or any(each.memory for each in held)
 
     def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
-        """A need per resource and one that keeps groups apart; besides, nodes in use, groups, and what is left."""
+        """
+        A need per resource, and one that keeps groups apart. `besides`: nodes in use, groups, and reusable memory.
+        """
         nodes = len(asked.state.hardware.nodes)
         left = sum(len(each.memory) for each in held_by_pod(asked.state, asked.demand))
         return Largest(len(asked.demand.memory) + 1, nodes, 2 * nodes + left)

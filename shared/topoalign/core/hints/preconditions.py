@@ -1,8 +1,8 @@
 """
 Checks that the data of a node is sufficient for a decision about a pod.
 
-A wrong prediction is worse than none. So if the topology lacks data that the request needs, or a kubelet would not start
-with these rules, the pod is refused, and the reason names what is missing.
+A wrong prediction is worse than none. So the pod is refused if the topology lacks data that the request needs, or if a
+kubelet would not start with these rules. The reason names the cause.
 """
 
 from collections.abc import Collection
@@ -26,7 +26,7 @@ from topoalign.core.state.fold import NodeState
 LARGEST_NODE_ID = 63
 """The kubelet's masks have 64 bits."""
 MOST_WALKED = 24
-"""NUMA nodes. The subsets of more would take the kubelet minutes for each pod."""
+"""NUMA nodes. With more, going through their subsets would take the kubelet minutes for each pod."""
 
 
 class TopologyUnknown(NoFit):
@@ -72,7 +72,7 @@ class UnknownResource(NoFit):
 
 
 class MemoryUnknown(NoFit):
-    """Memory is asked for where the description of the machine does not say how much there is."""
+    """Memory is requested, but the description of the machine does not have its size."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -82,7 +82,7 @@ class MemoryUnknown(NoFit):
 
 
 class DistancesUnknown(NoFit):
-    """The closest NUMA nodes are to be preferred, and their distances are not known."""
+    """The closest NUMA nodes are preferred, but their distances are unknown."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class NumaIdsSparse(NoFit):
 
 
 def check_decidable(state: NodeState, demand: PodDemand) -> None:
-    """Raises the error that prevents a decision about this pod on this node, a subclass of NoFit."""
+    """Raises a subclass of NoFit if a decision about this pod on this node is not possible."""
     if state.topology is None:
         raise TopologyUnknown(state.node)
     if held_by_pod(state, demand):
@@ -135,7 +135,9 @@ def check_decidable(state: NodeState, demand: PodDemand) -> None:
 
 
 def _check_numa_nodes(topology: Topology, demand: PodDemand) -> None:
-    """Raises TooManyNumaNodes where the Topology Manager does not start, or the memory manager without it would not end."""
+    """
+    Raises TooManyNumaNodes if the Topology Manager does not start, or without it the memory manager does not finish.
+    """
     rules = demand.rules
     aligns = POLICIES[rules.policy].asks
     if not profile_of(rules.mode).starts_kubelet or not (aligns or demand.manages_memory):
@@ -160,9 +162,9 @@ def _check_numa_nodes(topology: Topology, demand: PodDemand) -> None:
 
 def _check_distances(topology: Topology, demand: PodDemand) -> None:
     """
-    Raises DistancesUnknown and NumaIdsSparse. The kubelet looks up the distance of two NUMA nodes by their ids in a list
-    that has one entry per node, without gaps (v1.36.3, topologymanager, CalculateAverageFor), under best-effort and
-    restricted only, and for pods with hints only.
+    Raises DistancesUnknown and NumaIdsSparse. The kubelet looks up the distance between two NUMA nodes by their ids in
+    a list that has one entry per node, without gaps (v1.36.3, topologymanager, CalculateAverageFor). It does so only
+    under best-effort and restricted, and only for pods with hints.
     """
     rules = demand.rules
     policy = POLICIES[rules.policy]
@@ -172,7 +174,7 @@ def _check_distances(topology: Topology, demand: PodDemand) -> None:
         return
     if prefers and topology.distances is None:
         raise DistancesUnknown
-    # readers of machines make square tables only, but hardware is also received on the bus
+    # local readers produce only square tables, but topologies are also received from the message bus
     size = len(topology.nodes)
     rows = topology.distances if topology.distances is not None else ((0,) * size,) * size
     if len(rows) != size or any(len(row) != size for row in rows):
@@ -189,7 +191,7 @@ def _check_distances(topology: Topology, demand: PodDemand) -> None:
 def check_resources_known(
     topology: Topology, container: ContainerDemand, besides: Collection[ResourceName] = ()
 ) -> None:
-    """`besides`: other names under which devices of the node can be asked for. Raises UnknownResource."""
+    """Raises UnknownResource. `besides`: other names under which devices of the node can be requested."""
     pages = {name for node in topology.nodes for name in node.hugepages}
     known = {*topology.devices, *amount_resources(topology), *pages, *besides}
     hugepages = (name for name, amount in container.asked.items() if amount and is_hugepages(name))
@@ -208,7 +210,7 @@ class KubeletWouldNotStart(NoFit):
 
 
 def _check_cpu_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
-    """Raises KubeletWouldNotStart (kubelet v1.36.3, policy static). A machine without known CPUs is not judged."""
+    """Raises KubeletWouldNotStart (kubelet v1.36.3, policy static). A machine without known CPUs is not checked."""
     if not topology.cpus or rules.cpu_manager == "none":
         return
     cpus = topology.cpu_topology
@@ -237,7 +239,7 @@ class HugepagesUnevenlyKnown(NoFit):
     """
     Raised for hugepages of a size that some NUMA nodes do not list.
 
-    The kubelet's memory manager panics over it.
+    The kubelet's memory manager panics in this case.
 
     Remedy: Read the log of discovery on the node.
     """
@@ -253,7 +255,7 @@ class HugepagesUnevenlyKnown(NoFit):
 
 def _check_memory_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
     """
-    Raises KubeletWouldNotStart (kubelet v1.36.3, policy Static). A machine without known NUMA nodes is not judged.
+    Raises KubeletWouldNotStart (kubelet v1.36.3, policy Static). A machine without known NUMA nodes is not checked.
     """
     if not topology.nodes or rules.memory_manager == "None":
         return
@@ -278,7 +280,7 @@ def _check_memory_manager_starts(topology: Topology, rules: AdmissionRules) -> N
 
 
 def _check_hugepages_known(topology: Topology, demand: PodDemand) -> None:
-    """Raises HugepagesUnevenlyKnown; only the kubelet panics, so only its decisions have no answer."""
+    """Raises HugepagesUnevenlyKnown, but only for decisions as the kubelet, because only the kubelet panics."""
     if not profile_of(demand.rules.mode).starts_kubelet:
         return
     for container in demand.containers:

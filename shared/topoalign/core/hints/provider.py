@@ -1,8 +1,8 @@
 """
-Defines a hint provider: one of the node's resource managers, asked where a container or a pod can be placed.
+Defines a hint provider: a resource manager of the node that finds where a container or a pod can be placed.
 
-A provider is a module with its class, and a line in PROVIDERS. Other code uses its attributes and methods, and never checks
-which provider it is.
+A provider is a class in its own module, and an entry in PROVIDERS. Other code uses its attributes and methods, and
+never checks which provider it is.
 """
 
 from abc import ABC, abstractmethod
@@ -17,16 +17,16 @@ from topoalign.core.state.fold import NodeState
 
 
 class HintRequest(NamedTuple):
-    """Asks on which NUMA nodes a container, or a pod as a whole, could be placed."""
+    """A request for the NUMA nodes on which a container, or a pod as a whole, can be placed."""
 
     state: NodeState
-    """With all that earlier containers of the pod were given. Its topology is known."""
+    """Includes the allocations of earlier containers of the pod. Its topology is known."""
     demand: Demand
     rules: AdmissionRules
 
 
 class Largest(NamedTuple):
-    """The size of the largest rule that a provider makes of some resource on a machine."""
+    """The size of the largest rule that a provider can return for a resource on a machine."""
 
     needs: int
     supply: int
@@ -35,7 +35,7 @@ class Largest(NamedTuple):
 
 
 class HintProvider(ABC):
-    """Base of the hint providers, with the answers of one that always has an opinion."""
+    """The base class of hint providers. By default, a provider always has a preference."""
 
     name: ClassVar[str]
     """Its key in PROVIDERS, in a HintAnswer and in a Refusal."""
@@ -46,14 +46,14 @@ class HintProvider(ABC):
 
     @abstractmethod
     def resources(self, asked: HintRequest) -> Set[ResourceName]:
-        """The resources on which it has hints for this request."""
+        """The resources for which it provides hints in this request."""
 
     @abstractmethod
     def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
-        """The largest HintRule that it makes for this request."""
+        """The size of the largest HintRule that it can return for this request."""
 
     def may_be_silent(self, asked: HintRequest) -> bool:
-        """Whether an answer on none of these resources is valid."""
+        """Whether an answer without any of these resources is valid."""
         return False
 
     def may_have_no_opinion(self, resource: ResourceName, asked: HintRequest) -> bool:

@@ -1,19 +1,21 @@
 """
-Asks the device, CPU and memory managers of a node for the hints of one container or pod.
+Gets the hints for one container or pod from the device, CPU and memory managers of a node.
 
-In mode `kubelet` they answer as the kubelet v1.36.3, with its known faults. In mode `best`, for decisions that topoalign
-makes itself, they differ in these points; docs/modes.md has an example of each:
+In mode `kubelet`, the managers return the hints of kubelet v1.36.3, including its known bugs. In mode `best`, for
+decisions that topoalign makes itself, they differ in these points (docs/modes.md has an example of each):
 
-1. Only NUMA nodes that have CPUs are offered for CPUs and, if they have memory too, for memory: never a GPU's own memory.
-2. A hint is preferred if nothing narrower fits now. To the kubelet it is preferred only if nothing narrower would fit
-   an empty machine.
-3. If memory fits nowhere, the answer is an empty list. The kubelet omits the key, which counts as no opinion, so that the
-  pod fails after it was admitted. The same holds for too few devices without a known NUMA node.
-4. CPUs and memory are exclusive to each container whose request equals its limit (CPUs whole), whatever the QoS class of
-   its pod, and to no other. For a whole pod, requests of only init containers and sidecars count, too.
-5. A limit of 0 counts as no request: it neither narrows the choice nor fails.
-6. Devices of a pod with Koordinator's annotations are searched together (`joint_hints`).
-7. Sockets do not count (align-by-socket), because the merge judges by the number of nodes alone.
+1. Only NUMA nodes that have CPUs are offered for CPUs and, if they also have memory, for memory. GPU memory is never
+   offered.
+2. A hint is preferred if nothing narrower fits now. For the kubelet, it is preferred only if nothing narrower would fit
+   on an empty machine.
+3. If memory fits nowhere, the hints are an empty list. The kubelet omits the key, which counts as no preference, so the
+   pod fails after admission. The same applies to too few devices without a known NUMA node.
+4. CPUs and memory are exclusive to each container whose request equals its limit (whole CPUs), regardless of the QoS
+   class of its pod, and to no other container. For a whole pod, resources that only init containers or sidecars request
+   count, too.
+5. A limit of 0 counts as no request. It neither narrows the choice nor fails.
+6. Devices of a pod with Koordinator's annotations are allocated together (`joint_hints`).
+7. align-by-socket has no effect, because the merge compares hints only by their number of nodes.
 """
 
 from collections.abc import Mapping
@@ -38,13 +40,15 @@ PROVIDERS: Mapping[str, HintProvider] = {
         MemoryProvider(),
     )
 }
-"""By name, in the order in which the kubelet asks them."""
+"""By name, in the order in which the kubelet calls them."""
 
 UNUSABLE = DeviceHealth(state=HealthState.UNHEALTHY, reason="not offered by the asker")
 
 
 def to_hint_question(asked: HintRequest, pod: PodRequest) -> HintQuestion:
-    """The same request about a container of this pod for another process, with all that the answer depends on."""
+    """
+    Converts a request for a container of this pod to a question for another process, with all that the answer needs.
+    """
     state = asked.state
     discovered = state.topology
     return HintQuestion(
@@ -65,7 +69,7 @@ def to_hint_question(asked: HintRequest, pod: PodRequest) -> HintQuestion:
 
 
 def request_of_question(question: HintQuestion, topology: TopologyDiscovered) -> HintRequest:
-    """The request of a question from another process, on this topology. Raises InvalidField."""
+    """Converts a question from another process to a request on this topology. Raises InvalidField."""
     listed = (device for devices in topology.topology.devices.values() for device in devices)
     health = {base_of(device): HEALTHY for device in listed} | dict.fromkeys(question.unusable, UNUSABLE)
     state = NodeState(
@@ -79,7 +83,9 @@ def request_of_question(question: HintQuestion, topology: TopologyDiscovered) ->
 
 
 def answer_hint_request(asked: HintRequest) -> HintAnswer:
-    """Asks each provider. Raises TooMuchWork, and InvalidField for a state with invalid CPUs or NUMA nodes."""
+    """
+    Gets the hints of each provider. Raises TooMuchWork, and InvalidField for invalid CPUs or NUMA nodes in the state.
+    """
     try:
         return HintAnswer(providers={name: dict(provider.hints(asked)) for name, provider in PROVIDERS.items()})
     except ValueError as error:

@@ -1,9 +1,9 @@
 """
-Finds the resources that a container may reuse from earlier containers of its pod.
+Finds the resources that a container can reuse from earlier containers of its pod.
 
-Plain init containers have ended when the next container starts, so it may reuse their resources, but not those of a sidecar
-or an app container (kubelet v1.36.3, reuse in a pod). This follows from the pod's allocations in the order of the decisions,
-so a question about hints needs no further field.
+Regular init containers have ended when the next container starts, so it can reuse their resources. It cannot reuse
+those of a sidecar or an app container (kubelet v1.36.3, reuse in a pod). The reusable resources follow from the order
+of the pod's allocations, so a HintQuestion needs no additional field.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,12 +31,12 @@ def live_allocations_of_pod(state: NodeState, namespace: Namespace, pod: PodName
 
 
 def held_by_pod(state: NodeState, demand: Demand) -> tuple[Allocation, ...]:
-    """What the pod of this demand holds already: what earlier containers got, oldest first."""
+    """The live allocations of the pod of this demand: those of its earlier containers, oldest first."""
     return live_allocations_of_pod(state, demand.namespace, demand.pod)
 
 
 def own_part(held: Iterable[Allocation], demand: Demand) -> tuple[Allocation, ...]:
-    """Of what a pod holds what is for this very demand: of the container, or all of it for the pod as a whole."""
+    """The allocations of a pod that belong to this demand: those of its container, or all for the pod as a whole."""
     return tuple(
         each
         for each in held
@@ -49,7 +49,9 @@ def allocation_for(
     devices: dict[ResourceName, tuple[DeviceID, ...]],
     functions: dict[DeviceID, tuple[str, ...]],
 ) -> Allocation:
-    """An allocation of these devices, of some only functions, for a container of a pod in decision."""
+    """
+    An allocation of these devices, or of only these functions of them, for a container of a pod that is being decided.
+    """
     owner = Owner(namespace=demand.namespace, pod=demand.pod, container=demand.container)
     return Allocation(
         id=AllocationID(f"{owner.namespace}/{owner.pod}/{owner.container}"),
@@ -63,8 +65,11 @@ def allocation_for(
 def reusable_devices(
     held: Iterable[Allocation], resource: ResourceName, *, co_allocated: bool = False
 ) -> frozenset[DeviceID]:
-    """Those that were held whole. `co_allocated`: also what came with others, of which a kubelet knows nothing."""
-    # whoever takes but a function of a NIC takes the NIC out
+    """
+    The devices to reuse, of those that were held whole. `co_allocated`: also devices that were allocated with others,
+    which the kubelet does not know.
+    """
+    # a container that takes only a function of a NIC makes the NIC not reusable
     return _remaining_after_steps(
         (plain, (each.whole_ids if plain else each.device_ids) & {*devices.get(resource, ())})
         for each in held
@@ -74,17 +79,17 @@ def reusable_devices(
 
 
 def reusable_functions(held: Iterable[Allocation]) -> frozenset[str]:
-    """PCI addresses of virtual functions."""
+    """The PCI addresses of the virtual functions to reuse."""
     return _remaining_after_steps((each.role == "init", each.function_addresses) for each in held)
 
 
 def reusable_cpus(held: Iterable[Allocation]) -> frozenset[int]:
-    """CPUs that init containers left."""
+    """The CPUs to reuse from init containers."""
     return _remaining_after_steps((each.role == "init", each.cpu_ids) for each in held)
 
 
 def _remaining_after_steps(steps: Iterable[tuple[bool, frozenset[T]]]) -> frozenset[T]:
-    """Plain init containers leave what they held, every other container takes its own out."""
+    """The items to reuse: regular init containers add what they held, and other containers remove what they hold."""
     left: frozenset[T] = frozenset()
     for leaves, own in steps:
         left = left | own if leaves else left - own
@@ -92,8 +97,8 @@ def _remaining_after_steps(steps: Iterable[tuple[bool, frozenset[T]]]) -> frozen
 
 
 def reusable_memory(held: Iterable[Allocation]) -> ReusableMemory:
-    """What the plain init containers still account for, by group of NUMA nodes."""
-    # a container that reuses memory takes it into its own blocks and out of theirs (`memory_blocks.hold_allocation`)
+    """The memory that is still accounted to regular init containers, by group of NUMA nodes."""
+    # a container that reuses memory moves it from their blocks to its own (`memory_blocks.hold_allocation`)
     left: dict[tuple[Mask, ResourceName], int] = {}
     for each in held:
         for block in each.memory if each.role == "init" else ():
