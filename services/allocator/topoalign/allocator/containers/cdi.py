@@ -1,12 +1,12 @@
 """
-Writes the CDI specifications of the node's devices for the container runtime: device nodes, the driver's libraries, and the
-hooks that make the loader find these (decision record 0008).
+Writes the CDI specifications of the node's devices for the container runtime: device nodes, the driver's libraries, and
+the hooks with which the dynamic loader finds these libraries (decision record 0008).
 
-Vendor, classes and names are those of NVIDIA's device plugin, so that our file replaces its file: two specifications of one
-kind would contradict each other. Each device has its uuid and its index as names. Every GPU and MIG instance is included,
-offered or not, because a running container may be started again under an old name.
+Vendor, classes and names are those of NVIDIA's device plugin, so that our file replaces its file: two specifications of
+the same kind would conflict. Each device is named by its UUID and by its index. Every GPU and MIG instance is included,
+offered or not, because a running container can be restarted under an old name.
 
-Sources: Container Device Interface specification 1.1.0 (of which this needs no more than version 0.5.0); k8s-device-plugin
+Sources: Container Device Interface specification 1.1.0 (only features of version 0.5.0 are used); k8s-device-plugin
 v0.20.0, internal/cdi; nvidia-container-toolkit v1.17, pkg/nvcdi.
 """
 
@@ -37,27 +37,27 @@ from topoalign.runtime.whole_files import replace_file
 VENDOR = "k8s.device-plugin.nvidia.com"
 VERSION = "0.5.0"
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
-"""Of a device."""
+"""A valid device name."""
 
 GPUS = "gpu"
 CHANNELS = "imex-channel"
 ALL = "all"
-"""The one device of a class that has no further devices."""
+"""The name of the only device of a class."""
 
 HOOKS = ("/usr/bin/nvidia-ctk", "/usr/bin/nvidia-cdi-hook")
-"""Of the host. The first is the default of k8s-device-plugin."""
+"""Programs of the host that run the hooks. The first is the default of k8s-device-plugin."""
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 
 
 Json = dict[str, Any]
-"""A part of a CDI specification, with the keys of that; a key whose value would be empty is left out."""
+"""A part of a CDI specification, with its keys. A key whose value would be empty is omitted."""
 
 
 class Extra(NamedTuple):
-    """A device class that a container may have in addition to its GPUs: device nodes and other paths of the host."""
+    """A device class that a container can have in addition to its GPUs: device nodes and other host paths."""
 
     nodes: tuple[str, ...]
-    """The last part of each may have `*` in it."""
+    """The last component of each path can contain `*`."""
     paths: tuple[str, ...] = ()
 
 
@@ -75,8 +75,8 @@ def qualified_cdi_name(kind: str, name: str) -> str:
 
 def cdi_annotation(prefix: str, devices: Sequence[str]) -> dict[str, str]:
     """
-    Returns the annotation that names a container's CDI devices. Its key is a digest of them, because the kubelet keeps
-    one value per key over all resources of a container.
+    Returns the annotation that names a container's CDI devices. Its key contains a digest of them, because the kubelet
+    keeps one value per key across all resources of a container.
     """
     value = ",".join(devices)
     digest = hashlib.sha256(value.encode()).hexdigest()[:32]
@@ -90,8 +90,8 @@ def specifications(
     minors: Mapping[host_files.Instance, int],
 ) -> dict[str, Json]:
     """
-    Builds the CDI specifications of a node by class; none without GPUs. Raises ContainerUnready if containers would start
-    with less than they need. Extras that are not on this node are left out, as in NVIDIA's device plugin.
+    Builds the CDI specifications of a node by class; none without GPUs. Raises ContainerUnready if containers would
+    start with less than they need. Extras that are not on this node are omitted, as in NVIDIA's device plugin.
     """
     dev = dev_root(configuration.flags)
     root = driver_root(configuration.flags)
@@ -123,14 +123,14 @@ def extras(configuration: Configuration) -> list[str]:
 
 
 def specification(kind: str, devices: Mapping[str, Json], edits: Json | None = None) -> Json:
-    """Returns the specification of a class; `edits` are made once in each container that has any of its devices."""
+    """Returns the specification of a class; `edits` are applied once to each container that has any of its devices."""
     listed = [{"name": name, "containerEdits": each} for name, each in devices.items()]
     common = {"containerEdits": edits} if edits else {}
     return {"cdiVersion": VERSION, "kind": f"{VENDOR}/{kind}", "devices": listed, **common}
 
 
 def gpu_nodes(topology: Topology, minors: Mapping[host_files.Instance, int]) -> dict[str, tuple[str, ...]]:
-    """Returns name -> device nodes of all GPUs and MIG instances, by uuid and by index, without invalid names."""
+    """Returns name -> device nodes of all GPUs and MIG instances, by UUID and by index. Omits invalid names."""
     by_uuid: dict[str, tuple[str, ...]] = {}
     by_index: dict[str, tuple[str, ...]] = {}
     for gpu in topology.gpus:
@@ -146,14 +146,14 @@ def gpu_nodes(topology: Topology, minors: Mapping[host_files.Instance, int]) -> 
 
 
 def index_of(gpu: Gpu, instance: MigDevice | None) -> str | None:
-    """The index by which NVIDIA's tools name a GPU (`2`) or a MIG instance (`2:1`); None: not known."""
+    """The index by which NVIDIA's tools identify a GPU (`2`) or a MIG instance (`2:1`); None: unknown."""
     if instance is None:
         return str(gpu.index)
     return None if instance.index is None else f"{gpu.index}:{instance.index}"
 
 
 def edits_of(paths: Iterable[str], dev: HostRoot) -> Json:
-    """Returns the edits with the device nodes at these paths, each with its path on the host if that differs."""
+    """Returns the edits that add the device nodes at these paths, each with its host path if that differs."""
     nodes = []
     for path in paths:
         host = dev.on_host(path)
@@ -162,7 +162,7 @@ def edits_of(paths: Iterable[str], dev: HostRoot) -> Json:
 
 
 def driver_edits(configuration: Configuration, dev: HostRoot, root: HostRoot) -> Json:
-    """Returns what every container with a GPU gets. Raises ContainerUnready."""
+    """Returns the edits for every container with a GPU. Raises ContainerUnready."""
     driver = find_driver_files(root)
     path = hook_path(configuration, root)
     program = os.path.basename(path)
@@ -171,7 +171,7 @@ def driver_edits(configuration: Configuration, dev: HostRoot, root: HostRoot) ->
     link = ["create-symlinks", "--link", f"libcuda.so.1::{driver.directory}/libcuda.so"]
     cache = ["update-ldcache", "--folder", driver.directory]
     return {
-        # Images set it to `all`, and NVIDIA's runtime would add all GPUs.
+        # Images set this variable to `all`, and NVIDIA's runtime would then add all GPUs.
         "env": ["NVIDIA_VISIBLE_DEVICES=void"],
         **edits_of(host_files.present(dev, host_files.SHARED), dev),
         "mounts": mounts((*driver.libraries, *driver.programs), root),
@@ -180,7 +180,7 @@ def driver_edits(configuration: Configuration, dev: HostRoot, root: HostRoot) ->
 
 
 def hook_path(configuration: Configuration, root: HostRoot) -> str:
-    """Returns the host's path of the program that the hooks run. Raises ContainerUnready if it does not exist."""
+    """Returns the host path of the program that the hooks run. Raises ContainerUnready if it does not exist."""
     named = configuration.flags.plugin.nvidia_cdi_hook_path
     candidates = (named,) if named else HOOKS
     if root.host != "/":
@@ -199,15 +199,16 @@ def mounts(paths: Iterable[str], root: HostRoot) -> list[Json]:
     return [{"hostPath": root.on_host(path), "containerPath": path, "options": READ_ONLY} for path in paths]
 
 
-# A specification file is replaced in one step, so that a runtime never reads an incomplete one. It is not synced, because it
-# is written again at the next start. Files are never removed, because running containers refer to them when they restart.
+# A specification file is replaced atomically, so that a runtime never reads an incomplete one. It is not synced,
+# because it is written again at the next start. Files are never removed, because running containers refer to them when
+# they restart.
 #
 # The directory must exist. If this process created it and ran in a container without the mount, it would be created inside
 # the container, where no runtime reads it.
 
 
 READABLE = 0o644
-"""Runtimes may run as another user than we do."""
+"""Container runtimes can run as another user than this process."""
 
 
 def write_specifications(directory: Path, specifications: Mapping[str, Json]) -> bool:
@@ -230,7 +231,7 @@ def write_specifications(directory: Path, specifications: Mapping[str, Json]) ->
 
 
 def has_content(path: Path, content: bytes) -> bool:
-    """Whether the file exists with this content, readable for all."""
+    """Whether the file exists with this content and is readable by all users."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode

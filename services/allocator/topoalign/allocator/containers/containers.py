@@ -1,9 +1,9 @@
 """
 Prepares the host for passing devices to containers, when the configuration or the hardware changes.
 
-With the CDI strategies a container gets only names, and the specification that they refer to must exist before. An Allocate
-is refused as long as it cannot be written. This is also checked every few seconds, so that an error is known before a pod
-fails.
+With the CDI strategies a container gets only device names, so the specification that defines them must already exist.
+Allocate calls fail while it cannot be written. This is also checked every few seconds, so that an error is reported
+before a pod fails.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -45,7 +45,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Containers:
-    """Prepares what containers of this node get with their devices, by the newest configuration."""
+    """Prepares what containers of this node get with their devices, according to the current configuration."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class Containers:
         self._cgroups = cgroups
         self._cdi_dir = cdi_dir
         self._specified: tuple[tuple[Configuration, Topology, tuple[int, ...]], frozenset[str]] | None = None
-        """The inputs and the classes of the specifications. None: the next call has to write or check them."""
+        """The inputs and the classes of the specifications. None: the next call must write or check them."""
         self._minors: Mapping[host_files.Instance, int] | None = None
-        """Read from four thousand lines of /proc. None: not read since the last poll."""
+        """The capability minors of MIG instances: four thousand lines of /proc. None: not read since the last poll."""
         self._reason: str | None = None
 
     def now(self, topology: Topology, resource: ResourceName) -> ResponseWriter:
         """
-        Returns the writer for one Allocate call. Raises ContainerUnready or StateFault if nothing may be allocated.
+        Returns the writer for one Allocate call. Raises ContainerUnready or StateFault if nothing can be allocated.
         """
         if not has_gpus(topology, resource):
             return ResponseWriter()
@@ -104,7 +104,7 @@ class Containers:
             )
 
     def poll(self, topology: Topology) -> str | None:
-        """Prepares everything again, also CDI specifications; returns why containers cannot get GPUs, None: they can."""
+        """Prepares everything, including CDI specifications. Returns why containers cannot get GPUs; None: they can."""
         self._specified = self._minors = None
         try:
             for resource in topology.offers_of:
@@ -112,13 +112,13 @@ class Containers:
                 shared = [
                     base for offer in topology.offers_of[resource] if offer.sharing == "mps" for base in offer.devices
                 ]
-                writer.check(topology, [shared])  # whether its daemon serves
+                writer.check(topology, [shared])  # whether the MPS daemon serves them
         except Unavailable as error:
             return f"{error.finding}; {error.remedy}"
         return None
 
     def reason(self) -> str | None:
-        """Why no container can be given a GPU now, for /readyz; None: one can. It is the result of the last poll."""
+        """Why containers cannot get GPUs, for /readyz; None: they can. This is the result of the last poll."""
         return self._reason
 
     def _device_lists(self, topology: Topology) -> DeviceLists:
@@ -149,6 +149,6 @@ class Containers:
 
 
 async def wait_for_hardware(allocator: AllocatorPort, topology: Topology) -> None:
-    """Waits until the allocator's hardware is another one than `topology`."""
+    """Waits until the allocator's hardware is no longer `topology`."""
     while allocator.state.hardware is topology:
         await allocator.wait_past(allocator.version)

@@ -1,8 +1,8 @@
 """
-Finds files of the host: the driver's libraries, and device nodes.
+Finds files on the host: the driver's libraries and device nodes.
 
-The driver may be installed on the host or by a container, and this process may run in a container, too. So a path has two
-roots: the kubelet gets the host's path of a file, and whether it exists is checked where this process sees it.
+The driver can be installed on the host or by a container, and this process can also run in a container. So a path has
+two roots: the kubelet gets the path on the host, and this process checks the path at which it sees the file.
 """
 
 import os
@@ -35,28 +35,29 @@ class HostRoot(NamedTuple):
     here: Path
 
     def on_host(self, path: str) -> str:
-        """Returns the host's path of this absolute path below the root."""
+        """Returns the host path for this absolute path below the root."""
         return os.path.join(self.host, path.lstrip("/"))
 
     def below(self, path: str) -> Path:
-        """Returns the path at which this process sees it."""
+        """Returns the path at which this process sees this path."""
         return self.here / path.lstrip("/")
 
     def has(self, path: str) -> bool:
-        """Whether a file is there that this process can see; a mount that fails has none."""
+        """Whether this process sees a file at this path; False for a mount that fails."""
         return os.path.exists(self.below(path))
 
 
 def driver_root(flags: Flags) -> HostRoot:
-    """The root of the driver's libraries: `nvidiaDriverRoot`, seen at `containerDriverRoot` where that is there."""
+    """The root of the driver's libraries: `nvidiaDriverRoot`, seen at `containerDriverRoot` if that exists."""
     mounted = Path(flags.plugin.container_driver_root)
     return HostRoot(flags.nvidia_driver_root, mounted if os.path.isdir(mounted) else Path(flags.nvidia_driver_root))
 
 
 def dev_root(flags: Flags) -> HostRoot:
     """
-    Returns the root of /dev/nvidia*: `nvidiaDevRoot`, else the driver's; without a /dev in these, our own /, which is
-    the host's in a privileged container (k8s-device-plugin v0.20.0, root.getDevRoot).
+    Returns the root of /dev/nvidia*: `nvidiaDevRoot`, or the driver's root if that is not set. If this process sees no
+    /dev there, it uses its own /dev, which is the host's in a privileged container (k8s-device-plugin v0.20.0,
+    root.getDevRoot).
     """
     host = flags.nvidia_dev_root or flags.nvidia_driver_root
     places = [Path(host), Path("/")]
@@ -67,11 +68,11 @@ def dev_root(flags: Flags) -> HostRoot:
 
 # In addition to device nodes a container needs the driver's user-space libraries, in the version of the kernel module.
 #
-# They are found as NVIDIA's own tools find them: the directory that has a file `libcuda.so.<version>`, and in it
-# whatever bears that version at the end of its name. Only regular files count. A link could lead to a path of another
-# root, and the directory that it leads to is searched anyway.
+# They are found in the same way as by NVIDIA's tools: in the directory that contains a file `libcuda.so.<version>`, all
+# files whose names end with that version. Only regular files count. A symbolic link could point to a path in another
+# root, and the directory that it points to is searched anyway.
 #
-# Sources: nvidia-container-toolkit v1.17 (pkg/nvcdi), of which this is the part for compute and utility.
+# Sources: nvidia-container-toolkit v1.17 (pkg/nvcdi), the part for the capabilities compute and utility.
 
 
 LIBRARIES = (
@@ -84,7 +85,7 @@ LIBRARIES = (
     "/usr/lib/x86_64-linux-gnu/nvidia/current",
     "/usr/lib/aarch64-linux-gnu/nvidia/current",
 )
-"""Where distributions install them."""
+"""Directories in which distributions install the libraries."""
 
 PROGRAMS = (
     "/usr/bin/nvidia-smi",
@@ -97,10 +98,10 @@ _CUDA = re.compile(r"libcuda\.so\.(\d+(?:\.\d+){1,2})")
 
 
 class DriverFiles(NamedTuple):
-    """The driver's user-space files, by their paths below the driver's root; they have the same paths in a container."""
+    """The driver's user-space files, as paths below the driver's root. They have the same paths in a container."""
 
     directory: str
-    """Of the libraries."""
+    """The directory of the libraries."""
     libraries: tuple[str, ...]
     programs: tuple[str, ...]
 
@@ -109,7 +110,7 @@ def find_driver_files(root: HostRoot) -> DriverFiles:
     """Finds the files of the one driver below the root. Raises ContainerUnready if there is none, or more than one."""
     for directory in LIBRARIES:
         here = root.below(directory)
-        # A host has thousands of files there: only those of the driver are checked one by one.
+        # A host has thousands of files there, so only those of the driver are checked individually.
         names = list[str]()
         with suppress(OSError):
             names = sorted(os.listdir(here))
@@ -133,7 +134,7 @@ def find_driver_files(root: HostRoot) -> DriverFiles:
 
 
 def is_regular(path: Path) -> bool:
-    """Whether a regular file is at the path; links do not count."""
+    """Whether the path is a regular file; symbolic links do not count."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -142,9 +143,9 @@ def is_regular(path: Path) -> bool:
 
 # Device nodes of GPUs and MIG instances, and the nodes that they share.
 #
-# A GPU is /dev/nvidia<minor>, which is not always its index. A MIG instance is its GPU's node and two capabilities, one
-# for the GPU instance and one for the compute instance; the driver numbers these in a file of /proc. All of them are of
-# no use without the nodes that every process shares.
+# A GPU has the node /dev/nvidia<minor>, and its minor is not always its index. A MIG instance has its GPU's node and
+# two capability nodes, one for the GPU instance and one for the compute instance. The driver lists the minors of these
+# in a file in /proc. None of them can be used without the nodes that all processes share.
 #
 # Sources: k8s-device-plugin v0.20.0 (internal/plugin, internal/rm, internal/mig, internal/imex).
 
@@ -155,7 +156,7 @@ SHARED = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nv
 MINORS = "driver/nvidia-caps/mig-minors"
 _MINOR = re.compile(r"gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access (\d+)")
 MOST_MINORS = 1 << 20
-"""Bytes of that file that are read: it has some ten thousand lines at most."""
+"""Maximum number of bytes that are read from that file. It has at most about ten thousand lines."""
 
 Instance = tuple[int, int, int | None]
 """GPU minor, GPU instance, compute instance; None for the GPU instance itself."""
@@ -167,7 +168,7 @@ def present(root: HostRoot, paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def gpu_and_instance(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice | None] | None:
-    """Returns the GPU, or GPU and MIG instance, of a device id without its share; None for other devices."""
+    """Returns the GPU, or GPU and MIG instance, of a device id without a share number; None for other devices."""
     gpu = topology.gpu_by_id.get(topology.parent_of(base))
     if gpu is None or gpu.id == base:
         return None if gpu is None else (gpu, None)
@@ -175,7 +176,7 @@ def gpu_and_instance(topology: Topology, base: DeviceID) -> tuple[Gpu, MigDevice
 
 
 def device_node_paths(gpu: Gpu, instance: MigDevice | None, minors: Mapping[Instance, int]) -> tuple[str, ...]:
-    """Returns the nodes of a GPU, or of a MIG instance with its capabilities. Raises ContainerUnready."""
+    """Returns the device nodes of a GPU, or of a MIG instance with its capabilities. Raises ContainerUnready."""
     if gpu.minor is None:
         raise ContainerUnready(
             f"the driver does not report the device node of {gpu.id}",
@@ -196,7 +197,7 @@ def device_node_paths(gpu: Gpu, instance: MigDevice | None, minors: Mapping[Inst
 
 
 def mig_minors(proc: Path) -> dict[Instance, int]:
-    """Reads the minor numbers of the capabilities of all MIG instances; empty where the driver has no such file."""
+    """Reads the minor numbers of the capabilities of all MIG instances; empty if the driver has no such file."""
     try:
         with (proc / MINORS).open(encoding="ascii", errors="replace") as lines:
             text = lines.read(MOST_MINORS)
@@ -216,7 +217,7 @@ def of_channel(channel: int) -> str:
 
 
 def channels(root: HostRoot, imex: Imex) -> tuple[int, ...]:
-    """Returns the configured IMEX channels that exist. Raises ContainerUnready if one is missing that must be there."""
+    """Returns the configured IMEX channels that exist. Raises ContainerUnready if a required one is missing."""
     found = tuple(channel for channel in imex.channel_ids if root.has(of_channel(channel)))
     missing = [channel for channel in imex.channel_ids if channel not in found]
     if missing and imex.required:

@@ -1,9 +1,9 @@
 """
-Manages the files and directories of limiters, below a root that only this process' user can access.
+Manages the files and directories of limiters, below a root that only this process's user can access.
 
-A container may write in its directory. So only regular files and directories are opened there, and no link is followed. A
-directory is removed in two steps: it is renamed at once, and its content is removed in small batches, so that a deep tree or
-a million files neither keep the agent busy nor block the devices for the next container.
+A container can write to its directory. So only regular files and directories are opened there, and symbolic links are
+not followed. A directory is removed in two steps: it is renamed immediately, and its content is removed in small
+batches. So a deep tree or a million files neither block the agent nor delay the next container with the same devices.
 """
 
 import errno
@@ -32,7 +32,7 @@ from topoalign.runtime.clock import until_tick
 
 
 def with_checkpoint(poll: Poll | None) -> Poll | None:
-    """Returns a poll that may show that directories are unused; None: its checkpoint could not be read."""
+    """Returns the poll if it can show that directories are unused; None: its checkpoint could not be read."""
     return poll if poll is not None and poll.listing.checkpoint is not None else None
 
 
@@ -48,20 +48,20 @@ def is_pod_present(pod_uid: str, poll: Poll) -> bool:
 
 
 def amount_of_slot(slot: DeviceID, gpu: DeviceID, amounts: Mapping[DeviceID, Amount], hardware: Topology) -> Amount:
-    """Returns the amount of a slot, an equal part without one. Raises ContainerUnready if the GPU is not in slots."""
+    """Returns a slot's recorded amount, or an equal part. Raises ContainerUnready if the GPU is not in slots."""
     if gpu not in offered_in_slots(hardware):
         raise ContainerUnready(f"{gpu} is not in slots any more", "let the pod be created again")
     return amounts.get(slot) or equal_part(hardware, gpu)
 
 
 COLLECT_SECONDS = 5.0
-"""Time between two cleanups."""
+"""Cleanup interval."""
 
 log = structlog.get_logger("topoalign.allocator.containers")
 
 
 async def keep_directories(clean_up: Callable[[], Awaitable[None]], clock: Clock, again_seconds: float) -> None:
-    """Cleans up every `COLLECT_SECONDS`, `again_seconds` after a failure, until cancelled. Logs each failure once."""
+    """Cleans up every `COLLECT_SECONDS` (`again_seconds` after a failure) until cancelled. Logs each failure once."""
     failing = ""
     while True:
         before = failing
@@ -81,16 +81,16 @@ CLOSED = 0o700
 GONE = re.compile(r"\.gone-[0-9a-f]{16}")
 """The name of a directory that is being removed."""
 MOST_LISTED = 16_384
-"""Entries of the root that are read."""
+"""Maximum number of entries that are read from the root."""
 MOST_REMOVED = 512
-"""Entries that are removed in one batch, of all directories together; this takes milliseconds."""
+"""Maximum number of entries that are removed in one batch, over all directories. A batch takes milliseconds."""
 LEAST_REMOVED = 2
-"""Entries of each directory in a batch: a directory in it, and one entry of that."""
+"""Minimum number of entries of each directory in a batch: a subdirectory and one entry in it."""
 LARGEST = 1 << 16
-"""Bytes of a file that are read: a whole one has 8,240 at most."""
+"""Maximum number of bytes that are read from a file. A valid file has at most 8,240."""
 
 
-@lru_cache(maxsize=256)  # of 320 ids each, some 20 MiB
+@lru_cache(maxsize=256)  # about 20 MiB, if each has 320 ids
 def digest_of(resource: ResourceName, devices: frozenset[DeviceID]) -> str:
     """Returns 32 hexadecimal digits for these devices of a resource, in any order."""
     text = "\0".join((resource, *sorted(devices)))
@@ -98,7 +98,7 @@ def digest_of(resource: ResourceName, devices: frozenset[DeviceID]) -> str:
 
 
 def make_root(root: Path) -> None:
-    """Creates the root, if needed, with access for this process' user alone. Raises OSError."""
+    """Creates the root if needed, accessible only to this process's user. Raises OSError."""
     root.mkdir(mode=CLOSED, parents=True, exist_ok=True)
     with open_directory(root) as at:
         if (found := os.fstat(at)).st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != CLOSED:
@@ -106,7 +106,10 @@ def make_root(root: Path) -> None:
 
 
 def list_own_directories(root: Path, name: re.Pattern[str]) -> list[str]:
-    """Lists the own directories below the root with such a name; empty without a root. Raises OSError."""
+    """
+    Lists the directories in the root with such a name that this process's user owns; empty without a root. Raises
+    OSError.
+    """
     try:
         with open_directory(root) as at:
             return [each for each in list_entries(at) if name.fullmatch(each) and is_own_directory(at, each)]
@@ -115,13 +118,16 @@ def list_own_directories(root: Path, name: re.Pattern[str]) -> list[str]:
 
 
 def remove_own_directory(root: Path, name: str) -> None:
-    """Renames an own directory, so that its name is free; `remove_leftovers` removes its content. Raises OSError."""
+    """Renames a directory of this user to free its name; `remove_leftovers` removes its content. Raises OSError."""
     with suppress(FileNotFoundError), open_directory(root) as at:
         discard(at, name)
 
 
 def remove_leftovers(root: Path) -> None:
-    """Removes `MOST_REMOVED` entries of renamed directories, divided equally. Raises OSError if some cannot be removed."""
+    """
+    Removes up to `MOST_REMOVED` entries, divided equally among the renamed directories. Raises OSError if some cannot
+    be removed.
+    """
     failure: OSError | None = None
     with suppress(FileNotFoundError), open_directory(root) as at:
         names = [each for each in list_entries(at) if GONE.fullmatch(each)]
@@ -134,7 +140,7 @@ def remove_leftovers(root: Path) -> None:
                 if error.errno == errno.ENOTEMPTY:  # the next cleanup continues
                     left -= part
                 else:
-                    failure = error  # a protected directory takes nothing from the others' batch
+                    failure = error  # a protected directory does not reduce the others' batch
             if left <= 0:
                 break
     if failure is not None:
@@ -142,7 +148,7 @@ def remove_leftovers(root: Path) -> None:
 
 
 def discard(at: int, name: str) -> str:
-    """Renames an own directory, and returns its new name; empty if there is none. Raises OSError for another user's."""
+    """Renames a directory and returns its new name; empty if there is none. Raises OSError if another user owns it."""
     try:
         os.stat(name, dir_fd=at, follow_symlinks=False)
     except FileNotFoundError:
@@ -161,8 +167,8 @@ def put_aside(directory: int, name: str, at: int) -> str:
 
 def remove_tree(at: int, name: str, most: int = MOST_REMOVED) -> int:
     """
-    Removes at most `most` entries of a directory; returns their number. Directories on the second level are moved up,
-    so that two are open for any depth. Raises OSError if the directory is not empty then.
+    Removes at most `most` entries of a directory tree, and returns their number. Directories on the second level are
+    moved up, so that at most two are open at any depth. Raises OSError if the directory is not empty afterwards.
     """
     left = most
     names = (f"{token_hex(8)}-{number}" for number in range(most))
@@ -181,8 +187,8 @@ def remove_tree(at: int, name: str, most: int = MOST_REMOVED) -> int:
 
 def remove_level(top: int, name: str, names: Iterator[str], most: int) -> int:
     """
-    Removes at most `most` entries of a directory, and itself if these are all; moves directories in it up, under the
-    next of `names`. Returns the number of entries. Raises OSError.
+    Removes at most `most` entries of a directory, and the directory itself if these are all. Its subdirectories are
+    moved up instead, and named with the next of `names`. Returns the number of entries. Raises OSError.
     """
     unlock(top, name)
     with open_directory(name, top) as directory:
@@ -199,7 +205,10 @@ def remove_level(top: int, name: str, names: Iterator[str], most: int) -> int:
 
 
 def unlock(at: int, name: str) -> None:
-    """Gives this process' user all rights to an own directory, which root in a container may have closed. Raises OSError."""
+    """
+    Restores the owner's permissions on a directory of this process's user. Root in a container may have removed them.
+    Raises OSError.
+    """
     with open_directory(name, at, os.O_PATH) as directory:
         found = os.fstat(directory)
         if found.st_uid == os.geteuid() and found.st_mode & stat.S_IRWXU != stat.S_IRWXU:
@@ -207,7 +216,7 @@ def unlock(at: int, name: str) -> None:
 
 
 def is_own_directory(at: int, name: str) -> bool:
-    """Whether this is a directory, and no link to one, of this process' user."""
+    """Whether this is a directory of this process's user, and not a symbolic link."""
     try:
         found = os.stat(name, dir_fd=at, follow_symlinks=False)
     except OSError:
@@ -216,13 +225,13 @@ def is_own_directory(at: int, name: str) -> bool:
 
 
 def is_real_directory(directory: int, name: str) -> bool:
-    """Whether this is a directory of any user, and no link to one. Raises OSError."""
+    """Whether this is a directory of any user, and not a symbolic link. Raises OSError."""
     return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
 
 
 @contextmanager
 def open_directory(path: Path | str, at: int | None = None, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Opens a directory and yields its descriptor. Below another directory no link is followed. Raises OSError."""
+    """Opens a directory and yields its descriptor. With `at`, a symbolic link is not followed. Raises OSError."""
     flags |= os.O_DIRECTORY | os.O_CLOEXEC | (os.O_NOFOLLOW if at is not None else 0)
     directory = os.open(path, flags, dir_fd=at)
     try:
@@ -238,8 +247,8 @@ def list_entries(directory: int, most: int = MOST_LISTED) -> list[str]:
 
 
 def open_regular(directory: int, name: str, flags: int = os.O_RDONLY) -> int:
-    """Opens a regular file and returns its descriptor. Raises OSError, also for anything else with the name."""
-    # Opening a device could have effects, and opening a pipe could block. O_NONBLOCK does not wait for a lease.
+    """Opens a regular file and returns its descriptor. Raises OSError, including for any other type of file."""
+    # Opening a device could have effects, and opening a pipe could block. With O_NONBLOCK it does not wait for a lease.
     found = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
     try:
         if not stat.S_ISREG(os.fstat(found).st_mode):

@@ -1,10 +1,11 @@
 """
-Adds to Allocate's answers what a container needs for GPUs shared by MPS: pipes of the control daemon, and its shared memory.
+Adds to Allocate responses what a container needs for GPUs shared by MPS: the control daemon's pipes and shared memory.
 
 Nothing is allocated while the daemon does not serve, because a CUDA program that finds no daemon runs without limits.
 Shares (`sharing.mps`) have the daemon's limits. A container with vcuda units or vGPU slots (`sharing.limiter: mps`) has
-limits of its own, in variables that a pod can change. For units each of the two answers sets its half. Example: 20 cores and
-16 blocks are 20 per cent of the threads and `0=4096M`. Threads are not limited without cores, or with all cores of a GPU.
+its own limits, in environment variables that a pod can change. For units, the response for cores sets the thread limit,
+and the response for memory sets the memory limit. Example: 20 cores and 16 blocks are 20 percent of the threads and
+`0=4096M`. Threads are not limited if a container has no cores, or all cores of a GPU.
 
 Sources: k8s-device-plugin v0.20.0, internal/plugin/mps.go; NVIDIA's Multi-Process Service, "Environment Variables".
 """
@@ -29,7 +30,7 @@ MEMORY_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 
 
 class MpsEdits(EditProvider, frozen=True):
-    """Adds what one resource needs of MPS to answers to Allocate."""
+    """Adds the MPS edits of one resource to Allocate responses."""
 
     daemon: ResourceName
     """The resource after which the daemon is named."""
@@ -64,7 +65,7 @@ class MpsEdits(EditProvider, frozen=True):
 
 
 def shared_devices(hardware: Topology, gpus: Iterable[VisibleDevice]) -> dict[DeviceID, int]:
-    """Returns the GPUs and MIG instances that are shared by MPS -> the number of their shares; 0: shared by amounts."""
+    """Returns GPU or MIG instance that is shared by MPS -> its number of shares; 0: shared by amounts."""
     return {
         each.base: 0 if offer.by_amounts else offer.replicas
         for each in gpus
@@ -78,7 +79,8 @@ def client_limits(
 ) -> Mapping[str, str]:
     """
     Returns the variables that limit a container with these units of one kind, or with these slots; empty for shares.
-    `amounts`: slot -> recorded amount, an equal part without one. GPUs are numbered in the order that the container sees.
+    `amounts`: slot -> recorded amount; a slot without one has an equal part. GPUs are numbered in the order that the
+    container sees.
     """
     units = Counter(map(base_of, devices))
     match unit_kind(devices[0]) if devices else None:
@@ -96,19 +98,19 @@ def client_limits(
 
 
 def thread_limit(cores: Iterable[int]) -> Mapping[str, str]:
-    """Returns the limit for these hundredths of each GPU. One value applies to all, so the smallest is used."""
+    """Returns the limit for these cores (hundredths) of each GPU: the smallest, because one value applies to all."""
     limited = [each for each in cores if 0 < each < CORES]
     return {THREAD_LIMIT: str(min(limited))} if limited else {}
 
 
 def memory_limit(memory: Iterable[int]) -> Mapping[str, str]:
-    """The limit for these bytes of each GPU, in whole MiB: `0=4096M,1=4096M`. Less than one would be no limit."""
+    """The limit for these bytes of each GPU, in whole MiB: `0=4096M,1=4096M`. Zero would mean no limit."""
     return {MEMORY_LIMIT: ",".join(f"{place}={max(1, each // MIB)}M" for place, each in enumerate(memory))}
 
 
 def mps_edits(root: str, topology: Topology, resource: ResourceName) -> MpsEdits:
     """Returns the current edits of a resource. `root`: `flags.mpsRoot`."""
-    # The daemon of both kinds of units is named after that of computing time.
+    # The daemon of both kinds of units is named after the resource of computing time.
     in_blocks = (offer.devices[0] for offer in topology.offers_of.get(resource, ()) if offer.unit == "memory")
     same_gpu = (each for base in in_blocks for each in topology.offers_by_base[base])
     daemon = next((each.resource for each in same_gpu if each.unit == "cores"), resource)

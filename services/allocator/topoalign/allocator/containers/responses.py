@@ -1,12 +1,14 @@
 """
-Builds the answer to Allocate: a list of edits of the container, each made by an `EditProvider`.
+Builds Allocate responses. Each `EditProvider` makes some of the edits of a container.
 
-The device list strategies are those of NVIDIA's device plugin, and several may be configured at once. NICs and their virtual
-functions are always passed as device nodes, and so are GPUs whose driver names its nodes (`Gpu.device_nodes`). The kubelet
-may repeat a call: the same devices get the same answer, except for the unpredictable name of HAMi-core's file.
+The device list strategies are those of NVIDIA's device plugin, and several can be configured at the same time. NICs and
+their virtual functions are always passed as device nodes, and so are GPUs whose driver reports its nodes
+(`Gpu.device_nodes`). The kubelet can repeat a call. The same devices then get the same response, except for the random
+name of HAMi-core's file.
 
-Sources: k8s-device-plugin v0.20.0, internal/plugin/server.go; sriov-network-device-plugin v3.7, which names the variable of
-PCI addresses; kubelet v1.36.3, devicemanager, for what is merged over the resources of a container.
+Sources: k8s-device-plugin v0.20.0, internal/plugin/server.go; sriov-network-device-plugin v3.7, which names the
+variable of PCI addresses; kubelet v1.36.3, devicemanager, for how the responses for the resources of a container are
+merged.
 """
 
 import re
@@ -55,24 +57,24 @@ class NicFunction(NamedTuple):
     """A NIC or a virtual function that a container gets: its RDMA name, PCI address and verbs device."""
 
     name: str
-    """Of its RDMA device; empty where it has none."""
+    """The name of its RDMA device; empty if it has none."""
     pci: str | None
     verbs: str | None
 
 
 class ContainerDevices(NamedTuple):
-    """The devices of one container of an Allocate, as the providers of its edits use them."""
+    """The devices of one container in an Allocate call, as input of the edit providers."""
 
     hardware: Topology
     resource: ResourceName
     gpus: Sequence[VisibleDevice]
-    """Without those that are passed by their own device nodes."""
+    """Without GPUs that are passed by their own device nodes."""
     nodes: Sequence[str]
     """The own device nodes of GPUs (`Gpu.device_nodes`)."""
     functions: Sequence[NicFunction]
     allocation: Allocation
     named: Mapping[ResourceName, Sequence[DeviceID]]
-    """Resource -> all devices of the container, also those of other answers (`AllocatorPort.named`)."""
+    """Resource -> all devices of the container, including those of other responses (`AllocatorPort.named`)."""
 
 
 class EditProvider(msgspec.Struct, frozen=True):
@@ -82,7 +84,7 @@ class EditProvider(msgspec.Struct, frozen=True):
         """Raises ContainerUnready for GPUs that a container could not use. Called before anything is recorded."""
 
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
-        """Adds the edits to the answer for a container. Raises ContainerUnready and StateFault."""
+        """Adds the edits to the response for a container. Raises ContainerUnready and StateFault."""
         raise NotImplementedError  # abstract; every provider defines it
 
 
@@ -96,7 +98,7 @@ class DeviceLists(EditProvider, frozen=True):
     channels: tuple[int, ...] = ()
     """IMEX channels."""
     minors: Mapping[host_files.Instance, int] = MappingProxyType({})
-    """Of the capabilities of MIG instances."""
+    """Minor numbers of the capabilities of MIG instances."""
 
     @property
     def strategies(self) -> frozenset[str]:
@@ -113,7 +115,8 @@ class DeviceLists(EditProvider, frozen=True):
         strategies = self.strategies
         if devices.gpus and strategies:
             self._add_gpus(response, devices.gpus, strategies)
-        # The kubelet passes on one value of a variable, so it names the GPUs of all answers. Mounts and CDI names add up.
+        # The kubelet keeps only one value per variable, so the variable names the GPUs of all responses. Mounts and CDI
+        # names are merged.
         found = [visible_device(devices.hardware, base, self) for base in named_bases(devices)]
         named = [each for each in found if each is not None and not each.gpu.device_nodes]
         if named and "envvar" in strategies and "volume-mounts" not in strategies:
@@ -140,7 +143,7 @@ class DeviceLists(EditProvider, frozen=True):
             response.envs[f"NVIDIA_{name.upper()}"] = "enabled"
 
     def node_paths(self, gpus: Iterable[VisibleDevice]) -> list[str]:
-        """Returns the paths of the device nodes of these GPUs alone. Raises ContainerUnready if they are not known."""
+        """Returns the paths of the device nodes of these GPUs alone. Raises ContainerUnready if they are unknown."""
         return [path for each in gpus for path in host_files.device_node_paths(each.gpu, each.instance, self.minors)]
 
     def name_of(self, base: DeviceID, gpu: Gpu, instance: MigDevice | None) -> str:
@@ -154,14 +157,14 @@ class DeviceLists(EditProvider, frozen=True):
 
 
 class CdiNames(EditProvider, frozen=True):
-    """Names GPUs, IMEX channels and extras to the runtime, as annotations or in the CDI field."""
+    """Passes the CDI names of GPUs, IMEX channels and extras to the runtime, in annotations or in the CDI field."""
 
     lists: DeviceLists
     extras: tuple[str, ...]
-    """CDI classes of which every container gets the one device."""
+    """CDI classes. Every container gets the only device of each."""
 
     def check(self, hardware: Topology, gpus: Sequence[VisibleDevice]) -> None:
-        """Raises ContainerUnready for unknown device nodes: the specification lacks such a device."""
+        """Raises ContainerUnready for unknown device nodes, because the specification does not contain such devices."""
         self.lists.node_paths(gpus)
 
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
@@ -182,7 +185,7 @@ class CdiNames(EditProvider, frozen=True):
 
 
 class OwnNodes(EditProvider, frozen=True):
-    """Adds the device nodes of GPUs whose driver names them. No strategy of NVIDIA's applies to these GPUs."""
+    """Adds the device nodes of GPUs whose driver reports them. NVIDIA's strategies do not apply to these GPUs."""
 
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
         """Adds each node at the path that it has on the host."""
@@ -193,17 +196,20 @@ class NicEdits(EditProvider, frozen=True):
     """Adds NICs and virtual functions, requested or co-allocated, with the variables that name all of them."""
 
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
-        """Adds device nodes and variables, for co-allocated devices as an Allocate of their own resource would add them."""
+        """
+        Adds device nodes and variables. Co-allocated devices get those that an Allocate of their own resource would
+        add.
+        """
         hardware = devices.hardware
         co_allocated = (each for _, ids in reported_co_allocated(devices.allocation) for each in ids)
         own = [*devices.functions, *functions_of(hardware, co_allocated)]
-        # NICs of a described machine have no nodes.
+        # NICs of a described machine have no device nodes.
         paths = [f"/dev/infiniband/{function.verbs}" for function in own if function.verbs is not None]
         response.devices += [device_node(path, path) for path in (*paths, *([RDMA_CM] if paths else []))]
         named = {name: functions_of(hardware, map(base_of, ids)) for name, ids in devices.named.items()}
         for resource, functions in ({devices.resource: devices.functions} | named).items():
             if addresses := [function.pci for function in functions if function.pci is not None]:
-                # As sriov-network-device-plugin names it: PCIDEVICE_TOPOALIGN_IO_NIC for topoalign.io/nic.
+                # Named as by sriov-network-device-plugin: PCIDEVICE_TOPOALIGN_IO_NIC for topoalign.io/nic.
                 variable = f"PCIDEVICE_{re.sub('[^A-Z0-9]', '_', resource.upper())}"
                 response.envs[variable] = ",".join(addresses)
         all_named = functions_of(hardware, named_bases(devices)) or devices.functions
@@ -212,11 +218,11 @@ class NicEdits(EditProvider, frozen=True):
 
 
 class ResponseWriter(NamedTuple):
-    """Builds the answers to Allocate by one configuration and the state of the host at one moment."""
+    """Builds Allocate responses from one configuration and one snapshot of the host's state."""
 
     lists: DeviceLists = DeviceLists()
     providers: tuple[EditProvider, ...] = (DeviceLists(), OwnNodes(), NicEdits())
-    """In the order in which their edits are in an answer."""
+    """In the order in which they edit a response."""
 
     def check(self, topology: Topology, containers: Iterable[Iterable[DeviceID]]) -> None:
         """Checks that each container could use its devices; ignores unknown ids. Raises ContainerUnready."""
@@ -233,7 +239,7 @@ class ResponseWriter(NamedTuple):
         allocation: Allocation,
         named: Mapping[ResourceName, Sequence[DeviceID]] = MappingProxyType({}),
     ) -> v1beta1.ContainerAllocateResponse:
-        """Builds the answer for a container. Raises ContainerUnready for a device that cannot be passed."""
+        """Builds the response for a container. Raises ContainerUnready for a device that cannot be passed."""
         # A slot that became a MIG instance is passed as the instance.
         ids = [allocation.instances.get(each, each) for each in allocation.from_kubelet[resource]]
         gpus, nodes, functions = self._read_devices(topology, bases_of(ids))
@@ -276,7 +282,10 @@ def visible_device(topology: Topology, base: DeviceID, lists: DeviceLists) -> Vi
 
 
 def named_bases(devices: ContainerDevices) -> list[DeviceID]:
-    """Returns the bases of a container's devices; GPUs come before their instances, NICs before their functions."""
+    """
+    Returns the bases of a container's devices; GPUs come before their MIG instances, NICs before their virtual
+    functions.
+    """
     bases = {base_of(each) for ids in devices.named.values() for each in ids}
     hardware = devices.hardware
     gpus = [(gpu.id, *(instance.uuid for instance in gpu.mig or ())) for gpu in hardware.gpus]
@@ -286,7 +295,7 @@ def named_bases(devices: ContainerDevices) -> list[DeviceID]:
 
 
 def bases_of(devices: Iterable[DeviceID]) -> Iterable[DeviceID]:
-    """Returns the ids of these devices without the numbers of shares, each once."""
+    """Returns the ids of these devices without share numbers and duplicates."""
     return devices.bases if isinstance(devices, DeviceSet) else dict.fromkeys(map(base_of, devices))
 
 
@@ -296,7 +305,7 @@ def functions_of(topology: Topology, bases: Iterable[DeviceID]) -> list[NicFunct
 
 
 def function_of(topology: Topology, base: DeviceID) -> NicFunction | None:
-    """Returns the NIC or virtual function that a device id without its share (`base`) names; None for any other device."""
+    """Returns the NIC or virtual function of a device id without a share number (`base`); None for any other device."""
     nic: Nic | None = topology.nic_by_id.get(topology.parent_of(base))
     if nic is None:
         return None
@@ -307,5 +316,5 @@ def function_of(topology: Topology, base: DeviceID) -> NicFunction | None:
 
 
 def device_node(container_path: str, host_path: str) -> v1beta1.DeviceSpec:
-    """A device node that the container may read and write."""
+    """A device node that the container can read and write."""
     return v1beta1.DeviceSpec(container_path=container_path, host_path=host_path, permissions="rw")

@@ -1,10 +1,11 @@
 """
 Runs one device plugin for each resource of the node.
 
-The configuration defines the resources, and may change while the allocator runs. A newly offered resource gets its plugin at
-once. A resource that is no longer offered keeps its plugin while a container holds a device of it, because the kubelet
-refuses to restart such a container without the plugin. Meanwhile only the held devices are listed, as unhealthy, so that
-none is allocated again. When the last container has ended, the plugin sends an empty list and ends.
+The configuration defines the resources, and can change at run time. A newly offered resource gets its plugin
+immediately. A resource that is no longer offered keeps its plugin while a container holds one of its devices, because
+the kubelet does not restart such a container without the plugin. During this time only the held devices are listed, as
+unhealthy, so that they are not allocated again. When the last container has ended, the plugin sends an empty list and
+stops.
 
 Source: kubelet v1.36.3, devicemanager `callPreStartContainerIfNeeded`, `GetCapacity`.
 """
@@ -38,12 +39,12 @@ from topoalign.runtime.directory_changes import DirectoryChanges
 log = structlog.get_logger()
 
 GUARD_SECONDS = 10.0
-"""Time between two polls: the kubelet answers at most 100 requests a second from all clients."""
+"""Poll interval. The kubelet serves at most 100 requests per second from all clients."""
 
 ANSWER_SECONDS = 2.0
 
 SLICE = 250
-"""Messages of the answer that are read before other tasks run: one or two milliseconds of work."""
+"""Number of messages of the response that are read before other tasks run: one or two milliseconds of work."""
 
 
 ALLOCATABLE = v1.AllocatableResourcesRequest()
@@ -51,15 +52,15 @@ ALLOCATABLE = v1.AllocatableResourcesRequest()
 
 class Guard:
     """
-    Polls the devices that the kubelet can allocate. Each plugin compares them with its own.
+    Polls the kubelet for its allocatable devices. Each plugin compares them with its own devices.
 
-    If a kubelet has lost the devices of a plugin whose stream is open, pods stay pending although every component reports to
-    be healthy. Source: PodResources v1 `GetAllocatableResources` of kubelet v1.36.3: the healthy devices of all plugins,
-    held or not.
+    If the kubelet has lost the devices of a plugin whose stream is open, pods stay pending although every component
+    reports that it is healthy. Source: PodResources v1 `GetAllocatableResources` in kubelet v1.36.3, which returns the
+    healthy devices of all plugins, allocated or not.
     """
 
     def __init__(self, channel: KeptChannel, clock: Clock, plugins: Callable[[], Iterable[Plugin]]) -> None:
-        """`channel`: to the kubelet's PodResources. `plugins`: the running ones."""
+        """`channel`: connection to the kubelet's PodResources API. `plugins` returns the running plugins."""
         self._channel = channel
         self._clock = clock
         self._plugins = plugins
@@ -72,14 +73,14 @@ class Guard:
 
     async def poll(self) -> None:
         """
-        Polls the kubelet once, and lets every plugin compare. If the kubelet does not answer within `ANSWER_SECONDS`, the
-        plugins do not change.
+        Polls the kubelet once, and passes the result to every plugin. If the kubelet does not answer within
+        `ANSWER_SECONDS`, the plugins do not change.
         """
         try:
             answer = await self._channel.ask(
                 lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(ALLOCATABLE),
                 ANSWER_SECONDS,
-                bytes,  # not decoded here: it is read to its end only if devices are missing
+                bytes,  # not decoded here: `_compare` reads all of it only if devices are missing
             )
             await self._compare(answer)
         except KubeletAway as away:
@@ -88,7 +89,7 @@ class Guard:
             log.debug("the kubelet does not report what can be allocated", reason=describe_call_error(error))
 
     async def _compare(self, answer: bytes) -> None:
-        """Lets every plugin compare. Raises GRPCError for an invalid answer."""
+        """Passes the allocatable devices in `answer` to every plugin. Raises GRPCError for an invalid response."""
         missing = {plugin.resource: plugin for plugin in self._plugins()}
         for number, (resource, devices) in enumerate(allocatable_devices(answer), 1):
             plugin = missing.get(resource)
@@ -119,10 +120,10 @@ class KubeletFront:
         changes: DirectoryChanges | None = None,
     ) -> None:
         """
-        `kubelet_dir`: the kubelet's device plugin directory. `containers` builds the answers to Allocate; None: by the
-        defaults of the configuration. `pod_resources`: channel of the `Guard`; None: there is no guard. `drain_seconds`:
-        time for calls in progress at the stop. `jitter` spreads the retries of many nodes. `changes` reports changes in the
-        directory; None: no reports.
+        `kubelet_dir`: the kubelet's device plugin directory. `containers` builds the responses to Allocate; None: with
+        the default configuration. `pod_resources`: channel of the `Guard`; None: there is no guard. `drain_seconds`:
+        maximum time for calls in progress to finish at shutdown. `jitter` spreads the retries of many nodes. `changes`
+        reports changes in the directory; None: no reports.
         """
         self._allocator = allocator
         self._directory = kubelet_dir
@@ -144,8 +145,8 @@ class KubeletFront:
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """
-        Serves all resources of the node until cancelled. The topology and the kubelet may come later, in any order. Raises
-        InvalidField if the directory's path is too long for a socket.
+        Serves all resources of the node until cancelled. The topology and the kubelet can become available later, in
+        any order. Raises InvalidField if the directory's path is too long for a Unix socket.
         """
         unix_sockets.check_path_length(self._directory / digest_name(""), FIELD)
         async with anyio.create_task_group() as tasks:
@@ -178,8 +179,8 @@ class KubeletFront:
 
 def resources_to_serve(state: NodeState) -> set[ResourceName]:
     """
-    The resources to serve: offered ones, and former ones of which containers still hold devices. Empty before the hardware
-    is known.
+    The resources to serve: those offered, and former ones if containers still hold their devices. Empty until the
+    hardware is known.
     """
     if state.topology is None:
         return set()

@@ -1,10 +1,10 @@
 """
 The ListAndWatch response of one resource: all its devices, each with its health and its NUMA nodes, as bytes.
 
-To the kubelet, each share of a GPU is a device. The generated code needs half a second to encode 17,500 devices, and blocks
-the event loop. All shares of a device have its NUMA nodes and its health, so this module encodes them together. The bytes,
-70 per share, are cached until the topology or the health of the device changes; a grant does not change them. They are
-joined when they are sent.
+To the kubelet, each share of a GPU is a device. The generated code takes half a second to encode 17,500 devices, and
+blocks the event loop for this time. All shares of a device have its NUMA nodes and its health, so this module encodes
+them together. The encoded shares, 70 bytes each, are cached until the topology or the health of the device changes. An
+allocation does not change them. They are concatenated when the response is sent.
 
 Sources: the device plugin API v1beta1 (messages Device, TopologyInfo, NUMANode) and protobuf's wire format.
 """
@@ -24,24 +24,24 @@ from topoalign.kubelet.grpc.decoding import field, number_field
 from topoalign.kubelet.grpc.plugin_api import HEALTHY, UNHEALTHY
 
 SLICE = 500
-"""Devices that are checked, or shares that are encoded, before other tasks run: one or two milliseconds of work."""
+"""Number of devices checked, or shares encoded, before other tasks run: one or two milliseconds of work."""
 
 
 class DeviceListing:
     """Creates the ListAndWatch responses of a resource; the same object is returned while nothing has changed."""
 
     def __init__(self, resource: ResourceName, faults: Callable[[], Mapping[DeviceID, str]] = dict) -> None:
-        """`faults`: devices of which nothing can be allocated now, even if they are healthy."""
+        """`faults` returns devices that currently cannot be allocated, even if they are healthy."""
         self.resource = resource
         self._faults = faults
         self.response = EncodedDevices(())
         self._encoded: dict[DeviceID, tuple[str, bytes]] = {}
         """Device -> its health, and the encoded entries of the device or its shares."""
         self._topology: TopologyDiscovered | None = None
-        """The topology of the cached entries."""
+        """The topology for which the cached entries were encoded."""
 
     async def of(self, state: NodeState) -> "EncodedDevices":
-        """The response for this state. Other tasks run meanwhile, so `state` may be out of date when it returns."""
+        """The response for this state. Other tasks run meanwhile, so `state` may be outdated when this returns."""
         if self._topology is not state.topology:
             self._topology = state.topology
             self._encoded = {}
@@ -58,7 +58,7 @@ class DeviceListing:
                 health = UNHEALTHY if base in faults else api_health(state, base)
                 had = known.get(base)
                 done += 1
-                if base in differing and base not in faults:  # the health of single shares may differ
+                if base in differing and base not in faults:  # the health of individual shares can differ
                     parts += [
                         encode_device(share, api_health(state, share), listed[share])
                         for share in offer.handed_out(base)
@@ -84,8 +84,8 @@ class DeviceListing:
 
 class EncodedDevices(v1beta1.ListAndWatchResponse):
     """
-    An encoded ListAndWatchResponse. It has no fields, because only its bytes are used, and a subclass of a generated message
-    cannot resolve the types of fields.
+    An encoded ListAndWatchResponse. It has no fields, because only its bytes are used, and because a subclass of a
+    generated message cannot resolve field types.
     """
 
     parts: Sequence[bytes]
@@ -101,8 +101,8 @@ class EncodedDevices(v1beta1.ListAndWatchResponse):
 
 def api_health(state: NodeState, device: DeviceID) -> str:
     """
-    The health of a device in the API's terms. Co-allocated devices are listed as unhealthy, because the kubelet does not
-    count them and must not allocate them to other containers.
+    The health of a device as a value of the API. Co-allocated devices are listed as unhealthy, because the kubelet does
+    not count them as allocated and must not allocate them to other containers.
     """
     co_allocated = state.ownership.co_allocated
     if co_allocated and base_of(device) in co_allocated:

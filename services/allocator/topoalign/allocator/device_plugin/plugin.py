@@ -1,14 +1,15 @@
 """
 Serves one resource to the kubelet: its socket, its registration, and its ListAndWatch stream.
 
-A kubelet that restarts forgets its plugins without a notification. It may start long after the allocator, delete the
-plugin's socket with its directory, or accept a registration and never open a stream. So a plugin does not wait for events:
-twice a second it polls the actual state and repairs it. If the kernel reports changes in the directory
-(`runtime.directory_changes`), it polls after each change; with an open stream it then polls otherwise only every
-`QUIET_SECONDS`. The table in `registration` defines the reaction to each event.
+A kubelet that restarts loses its plugin registrations without a notification. The kubelet can start long after the
+allocator, delete the plugin's socket together with its directory, or accept a registration and never open a stream. So
+a plugin does not rely on events: it polls the actual state twice a second and reconciles it. If the kernel reports
+changes in the directory (`runtime.directory_changes`), the plugin also polls after each change. While the stream is
+open, it then polls otherwise only every `QUIET_SECONDS`. The table in `registration` defines the reaction to each
+event.
 
-The old stream is ended before a new registration: when an old stream ends late, the kubelet drops its newest client (kubelet
-v1.36.3, devicemanager runClient).
+The plugin ends the old stream before it registers again. If an old stream ends after the registration, the kubelet
+drops its newest client (kubelet v1.36.3, devicemanager runClient).
 """
 
 from collections.abc import Collection, Iterable
@@ -49,7 +50,7 @@ JITTER: Jitter = SystemRandom().random
 
 
 class Plugin:
-    """Serves one resource to the kubelet: keeps the socket in place, the resource registered, and the stream open."""
+    """Serves one resource to the kubelet. Keeps the socket in place, the resource registered, and the stream open."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Plugin:
         self.service = DevicePlugin(resource, allocator, containers, changes.wake)
         self.reason: str | None = f"{resource} is not served yet"
         self.wanted = True
-        """False: no device of the resource is offered or held, so `run` ends at its next poll."""
+        """False: no device of the resource is offered or held, so `run` returns before its next poll."""
         self._allocator = allocator
         self._kubelet = directory / KUBELET_SOCKET
         self._clock = clock
@@ -79,9 +80,9 @@ class Plugin:
         self._server: GrpcServer | None = None
         self._registration = Registration(jitter)
         self._former = self.service.watch
-        """The stream from before the registration."""
+        """The kubelet's stream before the last registration."""
         self._judges_starts: bool | None = None
-        """Whether the registration asked the kubelet to call PreStartContainer."""
+        """Whether the last registration requested PreStartContainer calls from the kubelet."""
 
     async def run(self) -> None:
         """Polls repeatedly until cancelled or no longer `wanted`, then closes the socket."""
@@ -101,7 +102,7 @@ class Plugin:
             await self.stop()
 
     async def poll(self) -> str | None:
-        """Creates a missing socket and registers if that is due. Returns why the resource is not served; None: it is."""
+        """Creates a missing socket, and registers if due. Returns why the resource is not served; None: it is."""
         if self._server is not None and not self._server.in_place:
             log.info("the socket was deleted and is created again", socket=self.path.name)
             await self.stop()
@@ -116,7 +117,7 @@ class Plugin:
         return await self.poll_kubelet()
 
     async def poll_kubelet(self) -> str | None:
-        """Registers with the kubelet if that is due. Returns why the resource is not served; None: it is."""
+        """Registers with the kubelet if due. Returns why the resource is not served; None: it is."""
         kubelet = unix_sockets.identity(self._kubelet)
         now = self._clock.monotonic()
         if kubelet is None:
@@ -134,7 +135,7 @@ class Plugin:
         return await self.register()
 
     async def register(self) -> str | None:
-        """Ends the former streams, then registers once. Returns why that failed; None: it did not."""
+        """Ends the open streams, then registers once. Returns why this failed; None: it succeeded."""
         await self.service.watches.end()
         if self.service.watches.open:
             await self.stop()
@@ -165,7 +166,7 @@ class Plugin:
                 return None
 
     def missing_devices(self) -> str | None:
-        """Why the kubelet is assumed to have lost the devices although its stream is open; None: it shows them."""
+        """Why the kubelet is assumed to have lost the devices although its stream is open; None: it is not."""
         if not self._registration.visibility.is_lost:
             return None
         return f"the kubelet listens to {self.resource}, and shows none of its healthy devices"
@@ -177,8 +178,9 @@ class Plugin:
 
     def compare(self, shown: Collection[DeviceID]) -> None:
         """
-        Compares the devices that the kubelet shows as allocatable. If its stream is open, it was sent healthy devices, and
-        it shows none of them, it has lost them, and only a new registration helps.
+        Compares the devices that the kubelet shows as allocatable with those of the resource. If the kubelet's stream
+        is open and it shows none of the healthy devices that it was sent, it has lost them, and only a new registration
+        restores them.
         """
         visibility = self._registration.visibility
         if not self.service.watch.open or not self._registration.is_registered:

@@ -1,11 +1,13 @@
 """
-The device plugin of one resource, as the kubelet calls it.
+The gRPC service of one device plugin, which the kubelet calls.
 
-The kubelet decides on the NUMA nodes and the devices of a container. The plugin lists the devices with their health and NUMA
-nodes (ListAndWatch), and ranks them (GetPreferredAllocation). The kubelet then reports its allocation (Allocate), which is
-recorded before the answer. Allocate does not name the container: the owner is read from PodResources later.
+The kubelet selects the NUMA nodes and the devices of a container. The plugin lists the devices with their health and
+NUMA nodes (ListAndWatch), and ranks them (GetPreferredAllocation). The kubelet then reports its selection (Allocate),
+which is recorded before the response. Allocate does not name the container, so the owner is read from PodResources
+later.
 
-Each method only translates: the `AllocatorPort` decides, and `transport` maps its errors to statuses.
+The methods only convert messages. The `AllocatorPort` makes the decisions, and `transport` maps its errors to gRPC
+status codes.
 
 Sources: the device plugin API v1beta1 and its use in kubelet v1.36.3 (cm/devicemanager).
 """
@@ -39,16 +41,16 @@ from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
 from topoalign.kubelet.grpc.transport import Servicer, caller
 from topoalign.kubelet.grpc.unix_sockets import LONGEST_PATH
 
-# The ListAndWatch streams of one resource: the kubelet's, and those of other clients.
-# The kubelet opens its stream once, right after a registration, and drops the resource when this stream ends. So the
-# plugin must know which stream is the kubelet's: its connection requested the plugin's options during the registration.
-# Until there is one, the first stream since the registration counts as the kubelet's. A few others are served as well.
+# The ListAndWatch streams of one resource: the kubelet's, and those of other clients. The kubelet opens its stream
+# once, right after a registration, and drops the resource when this stream ends. So the plugin must know which stream
+# is the kubelet's: the one whose connection requested the plugin's options during the registration. Until there is such
+# a stream, the first stream after the registration counts as the kubelet's. A few other streams are served as well.
 #
 # Source: kubelet v1.36.3, cm/devicemanager/plugin/v1beta1 `client.Run` and `runClient`.
 
 
 MOST_OTHERS = 3
-"""Maximum number of other streams: a debugging client and monitors. Each may hold a list of all devices."""
+"""Maximum number of other streams: a debugging client and monitors. Each can keep a list of all devices in memory."""
 
 END_SECONDS = 1.0
 
@@ -64,12 +66,12 @@ class ListAndWatchStream:
         self._waiting = anyio.CancelScope()
 
     def end(self) -> None:
-        """Ends the stream at its present or next wait."""
+        """Ends the stream at its current or next wait."""
         self.ending.set()
         self._waiting.cancel()
 
     async def wait(self, wait: Callable[[], Awaitable[None]]) -> None:
-        """Waits until `wait` returns or the stream is ended. It starts no task, because a stream waits after every fact."""
+        """Waits until `wait` returns or the stream is ended. Starts no task, because streams wait after every fact."""
         if not self.ending.is_set():
             with anyio.CancelScope() as self._waiting:
                 await wait()
@@ -99,7 +101,7 @@ class Watches:
 
     @contextmanager
     def opened(self, connection: GrpcConnection | None) -> Iterator[ListAndWatchStream]:
-        """Adds a stream while the context is open. Raises GRPCError (RESOURCE_EXHAUSTED) if there are too many."""
+        """Adds a stream during the context. Raises GRPCError (RESOURCE_EXHAUSTED) if there are too many."""
         watch = ListAndWatchStream(connection)
         if self._vacant or (self.kubelet.open and self._has_dialled(watch) and not self._has_dialled(self.kubelet)):
             if self.kubelet.open:
@@ -121,13 +123,13 @@ class Watches:
             self._when_ended()
 
     def dialled(self, connection: GrpcConnection | None) -> None:
-        """Notes a peer that requested the options, as the kubelet does while it registers a plugin."""
+        """Records a client that requested the options, as the kubelet does while it registers a plugin."""
         if self._registering and connection is not None:
             self._dialled.add(connection)
 
     @contextmanager
     def registering(self) -> Iterator[None]:
-        """Marks the time of a registration with the kubelet."""
+        """Marks the duration of a registration with the kubelet."""
         self._vacant = True
         self._registering = True
         self._dialled.clear()
@@ -137,7 +139,7 @@ class Watches:
             self._registering = False
 
     def favour(self, connection: GrpcConnection) -> bool:
-        """Whether this connection has, or will have, the kubelet's stream."""
+        """Whether this connection has, or is expected to have, the kubelet's stream."""
         is_listening = self.kubelet.open and self.kubelet.connection is connection
         return is_listening or connection in self._dialled
 
@@ -145,7 +147,7 @@ class Watches:
         return watch.connection is not None and watch.connection in self._dialled
 
     async def end(self) -> None:
-        """Ends all open streams, and waits for them at most `END_SECONDS`, because clients may hang."""
+        """Ends all open streams. Waits at most `END_SECONDS` for them, because clients can hang."""
         for watch in self._all():
             watch.end()
         with anyio.move_on_after(END_SECONDS):
@@ -158,7 +160,7 @@ log = structlog.get_logger()
 
 
 class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
-    """One resource of the node, as the kubelet sees it."""
+    """The device plugin service of one resource."""
 
     def __init__(
         self,
@@ -168,7 +170,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         when_ended: Callable[[], None] = lambda: None,
     ) -> None:
         """
-        `containers` builds the answers to Allocate; None: by the defaults of the configuration. `when_ended` is called when
+        `containers` builds the responses to Allocate; None: with the default configuration. `when_ended` is called when
         a ListAndWatch stream has ended.
         """
         self.resource = resource
@@ -183,17 +185,20 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         return self.watches.kubelet
 
     def favours(self, connection: GrpcConnection) -> bool:
-        """Whether this connection is probably the kubelet's. If the server has too many, it closes this one last."""
+        """
+        Whether this connection is probably the kubelet's. If the server has too many connections, it closes this one
+        last.
+        """
         return self.watches.favour(connection)
 
     async def get_device_plugin_options(self, message: v1beta1.Empty) -> v1beta1.DevicePluginOptions:
-        """Answers GetDevicePluginOptions, and notes the caller: the kubelet calls it while it registers the plugin."""
+        """Answers GetDevicePluginOptions and records the caller: the kubelet calls it while it registers the plugin."""
         self.watches.dialled(caller())
         return plugin_options(by_amounts=self.by_amounts)
 
     @property
     def by_amounts(self) -> bool:
-        """Whether the resource has units or slots of GPUs."""
+        """Whether the devices of the resource are units or slots of GPUs."""
         return self.allocator.state.hardware.kind_of(self.resource) in ("unit", "slot")
 
     async def list_and_watch(self, message: v1beta1.Empty) -> AsyncIterator[v1beta1.ListAndWatchResponse]:
@@ -228,22 +233,23 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         self, request: v1beta1.ContainerPreferredAllocationRequest
     ) -> v1beta1.ContainerPreferredAllocationResponse:
         """The preferred devices for one container; empty if there is no preference."""
-        available = cast("list[DeviceID]", request.available_deviceIDs)  # thousands of shares: not one by one
+        available = cast("list[DeviceID]", request.available_deviceIDs)  # thousands of shares: not converted one by one
         must_include = cast("list[DeviceID]", request.must_include_deviceIDs)
         try:
             devices = await self.allocator.prefer(self.resource, available, must_include, request.allocation_size)
         except (UnknownDevice, InvalidField, NoFit) as error:
-            # an error would fail the pod; without a preference it may only get worse links
+            # an error would fail the pod; without a preference, it gets slower links at worst
             log.warning("no preference given", resource=self.resource, reason=error.finding)
             devices = ()
         return v1beta1.ContainerPreferredAllocationResponse(device_i_ds=list(devices))
 
     async def allocate(self, message: v1beta1.AllocateRequest) -> v1beta1.AllocateResponse:
         """
-        Answers Allocate, for all containers of the request or none. The allocations are on disk before the answer.
+        Answers Allocate, for all containers of the request or for none. The allocations are on disk before the response
+        is sent.
 
-        Raises ContainerUnready, before anything is recorded, if a container could not use the devices; and as
-        `AllocatorPort.allocate`.
+        Raises ContainerUnready, before anything is recorded, if a container could not use the devices. Also raises the
+        errors of `AllocatorPort.allocate`.
         """
         check_containers(message.container_requests)
         before = self.allocator.state.hardware
@@ -263,8 +269,8 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
 
     async def pre_start_container(self, message: v1beta1.PreStartContainerRequest) -> v1beta1.PreStartContainerResponse:
         """
-        Answers PreStartContainer once the owner of the devices is known or was read from PodResources. Raises as
-        `AllocatorPort.start_container`.
+        Answers PreStartContainer when the owner of the devices is known, or has been read from PodResources. Raises the
+        errors of `AllocatorPort.start_container`.
         """
         await self.allocator.start_container(self.resource, list(map(DeviceID, message.devices_ids)))
         return v1beta1.PreStartContainerResponse()
@@ -282,34 +288,35 @@ REGISTER_SECONDS = 12.0
 
 def socket_path(directory: Path, resource: ResourceName) -> Path:
     """
-    The socket of a resource: `topoalign-nvidia.com_gpu.sock` in the kubelet's directory. If the path is too long, a digest
-    replaces the name. No two resources have the same socket, because the domain before the slash has no `_`.
+    The socket of a resource: `topoalign-nvidia.com_gpu.sock` in the kubelet's directory. If the path is too long, a
+    digest replaces the resource name. No two resources have the same socket, because the domain before the slash has no
+    `_`.
     """
     plain = directory / f"topoalign-{resource.replace('/', '_')}.sock"
     return plain if len(os.fsencode(plain)) <= LONGEST_PATH else directory / digest_name(resource)
 
 
 def digest_name(resource: str) -> str:
-    """The shortest name of a resource's socket, of the same length for all resources."""
+    """The shortest name of a resource's socket. It has the same length for all resources."""
     return f"topoalign-{sha256(resource.encode()).hexdigest()[:12]}.sock"
 
 
 def plugin_options(*, by_amounts: bool) -> v1beta1.DevicePluginOptions:
     """
-    The options of a plugin. PreStartContainer is requested only for units and slots of GPUs. They can be checked only when
-    the container is known, after Allocate: cores and memory must be of one GPU, and amounts must be those reserved for the
-    container.
+    The options of a plugin. PreStartContainer is requested only for units and slots of GPUs. These can be checked only
+    after Allocate, when the container is known: cores and memory must be of the same GPU, and amounts must match those
+    reserved for the container.
     """
     return v1beta1.DevicePluginOptions(pre_start_required=by_amounts, get_preferred_allocation_available=True)
 
 
 async def register(path: Path, resource: ResourceName, clock: Clock, *, by_amounts: bool = False) -> None:
     """
-    Registers the plugin that serves at `path`, in the directory of the kubelet's socket. `by_amounts`: whether the resource
-    has units or slots. Raises KubeletAway, after at most `REGISTER_SECONDS`.
+    Registers the plugin whose socket is `path`, in the directory of the kubelet's socket. `by_amounts`: whether the
+    resource has units or slots. Raises KubeletAway after at most `REGISTER_SECONDS`.
 
-    During Register the kubelet connects to the plugin and requests its options. So the plugin must already serve, and
-    nothing may block the event loop. Source: kubelet v1.36.3, cm/devicemanager/plugin/v1beta1.
+    During Register the kubelet connects to the plugin and requests its options. So the plugin must already be serving,
+    and nothing may block the event loop. Source: kubelet v1.36.3, cm/devicemanager/plugin/v1beta1.
     """
     request = v1beta1.RegisterRequest(
         version=API_VERSION, endpoint=path.name, resource_name=resource, options=plugin_options(by_amounts=by_amounts)

@@ -1,12 +1,13 @@
 """
-The registration of one resource with the kubelet, as a state that follows from the last event. No I/O: the time is an
+The registration of one resource with the kubelet, as a state machine. It does no I/O, and takes the time as an
 argument.
 
-In each state an event has the same effect: on the state (`NEXT_STATE`), and on counters and deadlines (`apply`).
+An event has the same effect in every state: `NEXT_STATE` defines the next state, and `apply` updates counters and
+deadlines.
 
-A kubelet with an open stream may have lost the devices. So the devices that it shows as allocatable are checked
-independently (`DeviceVisibility`). The first loss leads to a new registration at once; later ones at least 10, 20, 40 ...
-640 s after the previous one.
+A kubelet can lose the devices although its stream is open. So the devices that it shows as allocatable are checked
+separately (`DeviceVisibility`). The first loss leads to a new registration immediately. Later losses lead to one at
+least 10, 20, 40 ... 640 s after the previous registration.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,13 +17,13 @@ from topoalign.kubelet.grpc.unix_sockets import Identity
 from topoalign.runtime.clock import backoff_seconds
 
 POLL_SECONDS = 0.5
-"""Time between two polls of the sockets. A restarted kubelet has its resources back within a second."""
+"""Poll interval of the sockets. A restarted kubelet gets its resources back within a second."""
 
 QUIET_SECONDS = 10.0
-"""Time between two polls while the kubelet's stream is open and changes in the directory are reported."""
+"""Poll interval while the kubelet's stream is open and changes in the directory are reported."""
 
 SETTLE_SECONDS = 0.02
-"""Time from a change in the directory to the poll: changes come in groups, and a socket exists before it is served."""
+"""Delay from a change in the directory to the poll. Changes come in groups, and a socket exists before it is served."""
 
 LISTEN_SECONDS = 5.0
 """Maximum time from a registration to the kubelet's ListAndWatch stream. Afterwards the plugin registers again."""
@@ -40,7 +41,7 @@ Jitter = Callable[[], float]
 
 
 class RegistrationState(Enum):
-    """The state of the resource at the kubelet."""
+    """The state of the registration."""
 
     UNREGISTERED = auto()
     """Not registered. The next registration is at `ask_at`."""
@@ -51,18 +52,21 @@ class RegistrationState(Enum):
 
 
 class RegistrationEvent(Enum):
-    """What may happen to the registration."""
+    """An event that affects the registration."""
 
     KUBELET_AWAY = auto()
     """The kubelet's socket does not exist."""
     KUBELET_CHANGED = auto()
-    """Another kubelet serves the socket than at the last registration."""
+    """The socket is served by another kubelet than at the last registration."""
     ACCEPTED = auto()
     """The kubelet has registered the resource."""
     REFUSED = auto()
     """The kubelet refused the registration, or did not answer."""
     WATCHED = auto()
-    """The kubelet's stream is open. If it still is `LISTEN_SECONDS` after the registration, the failure count is reset."""
+    """
+    The kubelet's stream is open. If it is still open `LISTEN_SECONDS` after the registration, the failure count is
+    reset.
+    """
     UNWATCHED = auto()
     """The kubelet's stream has ended, or was not opened in time. The kubelet does not open another by itself."""
     LOST = auto()
@@ -82,28 +86,29 @@ NEXT_STATE: Mapping[RegistrationEvent, RegistrationState] = {
 
 class DeviceVisibility:
     """
-    Decides whether the kubelet has lost the devices of the resource, by those that it shows as allocatable.
+    Determines whether the kubelet has lost the devices of the resource, from the devices that it shows as allocatable.
 
-    If it shows none at one poll, it may not have read the list yet. If it shows none at two polls in a row, they are lost.
+    If it shows none at one poll, it may not have read the list yet. If it shows none at two consecutive polls, they are
+    lost.
     """
 
     def __init__(self) -> None:
         self.is_lost = False
         """Whether the kubelet is assumed to have lost the devices. The plugin may have registered again since."""
         self.was_hidden = False
-        """Whether the kubelet showed none of them at the last poll. False after a registration because of that."""
+        """Whether the kubelet showed none of the devices at the last poll. Reset if this led to a new registration."""
         self.losses = 0
         """Number of losses since the kubelet last showed a device."""
         self.again_at = 0.0
-        """Monotonic seconds before which a loss does not lead to a registration."""
+        """Monotonic time, in seconds, before which a loss does not lead to a registration."""
 
     def show(self) -> None:
-        """The kubelet shows some of the devices, or none of them is healthy."""
+        """Records that the kubelet shows some of the devices, or that none of them is healthy."""
         self.is_lost = self.was_hidden = False
         self.losses = 0
 
     def hide(self, now: float) -> bool:
-        """The kubelet shows none of them at `now`. Returns whether the plugin registers again."""
+        """Records that the kubelet shows none of the devices at `now`. Returns whether to register again."""
         again = self.was_hidden and now >= self.again_at
         self.is_lost = self.is_lost or self.was_hidden
         self.was_hidden = not again
@@ -113,12 +118,12 @@ class DeviceVisibility:
         return again
 
     def stop_listening(self) -> None:
-        """The kubelet's stream is not open, so the devices that it shows prove nothing."""
+        """Records that the kubelet's stream is not open, so that the devices that it shows prove nothing."""
         self.was_hidden = False
 
 
 class Registration:
-    """Tracks the registration of one resource: its state, its failures, and when the kubelet is asked next."""
+    """Tracks the registration of one resource: its state, its failures, and the time of the next attempt."""
 
     def __init__(self, jitter: Jitter) -> None:
         self.state = RegistrationState.UNREGISTERED
@@ -126,11 +131,11 @@ class Registration:
         """The kubelet of the last registration."""
         self.visibility = DeviceVisibility()
         self.failures = 0
-        """Number of failed registrations in a row: refused, or the stream did not stay open."""
+        """Number of consecutive failed registrations: refused, or the stream did not stay open."""
         self.ask_at = 0.0
-        """Monotonic seconds of the next registration with `kubelet`."""
+        """Monotonic time, in seconds, of the next registration with `kubelet`."""
         self.listen_by = 0.0
-        """Monotonic seconds before which the kubelet must open its stream."""
+        """Monotonic time, in seconds, by which the kubelet must open its stream."""
         self._success_at = 0.0
         self._jitter = jitter
 
@@ -140,7 +145,7 @@ class Registration:
         return self.state is not RegistrationState.UNREGISTERED
 
     def meet(self, kubelet: Identity, now: float) -> bool:
-        """Notes the kubelet that serves the socket. Returns whether it has changed."""
+        """Records the kubelet that serves the socket. Returns whether it has changed."""
         if kubelet == self.kubelet:
             return False
         self.kubelet = kubelet
@@ -148,7 +153,7 @@ class Registration:
         return True
 
     def listen(self, *, is_open: bool, has_ended: bool, now: float) -> RegistrationEvent | None:
-        """The event for the present state of the kubelet's stream; None: the stream may still be opened."""
+        """The event for the current state of the kubelet's stream; None: the kubelet can still open it."""
         if is_open:
             event = RegistrationEvent.WATCHED
         elif has_ended or now >= self.listen_by:
@@ -159,7 +164,7 @@ class Registration:
         return event
 
     def apply(self, event: RegistrationEvent, now: float) -> None:
-        """Moves to the state that follows from an event at monotonic second `now`, and sets counters and deadlines."""
+        """Changes to the next state for an event at monotonic time `now`, and updates counters and deadlines."""
         self.state = NEXT_STATE.get(event, RegistrationState.UNREGISTERED)
         match event:
             case RegistrationEvent.KUBELET_CHANGED:

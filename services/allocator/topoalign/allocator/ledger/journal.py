@@ -1,10 +1,10 @@
 """
 Keeps the record of a node's allocations on disk.
 
-The state directory contains `lock`, held by the one process that may write; `journal` (`journal_format`); `published`, the
-newest fact that the bus has; and damaged journals. A damaged journal does not stop the node: it is renamed to
-`journal.corrupt-N`, and a new journal starts with its valid part. If allocations may be missing, the header of the new one
-has the reason, and the record is unconfirmed until the kubelet or an operator confirms it.
+The state directory contains `lock`, held by the one process that may write; `journal` (`journal_format`); `published`,
+the position of the newest fact that the bus has; and damaged journals. A damaged journal does not stop the node: it is
+renamed to `journal.corrupt-N`, and a new journal starts with its valid part. If allocations may be missing, the header
+of the new journal contains the reason, and the record is unconfirmed until the kubelet or an operator confirms it.
 """
 
 import errno
@@ -32,10 +32,10 @@ from topoalign.core.ports import JournalEntry
 from topoalign.runtime.whole_files import sync_directory
 
 KEPT = 5
-"""Number of damaged journals that are kept."""
+"""Maximum number of damaged journals that are kept."""
 
 MARK = 40
-"""Length of the file `published`: two numbers of 64 bits."""
+"""Length of the line in the file `published`: two 64-bit numbers."""
 
 log = structlog.get_logger("topoalign.allocator.ledger.journal")
 
@@ -47,8 +47,8 @@ class FileJournal:
         self.directory = directory
         self.path = directory / "journal"
         self.node = node
-        self.dropped = 0  # bytes of an unfinished line, by `load`
-        self.syncs = 0  # how often the disk has synced the journal
+        self.dropped = 0  # bytes of an unfinished last line that `load` removed
+        self.syncs = 0  # number of syncs of the journal to disk
         self.unconfirmed: str | None = None  # why the record is not confirmed
         self._lines: list[bytes] = []
         self._file: int | None = None
@@ -83,13 +83,13 @@ class FileJournal:
         return [line.entry for line in found.lines]
 
     def read(self) -> tuple[bytes | None, journal_format.JournalContent]:
-        """Returns the bytes of the file, None if there is none, and the record in them. Raises StateFault."""
+        """Returns the bytes of the file (None if it does not exist) and their decoded content. Raises StateFault."""
         published = self.published()
         try:
             with open(self.path, "rb", opener=no_link) as file:
                 content = file.read()
         except FileNotFoundError:
-            used = os.path.lexists(self.directory / "published")  # created after the journal
+            used = os.path.lexists(self.directory / "published")  # this file is created after the journal
             return None, journal_format.lost_journal(
                 "it is missing from a directory that was used"
             ) if used else journal_format.JournalContent()
@@ -101,7 +101,7 @@ class FileJournal:
         return content, journal_format.read_journal(content, self.node, published)
 
     def recover(self, found: journal_format.JournalContent, there: bool) -> None:
-        """Begins a new journal with the valid entries, and keeps the damaged one (`there`: whether it exists)."""
+        """Starts a new journal with the valid entries, and keeps the damaged one. `there`: whether the file exists."""
         with faults(self.path, "set the damaged journal aside"):
             kept = self.put_aside() if there else None
             self.replace(self._lines)
@@ -114,7 +114,7 @@ class FileJournal:
         )
 
     def put_aside(self) -> Path:
-        """Gives the file a second name, and syncs that before the first name is reused. Raises OSError."""
+        """Gives the file a second name, and syncs the directory before the first name is reused. Raises OSError."""
         before = self.set_aside
         if before and before[-1].samefile(self.path):
             return before[-1]  # an earlier start was interrupted after this step
@@ -127,7 +127,9 @@ class FileJournal:
         return name
 
     def trust(self) -> None:
-        """Confirms the record, and removes the reason from the header. If it raises StateFault, it stays unconfirmed."""
+        """
+        Confirms the record, and removes the reason from the header. If this raises StateFault, it stays unconfirmed.
+        """
         unconfirmed = self.unconfirmed
         self.unconfirmed = None
         try:
@@ -138,7 +140,7 @@ class FileJournal:
             raise
 
     def append(self, entry: JournalEntry) -> None:
-        """Writes one entry and syncs it. If it raises StateFault, the entry is not in the journal."""
+        """Writes and syncs one entry. If this raises StateFault, the entry is not in the journal."""
         line = encode_line(entry)
         with faults(self.path, "write the journal"):
             if self._suspect or not self.in_place:
@@ -156,7 +158,7 @@ class FileJournal:
         self._size += len(line)
 
     def rewrite(self, entries: Sequence[JournalEntry]) -> None:
-        """Replaces all entries by these, atomically. Raises StateFault."""
+        """Replaces all entries with these, atomically. Raises StateFault."""
         lines = [encode_line(entry) for entry in entries]
         with faults(self.path, "rewrite the journal"):
             self.replace(lines)
@@ -192,20 +194,20 @@ class FileJournal:
 
     @property
     def in_place(self) -> bool:
-        """Whether the open file is still the journal, and was not deleted or replaced from outside. Raises OSError."""
+        """Whether the open file is still the journal, not deleted or replaced by another process. Raises OSError."""
         with suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(self.file), os.lstat(self.path))
         return False
 
     def open(self) -> int:
-        """Opens the journal to append to it. Raises OSError, also for a symbolic link."""
+        """Opens the journal for appending. Raises OSError, including for a symbolic link."""
         self.close()
         self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._size = os.fstat(self._file).st_size
         return self._file
 
     def replace(self, lines: Sequence[bytes]) -> None:
-        """Writes a new file and renames it over the old one. If it raises OSError, the next append repeats this."""
+        """Writes a new file and renames it over the old one. If this raises OSError, the next append repeats it."""
         header = encode_line(JournalHeader(version=VERSION, node=self.node, unconfirmed=self.unconfirmed or ""))
         new_file = self.directory / "journal.new"
         try:
@@ -213,7 +215,7 @@ class FileJournal:
             self.syncs += 1
         except OSError:
             with suppress(OSError):
-                new_file.unlink(missing_ok=True)  # it needs the space of a line
+                new_file.unlink(missing_ok=True)  # it takes space that the next line may need
             raise
         self._suspect = True
         os.replace(new_file, self.path)
@@ -223,7 +225,7 @@ class FileJournal:
         self._suspect = False
 
     def cut(self, size: int) -> None:
-        """Truncates the journal to `size` bytes, and syncs that. Raises OSError."""
+        """Truncates the journal to `size` bytes, and syncs it. Raises OSError."""
         os.ftruncate(self.file, size)
         os.fsync(self.file)
         self.syncs += 1

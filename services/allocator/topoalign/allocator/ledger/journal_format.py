@@ -1,13 +1,14 @@
 """
 Encodes and decodes journals, and finds the valid part of a damaged one.
 
-A journal is a header, and then one line per entry: the CRC-32 of its JSON, a blank, and the JSON. A last line without a line
-feed was never answered, so it is dropped. Any other invalid line is damage.
+A journal is a header, followed by one line per entry: the CRC-32 of its JSON, a space, and the JSON. A last line
+without a line feed is dropped, because no call was answered for it. Any other invalid line is damage.
 
-The state starts at the newest snapshot, so damage before it loses nothing. Damage after it, or in the header, means that
-allocations may be missing, and the record is unconfirmed. Then the lines around the newest snapshot are used as far as no
-number is missing. A journal of another node, or of a later version of this format, is not used. A fact of an unknown kind
-may have changed the allocations, so it counts as damage; unknown fields are ignored.
+The state starts at the newest snapshot, so damage before it loses nothing. Damage after it, or in the header, means
+that allocations may be missing, and the record is unconfirmed. In this case the lines around the newest snapshot are
+used, up to the nearest gaps in the sequence numbers. A journal of another node, or of a later version of this format,
+is not used. A fact of an unknown kind may have changed the allocations, so it counts as damage; unknown fields are
+ignored.
 """
 
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ class JournalHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     version: int
     node: NodeName
     unconfirmed: str = ""
-    """Why entries may be missing; empty: none are."""
+    """Why entries may be missing; empty: none are missing."""
 
 
 class JournalLine(NamedTuple):
@@ -42,14 +43,14 @@ class JournalLine(NamedTuple):
 
     entry: JournalEntry
     encoded: bytes
-    """As it is on disk."""
+    """The line as stored on disk."""
 
 
 class JournalContent(msgspec.Struct, frozen=True, kw_only=True):
     """What `read_journal` finds in a journal."""
 
     lines: Sequence[JournalLine] = ()
-    """The valid lines: all, or a part with a snapshot, or none."""
+    """The valid lines: all of them, the newest gapless run with a snapshot, or none."""
     unfinished: int = 0
     """Bytes of an unfinished last line."""
     damage: str | None = None
@@ -65,13 +66,13 @@ _entries = msgspec.json.Decoder(JournalEntry)
 
 
 def encode_line(record: JournalEntry | JournalHeader) -> bytes:
-    """The line for a header or an entry: CRC-32 in hexadecimal, a blank, JSON, a line feed."""
+    """The line for a header or an entry: CRC-32 in hexadecimal, a space, JSON, a line feed."""
     payload = msgspec.json.encode(record)
     return b"%08x %s\n" % (crc32(payload), payload)
 
 
 def read_journal(content: bytes, node: NodeName, published: Position | None) -> JournalContent:
-    """Reads the bytes of a journal. `published`: the newest fact that the bus has; None: not known. Never raises."""
+    """Reads the bytes of a journal. `published`: the newest fact that the bus has; None: unknown. Never raises."""
     whole, _, unfinished = content.rpartition(b"\n")
     if not whole:
         return lost_journal("it has no header" if content else "it is empty")
@@ -107,7 +108,7 @@ def lost_journal(damage: str) -> JournalContent:
 
 
 def runs_of(lines: Sequence[bytes], node: NodeName) -> tuple[list[list[JournalLine]], list[str]]:
-    """The valid lines, as one list for each run without a gap, and the damage between the runs."""
+    """The valid lines, as one list for each run without gaps, and the damage between the runs."""
     runs: list[list[JournalLine]] = [[]]
     damages: list[str] = []
     for number, line in enumerate(lines, 2):
@@ -153,12 +154,12 @@ def is_whole(line: bytes) -> bool:
 
 
 def facts_of_lines(lines: Sequence[JournalLine]) -> list[LedgerEvent]:
-    """The facts of all these lines, in order."""
+    """The facts of these lines, in order."""
     return [event for line in lines for event in line.entry.events]
 
 
 def has_snapshot(lines: Sequence[JournalLine]) -> bool:
-    """Whether a snapshot of all allocations is among the facts of these lines."""
+    """Whether the facts of these lines include a snapshot of all allocations."""
     return any(isinstance(event, AllocationsSnapshot) for event in facts_of_lines(lines))
 
 
@@ -173,9 +174,9 @@ def unpublished(
     events: Sequence[tuple[LedgerEvent, float]], published: Position | None, newest: int
 ) -> Sequence[tuple[LedgerEvent, float]]:
     """
-    Returns the facts after the newest published one, or all if the journal no longer has that one. If it is not known what
-    the bus has: the facts from the newest snapshot (index `newest`) on, because subscribers must not get old facts after
-    newer ones.
+    Returns the facts after the newest published one, or all if the journal no longer has that one. If it is unknown
+    what the bus has, returns the facts starting with the newest snapshot (index `newest`), because subscribers must not
+    get old facts after newer ones.
     """
     if published is None:
         return events[newest:]

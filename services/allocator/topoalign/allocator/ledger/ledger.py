@@ -1,10 +1,11 @@
 """
-Keeps the allocations of this node. It is the only place that changes them.
+Keeps the allocations of this node. Only this module changes them.
 
-Every change takes the same steps without an await: facts are created, folded into the next state, appended to the journal
-and synced. Only then do they count, and only then may a call be answered. Facts that the bus has not received yet are in
-`pending`. After `compact_after` facts the journal is rewritten: pending facts, then one snapshot. If there are more than
-`pending_limit` pending facts, they are dropped, and subscribers get the snapshot instead.
+Every change consists of the same steps without an await: facts are created, folded into the next state, appended to the
+journal and synced. Only then do they take effect, and only then may a call be answered. Facts that the bus has not
+received yet are in `pending`. After `compact_after` facts the journal is rewritten with the pending facts, followed by
+one snapshot. If there are more than `pending_limit` pending facts, they are dropped, and subscribers get the snapshot
+instead.
 """
 
 from collections import deque
@@ -60,7 +61,7 @@ class Binding(NamedTuple):
 
 
 class Observed(TypedDict, total=False):
-    """New data for `UsageObserved`; fields that were not read are left out."""
+    """New data for `UsageObserved`; fields that were not read are omitted."""
 
     containers: tuple[ContainerUsage, ...]
     kubelet: KubeletObserved
@@ -68,16 +69,16 @@ class Observed(TypedDict, total=False):
 
 
 def observed(had: UsageObserved, seen: Observed, live: Container[AllocationID]) -> UsageObserved:
-    """Returns the next revision after what was `seen`; the same one if nothing is new."""
+    """Returns the next revision, with the data in `seen`; returns `had` if nothing has changed."""
     now = msgspec.structs.replace(had, **seen, containers_known=had.containers_known or "containers" in seen)
-    # If the allocations of a container have ended, its excess has ended, too, even without a measurement.
+    # If the allocations of a container have ended, its excess has also ended, even without a measurement.
     exceeding = tuple(each for each in now.exceeding if any(name in live for name in each.allocations))
     now = msgspec.structs.replace(now, exceeding=exceeding)
     return had if now == had else msgspec.structs.replace(now, revision=had.revision + 1)
 
 
 PUBLISHED_SECONDS = 1.0
-"""How long the last snapshot answers further requests for one, if nothing has changed since."""
+"""How long the last snapshot is reused for further snapshot requests, if nothing has changed."""
 
 log = structlog.get_logger("topoalign.allocator.ledger.ledger")
 
@@ -119,9 +120,9 @@ class Ledger:
         self._begin()
 
     def _begin(self) -> None:
-        # Each start begins a new epoch, so that a journal restored from an old copy does not repeat numbers. After a loss
-        # the last epoch is not known: it may have begun in the same millisecond, or with the one fact by which the published
-        # mark may lag. So the new epoch is greater than both.
+        # Each start begins a new epoch, so that a journal restored from an old copy does not repeat numbers. After a
+        # loss the last epoch is unknown. It may have begun in the same millisecond, or with the one fact by which the
+        # published mark can lag. So the new epoch is greater than both.
         published, _ = self._journal.published() or (0, 0)
         lost = self.unconfirmed is not None
         now = int(self._clock.wall() * 1000)
@@ -131,31 +132,32 @@ class Ledger:
         except StateFault:
             if not self.state.epoch or self.unconfirmed is not None:
                 raise  # subscribers may have received facts that are lost here
-            # The journal could be read, so the node continues in its old epoch. Each new fact tries the disk again.
+            # The journal could be read, so the node continues in its old epoch. Each new fact retries the write to
+            # disk.
             self._epoch = self.state.epoch
 
     @property
     def unconfirmed(self) -> str | None:
-        """Why `state` may lack allocations; None: the record is complete."""
+        """Why allocations may be missing from `state`; None: the record is complete."""
         return self._journal.unconfirmed
 
     @property
     def clock(self) -> Clock:
-        """The clock of the facts."""
+        """The clock that sets the times of the facts."""
         return self._clock
 
     @property
     def boot(self) -> str:
-        """The boot id of the node from discovery; empty: not known yet."""
+        """The boot id of the node from discovery; empty: unknown."""
         return self.state.topology.boot_id if self.state.topology is not None else ""
 
     @property
     def machine(self) -> str:
-        """The described machine that the node simulates; empty: real hardware, or not known yet."""
+        """The described machine that the node simulates; empty: real hardware, or unknown."""
         return self.state.topology.machine if self.state.topology is not None else ""
 
     def take_reading(self, event: TopologyDiscovered | DeviceHealthChanged | UsageObserved) -> None:
-        """Applies a reading of hardware, health or usage. It is not journaled: it is read again after every start."""
+        """Applies a reading of hardware, health or usage. Not journaled, because it is read again after every start."""
         had = self.state
         state = self.state.apply(event)
         if state.topology is not had.topology or state.health is not had.health or state.usage is not had.usage:
@@ -181,7 +183,7 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Records all facts of this block in one entry. The block must not await. Raises StateFault at its end."""
+        """Records all facts of this block in one entry. The block must not await. Raises StateFault when it ends."""
         assert self._group is None, "one group at a time"
         before = self.state
         self._group = []  # inside the block `state` already includes the facts
@@ -196,11 +198,11 @@ class Ledger:
             self._write(events, state)
 
     def next_id(self, ahead: int = 0) -> AllocationID:
-        """Returns a new id, for the next grant, or for the grant `ahead` grants later."""
+        """Returns the id of the next grant, or of the grant `ahead` grants after it."""
         return AllocationID(f"{self._epoch:x}-{self.state.seq + 1 + ahead}")
 
     def named(self, allocation: Allocation, ahead: int = 0) -> Allocation:
-        """Returns the allocation with the next id, this boot and this machine."""
+        """Returns a copy of the allocation with the next id and the current boot and machine."""
         return msgspec.structs.replace(allocation, id=self.next_id(ahead), boot=self.boot, machine=self.machine)
 
     def grant(
@@ -212,9 +214,9 @@ class Ledger:
         preferred: Mapping[AllocationID, Sequence[DeviceID]] = {},
     ) -> None:
         """
-        Records allocations in one entry. The same entry releases `instead_of`, the allocations that they replace (reason
-        `superseded`, unless `reasons` has another), and has the `preferred` devices that the kubelet did not take. Raises
-        StateFault.
+        Records allocations in one journal entry. The same entry releases the allocations that they replace
+        (`instead_of`), with the reason `superseded` unless `reasons` has another. It also records the `preferred`
+        devices if the kubelet chose other ones. Raises StateFault.
         """
         gone = [
             partial(AllocationReleased, allocation=name, reason=reasons.get(name, "superseded")) for name in instead_of
@@ -237,7 +239,7 @@ class Ledger:
         self._record(*(partial(AllocationBound, boot=self.boot, **each._asdict()) for each in bindings))
 
     def release(self, allocations: Sequence[AllocationID], reason: str) -> None:
-        """Releases these allocations. If one is not live, it raises NotFound and releases none."""
+        """Releases these allocations. If one is not live, this raises NotFound and releases none."""
         for name in allocations:
             if name not in self.state.allocations:
                 raise NotFound("live allocation", name, "it may be released already: see `topoalign watch --since 1`")
@@ -258,8 +260,9 @@ class Ledger:
         self._record(fact)
 
     def announce(self) -> tuple[int, int]:
-        """Records a snapshot, shortens the journal to it, and returns its (epoch, seq). Raises StateFault."""
-        # Many subscribers may request one after an outage of the bus, so it is repeated only after `PUBLISHED_SECONDS`.
+        """Records a snapshot, compacts the journal, and returns the snapshot's (epoch, seq). Raises StateFault."""
+        # Many subscribers can request a snapshot after a bus outage, so an unchanged one is repeated only after
+        # `PUBLISHED_SECONDS`.
         just_now = self._clock.monotonic() - PUBLISHED_SECONDS
         newest = self.state.epoch, self.state.seq
         if self._announced is None or self._announced[:2] != newest or self._announced[2] <= just_now:
@@ -269,7 +272,7 @@ class Ledger:
         return self.state.epoch, self.state.seq
 
     def published(self, events: Sequence[LedgerEvent]) -> None:
-        """Removes these facts, which the bus has, from the beginning of `pending`."""
+        """Removes these facts, which the bus has, from the front of `pending`."""
         known = [event for event in events if self.pending and self.pending[0][0] is event and self.pending.popleft()]
         if known:
             self._journal.mark_published(known[-1].epoch, known[-1].seq)
@@ -284,7 +287,7 @@ class Ledger:
         return partial(AllocationsSnapshot, allocations=live, memory=dict(self.state.memory), digest=self.state.digest)
 
     def _record(self, *facts: UnsequencedFact) -> None:
-        """Records facts on disk, then in the state. If it raises StateFault, nothing has changed."""
+        """Records facts on disk, then in the state. If this raises StateFault, nothing has changed."""
         events: list[LedgerEvent] = []
         state = self.state
         for fact in facts:
@@ -332,7 +335,7 @@ class Ledger:
 
 
 class DiskFaults:
-    """Records failed writes of the journal for readiness, and logs when failures begin and end."""
+    """Records failed journal writes for /readyz, and logs when failures begin and end."""
 
     def __init__(self) -> None:
         self.newest: str | None = None
@@ -353,13 +356,13 @@ class DiskFaults:
         self.newest = None
 
 
-# The state has only live allocations. So the releases are remembered for `explain`.
+# The state contains only live allocations, so releases are recorded separately for `explain`.
 
 
 REMEMBERED = 1_000
-"""Maximum number of remembered releases."""
+"""Maximum number of recorded releases."""
 MOST_EXPLAINED = 3
-"""Maximum number of ended allocations of one pod that `explain` names."""
+"""Maximum number of ended allocations that `explain` returns."""
 
 REASONS = {
     "released": "it was released on request",
@@ -371,16 +374,16 @@ REASONS = {
 
 
 class ReleaseLog:
-    """Remembers how the `REMEMBERED` newest allocations ended, for `explain`. It is lost with the process."""
+    """Records how the last `REMEMBERED` released allocations ended, for `explain`. Kept only in memory."""
 
     def __init__(self) -> None:
         self._ended = RecentDict[AllocationID, tuple[set[str], str]](REMEMBERED)
         """Allocation -> the names by which `explain` finds it (its id, and `namespace/pod`), and how it ended."""
         self.origins = RecentDict[AllocationID, AllocationID](REMEMBERED)
-        """Remainder -> the partly released record that it is the rest of, which may itself be a remainder."""
+        """Remainder -> the partly released allocation that it belonged to, which can itself be a remainder."""
 
     def note(self, live: Mapping[AllocationID, Allocation], events: Sequence[LedgerEvent]) -> None:
-        """Remembers the allocations in `live` that these facts release. The facts were recorded together."""
+        """Records the allocations in `live` that these facts release. The facts are those of one journal entry."""
         granted = [event.allocation for event in events if isinstance(event, AllocationGranted)]
         for event in events:
             if isinstance(event, AllocationReleased) and (gone := live.get(event.allocation)) is not None:

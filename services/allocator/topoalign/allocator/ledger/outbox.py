@@ -1,8 +1,8 @@
 """
-Publishes the pending facts of the journal, in its order, up to `MOST_FACTS` at once.
+Publishes the pending facts of the journal in order, up to `MOST_FACTS` at once.
 
-A snapshot is published if the bus stored facts in the wrong order, has lost facts, or has another message under the id of a
-fact. Subscribers notice the gap and wait for the snapshot.
+A snapshot is published if the bus stored facts in the wrong order, has lost facts, or has another message under the id
+of a fact. Subscribers detect the gap and wait for the snapshot.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from topoalign.runtime.fact_publisher import FactPublisher
 from topoalign.runtime.publisher import Confirmed, Publisher
 
 POLL_SECONDS = 60.0
-"""Time between two checks whether the stream still has the published facts."""
+"""Interval of the check whether the stream still has the published facts."""
 
 MOST_FACTS = 256
 MOST_BYTES = 4 * 1024 * 1024
@@ -40,14 +40,14 @@ class Outbox:
         self.publisher = Publisher(self, self.facts.publish, clock, bus.publish_all)
         self._position = 0
         self._due: list[tuple[Message, LedgerEvent]] = []
-        """The messages of the last `due`, and their facts."""
+        """The messages that `due` last returned, with their facts."""
 
     async def run(self) -> None:
         """Publishes until cancelled, and retries while the bus is unavailable."""
         await self.publisher.run()
 
     async def watch(self) -> None:
-        """Publishes a snapshot if the stream has lost facts, or if another client published under ids of this node."""
+        """Publishes a snapshot if the stream has lost facts, or if another client has used message ids of this node."""
         subject = wire.allocation_subjects(self._ledger.node)
         taken = 0
         while True:
@@ -76,7 +76,7 @@ class Outbox:
         return []
 
     def confirm(self, confirmed: Sequence[Confirmed]) -> None:
-        """Removes the facts of these messages, the oldest of the last `due`, from `pending`."""
+        """Removes the facts of these messages from `pending`. They are the oldest that `due` last returned."""
         facts = self._due[: len(confirmed)]
         assert [message for message, _ in facts] == [message for message, _ in confirmed], "the oldest that were due"
         self._ledger.published([event for _, event in facts])
@@ -89,7 +89,7 @@ class Outbox:
             await self._ledger.wait_past(self._ledger.version)
 
     def notice(self, position: int) -> None:
-        """Compares a stream position with the last one. If it is lower, the stream has lost facts: publishes a snapshot."""
+        """Compares a stream position with the last one. A lower one means lost facts, so a snapshot is published."""
         if position < self._position:
             log.warning("the allocation stream has lost facts", had=self._position, got=position)
             self._position = position

@@ -1,8 +1,8 @@
 """
-Checks and locks the state directory, and explains its failures.
+Checks and locks the state directory, and explains errors in its use.
 
-The directory must belong to the allocator's user or to root. One process may use it at a time. A symbolic link instead of
-the directory or a file in it is refused, because it could make the allocator write elsewhere.
+The directory must belong to the allocator's user or to root. Only one process can use it at a time. A symbolic link in
+place of the directory or of a file in it is rejected, because it could make the allocator write elsewhere.
 """
 
 import errno
@@ -29,16 +29,16 @@ REMEDIES = {
 }
 
 UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.EISDIR, errno.ENOTDIR})
-"""Errors of a wrong setup, which do not pass by themselves."""
+"""Errors of an incorrect setup, which persist until it is corrected."""
 
 
 PID = 20
-"""Length of the file `lock`: the same for every pid, so that a new pid replaces the old one."""
+"""Length to which the pid in the file `lock` is padded, so that a new pid fully overwrites the old one."""
 
 
 class StateInUse(StateFault):
     """
-    Raised when another process has the lock of the state directory.
+    Raised if another process holds the lock of the state directory.
 
     Remedy: Stop the other process, or start with `--take-over`.
     """
@@ -46,7 +46,7 @@ class StateInUse(StateFault):
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Creates a missing directory, and holds its lock. Raises StateInUse, and InvalidField if it is unusable."""
+    """Creates the directory if missing, and holds its lock. Raises StateInUse, and InvalidField if it is unusable."""
     with usable():
         with faults(directory, "use the state directory"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def check_state_dir(directory: Path) -> None:
-    """Raises StateFault if other users may write in the directory, or this process may not."""
+    """Raises StateFault if other users can write to the directory, or if this process cannot."""
     with faults(directory, "use the state directory"):
         found = directory.lstat()
     shown = clean(str(directory), 200)
@@ -90,12 +90,12 @@ def take_state_lock(lock: int, directory: Path) -> None:
             f"{directory} is in use by another allocator, pid {holder}",
             "one allocator runs per node: stop the other one, or start this one with --take-over",
         ) from error
-    with suppress(OSError):  # only messages show it, so a full disk must not prevent the start
+    with suppress(OSError):  # the pid is only used in messages, so a full disk must not prevent the start
         os.pwrite(lock, f"{os.getpid()}".ljust(PID).encode() + b"\n", 0)
 
 
 def is_in_use(directory: Path) -> bool:
-    """Whether any process, this one included, has the directory's lock."""
+    """Whether any process, including this one, holds the directory's lock."""
     try:
         lock = os.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -110,7 +110,7 @@ def is_in_use(directory: Path) -> bool:
 
 
 def check_file(path: Path) -> None:
-    """Raises StateFault if there is a journal that this process may not read and write."""
+    """Raises StateFault if the journal exists and this process cannot read and write it."""
     with faults(path, "open the journal"):
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW))
@@ -125,14 +125,14 @@ def no_link(path: str, flags: int) -> int:
 
 
 def write_whole(file: int, data: bytes) -> None:
-    """Writes all of the data to an open file, with several writes if necessary. Raises OSError."""
+    """Writes all of the data to an open file, in several writes if necessary. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Writes and syncs a file, but not its name in the directory. Raises OSError, also for a symbolic link."""
+    """Writes and syncs a file, but not its directory entry. Raises OSError, including for a symbolic link."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         write_whole(file, data)

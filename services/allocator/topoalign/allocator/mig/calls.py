@@ -2,14 +2,14 @@
 Creates the MIG instances for an Allocate of slots that become instances, before the call is recorded. Discovery must have
 read each instance, so that its device nodes, its CDI name and its health are known.
 
-- A slot with an own instance in a live record keeps it: the kubelet repeats its call, a container reuses the slot of an init
-  container of its pod, or the former container has ended. Only a container that may still run after the kubelet lost its
-  checkpoint keeps its instance for itself.
-- The uuid of an instance in another live record is used for no other container, even after a reboot.
-- The driver derives the uuid from the placement, so a reading may show a former instance. So the instances must be read
-  before the call is recorded and again before it is answered. Both waits have one deadline; if a recorded call fails there,
-  its record ends like that of a pod that the kubelet refuses.
-- A slot has one call at a time: a kubelet that has restarted may repeat a call that is still in progress.
+- A slot with an own instance in a live record keeps it if the kubelet repeats its call, a container reuses the slot of
+  an init container of its pod, or the former container has ended. Exception: a former container that may still run
+  after the kubelet lost its checkpoint keeps its instance.
+- The UUID of an instance in another live record is never used for this container, even after a reboot.
+- The driver derives the uuid from the placement, so a reading can show a former instance. Therefore the instances must
+  be read before the call is recorded and again before it is answered. Both waits share one deadline. If a recorded call
+  fails there, its record ends like that of a pod that the kubelet rejects.
+- Each slot handles one call at a time, because a restarted kubelet can repeat a call that is still in progress.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -41,13 +41,13 @@ from topoalign.runtime.tasks import wait_for_first
 
 SEEN_SECONDS = 20.0
 """
-How long discovery may take to read the instances of a call. It reads a second after an event of the driver, else every few
-seconds.
+Maximum time for discovery to read the instances of a call. Discovery reads them a second after a driver event, and
+otherwise every few seconds.
 """
 
 
 class InstanceCalls:
-    """Creates the instances of calls, and keeps them until the calls are recorded."""
+    """Creates the instances of calls, and protects them until the calls are recorded."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class InstanceCalls:
         is_displaced: Callable[[Allocation], Awaitable[bool]],
     ) -> None:
         """
-        `instances`: None if none are created. `reserved`: the current reservations of the node. `is_displaced`: whether the
-        container of an allocation with an owner may still run although the kubelet allocates its devices to another one;
-        raises Unavailable.
+        `instances`: None if none are created. `reserved`: the current reservations of the node. `is_displaced`: whether
+        the container of an allocation with an owner may still run although the kubelet allocates its devices to another
+        container; raises Unavailable.
         """
         self._ledger = ledger
         self._clock = clock
@@ -82,9 +82,9 @@ class InstanceCalls:
         amounts: Callable[[Collection[DeviceID]], Mapping[DeviceID, Amount]],
     ) -> AsyncIterator[Mapping[DeviceID, CreatedInstance]]:
         """
-        Yields slot -> its instance for slots that become instances. Discovery has read them when the block begins and
-        after it. `amounts`: the least amounts of the slots. Raises DeviceInUse, NoPlace, DriverFault, StateFault and
-        Unavailable.
+        Yields slot -> its instance for slots that become instances. Discovery has read the instances when the block
+        begins, and again after it. `amounts` returns the minimum amounts of the slots. Raises DeviceInUse, NoPlace,
+        DriverFault, StateFault and Unavailable.
         """
         by_instances = gpus_by_instances(self._ledger.state.hardware)
         slots = [slot for each in containers for slot in each if base_of(slot) in by_instances] if by_instances else []
@@ -128,7 +128,7 @@ class InstanceCalls:
         return CreatedInstance(instance.uuid, amount_of_profile(profile))
 
     def _spared(self, gpu: DeviceID, slot: DeviceID) -> frozenset[MigPlacement]:
-        """Returns the placements that other reserved slots of a GPU without an instance may need."""
+        """Returns the placements that other reserved slots of a GPU may need because they have no instance yet."""
         state = self._ledger.state
         now = self._clock.monotonic()
         with_reserved = with_reserved_shares(state, self._reserved(), now)
@@ -144,9 +144,9 @@ class InstanceCalls:
         self, instances: Instances, slot: DeviceID, wanted: Amount, displaced: Collection[AllocationID]
     ) -> CreatedInstance | None:
         """
-        Returns the recorded instance of this slot, without those of `displaced`, if it is ours and large enough. Raises
-        DeviceInUse if it is too small and may be that of an init container of the same pod, which starts when all
-        containers have devices.
+        Returns the recorded instance of this slot, except that of a `displaced` allocation, if it is ours and large
+        enough. Raises DeviceInUse if it is too small and may belong to an init container of the same pod, which starts
+        only after all containers have devices.
         """
         state = self._ledger.state
         for each in state.allocations.values():
@@ -160,13 +160,13 @@ class InstanceCalls:
         return None
 
     async def _exists(self, instances: Instances, slot: DeviceID, uuid: DeviceID) -> bool:
-        """Whether an own instance exists. If discovery does not see it, asks the driver."""
+        """Whether an own instance exists. If discovery does not see it, queries the driver."""
         if instances.has(slot, uuid) and uuid not in self._ledger.state.hardware.parents:
             await instances.forget([each for each in instances.own if each.uuid == uuid])
         return instances.has(slot, uuid)
 
     async def _until_seen(self, uuids: Sequence[DeviceID], until: float) -> None:
-        """Waits until discovery has read these instances. Raises DriverFault at second `until`."""
+        """Waits until discovery has read these instances. Raises DriverFault at monotonic time `until`."""
         while not all(uuid in self._ledger.state.hardware.parents for uuid in uuids):
             left = until - self._clock.monotonic()
             if left <= 0:

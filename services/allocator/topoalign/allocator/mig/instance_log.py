@@ -1,13 +1,14 @@
 """
 Records which MIG instances this allocator created, in a file that survives a crash of the node.
 
-Before an instance is created, the log gets an intent: the slot, the profile, the placement, and the ids of the existing
-instances. So a new instance at this placement is ours, even before the log has its id. An entry is removed when the instance
-is known to be gone.
+Before an instance is created, an intent is logged: the slot, the profile, the placement, and the ids of the existing
+instances. So a new instance at this placement is known to be ours, even before the log has its id. An entry is removed
+when the instance is known to be gone.
 
 A reboot destroys all MIG instances, so entries of another boot are dropped. The driver derives ids and uuids from the
-placement, so another user's instance at the placement of one of ours looks the same. Therefore entries of a log that was
-last written more than `AWAY_SECONDS` ago are unconfirmed and never destroyed. A log that cannot be read is set aside.
+placement, so another user's instance at the same placement looks like ours. Therefore entries of a log that was last
+written more than `AWAY_SECONDS` ago are unconfirmed, and their instances are not destroyed. A log that cannot be read
+is set aside.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,25 +27,25 @@ from topoalign.runtime.whole_files import replace_file, sync_directory
 
 NAME = "instances"
 LARGEST = 1 << 20
-"""Bytes. An entry has some 300, and a machine has at most a few hundred instances."""
+"""Maximum size in bytes. An entry has about 300, and a machine has at most a few hundred instances."""
 AWAY_SECONDS = 600.0
-"""How long after the end of an agent no user is expected to create instances: longer than a restart takes."""
+"""Time after an agent stops in which no other user is expected to create instances. It is longer than a restart."""
 
 
 class OwnInstance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An instance that this allocator created or is about to create."""
 
     slot: DeviceID
-    """The slot of the GPU for which it is created."""
+    """The slot, of a GPU, for which the instance is created."""
     profile: str
     """`1g.10gb`."""
     placement: MigPlacement
     before: tuple[int, ...]
-    """NVML's ids of the GPU instances that existed before it was created."""
+    """NVML ids of the GPU instances that existed before this one was created."""
     id: int | None = None
-    """NVML's id. None: it is not known whether the instance was created."""
+    """NVML id. None: it is unknown whether the instance was created."""
     uuid: DeviceID = DeviceID("")
-    """Of the MIG device; empty while `id` is None."""
+    """The UUID of the MIG device; empty while `id` is None."""
     unconfirmed: bool = False
     """Whether another user may have created the existing instance, so that it must not be destroyed."""
 
@@ -58,26 +59,26 @@ class LogContent(msgspec.Struct, frozen=True, kw_only=True, tag="topoalign.insta
     """The content of the file."""
 
     boot: str
-    """The boot of the node in which all of them were created; empty: not known."""
+    """The boot of the node in which all instances were created; empty: unknown."""
     instances: tuple[OwnInstance, ...]
     at: float
-    """Monotonic seconds, of this boot, when it was written."""
+    """Monotonic time of this boot, in seconds, at which the file was written."""
 
 
 class InstanceLog:
     """The log of own instances, in the state directory of the allocator."""
 
     def __init__(self, directory: Path, boot: str, now: Callable[[], float]) -> None:
-        """`boot`: the current boot of the node; empty: not known, and all entries count. `now`: monotonic seconds."""
+        """`boot`: the current boot of the node; empty: unknown, and all entries count. `now`: monotonic seconds."""
         self._path = directory / NAME
         self._boot = boot
         self._now = now
         self.incomplete: str | None = None
-        """Why own instances may be missing in it; None: none is."""
+        """Why own instances may be missing from the log; None: none are."""
         self.instances = self._read()
 
     def replace(self, gone: Sequence[OwnInstance], new: Sequence[OwnInstance] = ()) -> None:
-        """Notes `new` instead of `gone`; on disk when this returns. Raises StateFault, and then nothing has changed."""
+        """Replaces the entries `gone` with `new` on disk. If this raises StateFault, nothing has changed."""
         kept = (*(each for each in self.instances if each not in gone), *new)
         payload = msgspec.json.encode(LogContent(boot=self._boot, instances=kept, at=self._now()))
         with faults(self._path, "note MIG instances"):
@@ -108,6 +109,8 @@ class InstanceLog:
 
 
 def put_whole(path: Path, payload: bytes) -> None:
-    """Replaces the file with this JSON. If the node stops meanwhile, the old or the new file is there. Raises OSError."""
+    """
+    Replaces the file with this JSON. After a crash of the node, either the old or the new file exists. Raises OSError.
+    """
     replace_file(path, b"%08x %s\n" % (crc32(payload), payload), mode=0o600, durable=True)
     sync_directory(path.parent)

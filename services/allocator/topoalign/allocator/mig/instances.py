@@ -1,7 +1,7 @@
 """
 Creates MIG instances before an Allocate is answered, and destroys them when the allocation has ended.
 
-The steps, and what a start does if the process ended after one of them:
+The steps, and what the next start does if the process ended after each step:
 
     1  the log has the intent           no instance exists: the intent is removed
     2  the GPU instance is created      it is at the placement of the intent and did not exist before: destroyed
@@ -11,9 +11,10 @@ The steps, and what a start does if the process ended after one of them:
     6  the allocation has ended         as after 4
     7  the instance is destroyed        nothing exists with this id, placement and uuid: the entry is removed
 
-Instances of other users are never touched. While the driver does not answer, an instance to destroy stays in the log and its
-placement counts as taken. A placement is skipped if the driver has no room there, or if it creates an instance with the uuid
-of another container: after a reboot the kubelet starts that container again without a call.
+Instances of other users are never touched. While the driver does not answer, an instance to destroy stays in the log
+and its placement counts as taken. A placement is skipped if the driver has no free slices there, or if the created
+instance has the UUID of another container's instance: after a reboot the kubelet restarts that container without a
+call.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -49,12 +50,12 @@ class GpuInstance(NamedTuple):
     """An existing GPU instance, of any user."""
 
     id: int
-    """NVML's id on its GPU. A later instance may get the same id."""
+    """NVML id on its GPU. A later instance can get the same id."""
     profile: str
-    """`1g.10gb`. Several profiles may have the same places: on an A100 3g.20gb and 4g.20gb at slice 0."""
+    """`1g.10gb`. Several profiles can have the same placements: on an A100, 3g.20gb and 4g.20gb at slice 0."""
     placement: MigPlacement
     uuids: frozenset[DeviceID]
-    """Of the MIG devices in it, one for each compute instance."""
+    """UUIDs of the MIG devices in it, one for each compute instance."""
 
 
 class InstanceInUse(DriverFault):
@@ -67,11 +68,11 @@ class InstanceInUse(DriverFault):
 
 class PlaceTaken(NoFit):
     """
-    Raised if the driver has no room at a placement that seemed free.
+    Raised if the driver has no free slices at a placement that seemed free.
 
     Nothing was created, and the driver works.
 
-    Remedy: Find out with `nvidia-smi mig -lgi` who has the slices.
+    Remedy: Find out with `nvidia-smi mig -lgi` who uses the slices.
     """
 
     def __init__(self, gpu: DeviceID, profile: str, placement: MigPlacement) -> None:
@@ -82,16 +83,16 @@ class PlaceTaken(NoFit):
 
 
 class InstanceMaker(Protocol):
-    """Creates and destroys MIG instances. After a DriverFault `there` shows the result later."""
+    """Creates and destroys MIG instances. After a DriverFault, `there` shows the result later."""
 
     async def there(self, gpu: DeviceID) -> tuple[GpuInstance, ...]:
         """All GPU instances of a GPU. Raises DriverFault."""
 
     async def make(self, gpu: DeviceID, profile: str, placement: MigPlacement) -> MigDevice:
-        """Creates a GPU instance with one compute instance of all of it. Raises DriverFault and PlaceTaken."""
+        """Creates a GPU instance with one compute instance that uses all of it. Raises DriverFault and PlaceTaken."""
 
     async def destroy(self, gpu: DeviceID, instance: int) -> None:
-        """Destroys the GPU instance with this id and all in it, if it is there. Raises DriverFault, InstanceInUse."""
+        """Destroys the GPU instance with this id and all in it, if it exists. Raises DriverFault, InstanceInUse."""
 
 
 ASK_SECONDS = 5.0
@@ -100,7 +101,7 @@ ASK_SECONDS = 5.0
 async def report_fault(bus: Bus, node: NodeName, gpu: DeviceID, why: str) -> None:
     """Reports to discovery that MIG instances of a GPU cannot be changed, so that it publishes the GPU as unhealthy."""
     request = DevicesRequest(node=node, devices=(gpu,), reason=f"its MIG instances cannot be changed: {why}")
-    with suppress(TopoalignError):  # discovery may be away: the next fault is reported again
+    with suppress(TopoalignError):  # discovery may be unavailable: the fault is reported again later
         answer = await bus.ask(wire.devices_subject(node, "report"), msgspec.json.encode(request), ASK_SECONDS)
         wire.decode_answer(answer, dict[DeviceID, DeviceHealth])
 
@@ -144,7 +145,7 @@ class NoPlace(NoFit):
     """
     Raised if no profile with enough memory has a free placement on a GPU.
 
-    Remedy: Ask for less memory, or wait until other containers end.
+    Remedy: Request less memory, or wait until other containers end.
     """
 
     def __init__(self, gpu: DeviceID, memory: int) -> None:
@@ -156,7 +157,7 @@ class NoPlace(NoFit):
 
 
 class Instances:
-    """Creates and destroys the instances of one node, one at a time, because the driver does not do more."""
+    """Creates and destroys the instances of one node, one at a time, because the driver does not support more."""
 
     def __init__(self, instance_log: InstanceLog, maker: InstanceMaker, when_changed: Callable[[], None]) -> None:
         """`when_changed` is called when `failing` has changed."""
@@ -165,17 +166,17 @@ class Instances:
         self._when_changed = when_changed
         self._turn = anyio.Lock(fast_acquire=True)
         self._granting: set[DeviceID] = set()
-        """Uuids of instances for an Allocate that is not recorded yet."""
+        """UUIDs of instances for an Allocate that is not recorded yet."""
         self._over: set[OwnInstance] = set()
-        """Known to be gone, although the log still has them."""
+        """Instances that are known to be gone, although the log still has them."""
         self._used: set[OwnInstance] = set()
-        """To be destroyed when no process uses them any more; logged once."""
+        """Instances to destroy when no process uses them any more; each is logged once."""
         self.failing: dict[DeviceID, str] = {}
         """GPU -> why its instances cannot be created or destroyed, until that works again."""
 
     @property
     def own(self) -> Sequence[OwnInstance]:
-        """The own instances, including those in creation and those to be destroyed."""
+        """The own instances, including those being created and those to be destroyed."""
         return self._log.instances
 
     def note(self) -> str | None:
@@ -193,8 +194,9 @@ class Instances:
         in_use: Collection[DeviceID] = (),
     ) -> MigDevice:
         """
-        Creates the smallest instance with this memory (bytes) for a slot, on a `spared` placement only if there is no
-        other, and never with a uuid `in_use`. It is kept until `release`. Raises NoPlace, DriverFault and StateFault.
+        Creates the smallest instance with at least this memory (bytes) for a slot. Uses a `spared` placement only if
+        there is no other, and never a UUID that is `in_use`. The instance is protected until `release`. Raises NoPlace,
+        DriverFault and StateFault.
         """
         gpu = base_of(slot)
         skipped = set[MigPlacement]()
@@ -249,7 +251,7 @@ class Instances:
         return any(each.slot == slot and each.uuid == uuid for each in self.own if each not in self._over)
 
     def keep(self, uuid: DeviceID) -> None:
-        """Keeps an existing instance from `destroy_unused` until `release`."""
+        """Protects an existing instance from `destroy_unused` until `release`."""
         self._granting.add(uuid)
 
     def release(self, uuid: DeviceID) -> None:
@@ -259,7 +261,7 @@ class Instances:
     async def destroy_unused(
         self, live: Callable[[], Collection[DeviceID]], held: Callable[[], Collection[DeviceID]] = tuple
     ) -> None:
-        """Destroys the own instances that no `live` allocation has and whose slots are not `held` without one."""
+        """Destroys own instances that no `live` allocation has, except for slots `held` without a recorded instance."""
 
         def is_wanted(own: OwnInstance) -> bool:
             return bool(own.uuid) and (own.uuid in self._granting or own.uuid in live() or own.slot in held())
@@ -279,12 +281,12 @@ class Instances:
             self._log.replace(known, [msgspec.structs.replace(each, unconfirmed=False) for each in known])
 
     def stamp(self) -> None:
-        """Writes the current time to the log, which shows that an agent runs. Raises StateFault."""
+        """Writes the current time to the log, to show that an agent is running. Raises StateFault."""
         if self.own:
             self._log.replace(())
 
     async def forget(self, missing: Collection[OwnInstance]) -> None:
-        """Forgets the `missing` instances that the driver does not have either."""
+        """Removes from the log the `missing` instances that the driver does not have either."""
         for own in missing:
             with anyio.CancelScope(shield=True), suppress(DriverFault, StateFault):  # they are checked again later
                 async with self._turn:
@@ -298,7 +300,7 @@ class Instances:
                         self._forget(own)
 
     async def probe(self) -> None:
-        """Calls the driver for the GPUs whose instances it could not change. If it answers, they are tried again."""
+        """Queries the driver for the GPUs whose instances it could not change. If it answers, they are tried again."""
         for gpu in [*self.failing]:
             async with self._turn:
                 try:
@@ -356,7 +358,7 @@ class Instances:
 
 
 def is_own(own: OwnInstance, there: GpuInstance) -> bool:
-    """Whether an existing instance is this own one. Without a known id it must not have existed before."""
+    """Whether this existing instance is `own`. If the id is unknown, the instance must not have existed before."""
     if (there.profile, there.placement) != (own.profile, own.placement) or len(there.uuids) > 1:
         return False
     if own.id is None:
@@ -365,15 +367,15 @@ def is_own(own: OwnInstance, there: GpuInstance) -> bool:
 
 
 # Unused instances are destroyed whenever the record changes, and every few seconds after a failure. While the record is
-# unconfirmed, or not yet compared with the kubelet's, nothing is destroyed, because containers may have instances that are
-# not in it.
+# unconfirmed, or not yet compared with the kubelet's, nothing is destroyed, because containers may have instances that
+# are not in the record.
 
 
 COLLECT_SECONDS = 5.0
 PROBE_SECONDS = 60.0
-"""After this time a driver that could not change instances is tried again. Until then no pod is scheduled to the GPU."""
+"""Time until a driver that could not change instances is tried again. Until then no pod is scheduled to the GPU."""
 MOST_NAMED = 3
-"""Containers in a note."""
+"""Maximum number of containers named in a note."""
 
 
 async def collect_unused_instances(
@@ -384,15 +386,15 @@ async def collect_unused_instances(
     report: Callable[[DeviceID, str], Awaitable[None]] | None = None,
 ) -> None:
     """
-    Destroys unused instances until cancelled. `polled`: the kubelet's answer at the last comparison; None: there was
-    none, and an old copy of the record may lack allocations. `report` is called with each GPU whose instances cannot be
-    changed, and why.
+    Destroys unused instances until cancelled. `polled` returns the kubelet's response at the last comparison; None:
+    there was none, and allocations may be missing from an old copy of the record. `report` is called with each GPU
+    whose instances cannot be changed, and the reason.
     """
     probed = clock.monotonic()
     reported = dict[DeviceID, str]()
     while True:
         version = ledger.version
-        if not instances.own and not instances.failing:  # as on most nodes, which need not look at each change
+        if not instances.own and not instances.failing:  # as on most nodes, which do not need to check each change
             await clock.sleep(until_tick(clock, COLLECT_SECONDS))
             continue
         poll = polled()
@@ -427,7 +429,7 @@ def live_of(state: NodeState) -> frozenset[DeviceID]:
 
 
 def unknown_of(state: NodeState) -> frozenset[DeviceID]:
-    """Returns the slots of records without an instance and of displaced containers, which may have their own."""
+    """Returns the slots of allocations without an instance and of displaced containers, which may have one."""
     live = state.allocations.values()
     without_instance = frozenset(device for each in live for device in each.device_ids - each.instances.keys())
     return without_instance | devices_displaced_by(live)

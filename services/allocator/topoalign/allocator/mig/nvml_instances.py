@@ -1,7 +1,7 @@
 """
-Creates and destroys MIG instances by NVML, which only privileged users may do.
+Creates and destroys MIG instances through NVML, which only privileged users can do.
 
-Each call has a time limit and runs in a thread of its own, so a driver that does not answer blocks this thread only.
+Each call has a timeout and runs in a separate thread, so a driver that does not respond blocks only this thread.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ COMPUTE_PROFILES = 9
 SHARED_ENGINES = 0
 """NVML_GPU_INSTANCE_PROFILE_COUNT, NVML_COMPUTE_INSTANCE_PROFILE_COUNT, NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED."""
 MOST = 64
-"""Instances of one profile on a GPU."""
+"""Maximum number of instances of one profile on a GPU."""
 REMEDY = "see that the agent is root and has CAP_SYS_ADMIN, and read the driver's messages in the kernel log"
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class NvmlInstances:
     """The `InstanceMaker` of real GPUs."""
 
     def __init__(self, clock: Clock, deadline: float) -> None:
-        """`deadline`: seconds that each call of NVML has."""
+        """`deadline`: timeout of each NVML call, in seconds."""
         self._thread = DriverThread("NVML for MIG instances", clock, deadline)
 
     async def there(self, gpu: DeviceID) -> tuple[GpuInstance, ...]:

@@ -1,9 +1,11 @@
 """
-Lets containers of low priority wait while one of high priority computes on their GPU, through HAMi-core's shared files.
+Makes low-priority containers wait while a high-priority container computes on their GPU, through HAMi-core's shared
+files.
 
-Every few seconds the launches of all containers are read, and a note of four bytes is written to each file through the
-descriptor that was just checked. The container of an unusable file does not wait and lets no other wait (`shared_files` logs
-it). A container waits until its note changes, so all notes are reset when this is switched off or the agent stops.
+Every few seconds the kernel launches of all containers are read, and a 4-byte note is written to each file through the
+descriptor that was just checked. A container with an unusable file does not wait, and does not make others wait
+(`shared_files` logs it). A container waits until its note changes, so all notes are reset when this is disabled or the
+agent stops.
 """
 
 import os
@@ -30,14 +32,17 @@ from topoalign.core.state.fold import NodeState
 from topoalign.runtime.clock import until_tick
 
 ROUND_SECONDS = 5.0
-"""As HAMi's monitor."""
+"""The same as in HAMi's monitor."""
 
 
 class Feedback:
     """Reads and writes the files of all containers of a node."""
 
     def __init__(self, root: Callable[[], str], is_on: Callable[[], bool], state: Callable[[], NodeState]) -> None:
-        """`root`, `is_on`: `flags.hamiRoot` and `sharing.slots.priorities` now. `state`: of the node now."""
+        """
+        `root`, `is_on`: the current `flags.hamiRoot` and `sharing.slots.priorities`. `state`: the current state of the
+        node.
+        """
         self._root = root
         self._is_on = is_on
         self._state = state
@@ -53,7 +58,7 @@ class Feedback:
                 await self._write({})
 
     async def update_notes(self) -> None:
-        """Updates the notes of all containers once. If this is switched off, no container waits."""
+        """Updates the notes of all containers once. If this is disabled, no container waits."""
         limited = all_limited(self._state()) if self._is_on() else ()
         await self._write({each.directory: each.gpus for each in limited})
 
@@ -64,8 +69,8 @@ class Feedback:
 
 def write_notes(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> None:
     """
-    Reads the launches of all containers, and writes their notes. `gpus`: directory -> GPUs of its container; without an
-    entry it holds nothing and stops waiting.
+    Reads the kernel launches of all containers, and writes their notes. `gpus`: directory -> GPUs of its container. A
+    container without an entry holds nothing and stops waiting.
     """
     found: list[tuple[str, Launches]] = []
     with suppress(OSError):
@@ -82,7 +87,7 @@ def write_notes(root: Path, gpus: Mapping[str, frozenset[DeviceID]]) -> None:
 
 
 def write_note(root: Path, name: str, before: int, note: int) -> None:
-    """Writes a container's note, unless it need not wait and has launched a kernel since the reading (`before`)."""
+    """Writes a container's note, unless it does not need to wait and has launched a kernel since `before` was read."""
     with suppress(Unusable, OSError), opened_file(root, name, os.O_RDWR) as found:
         if found is None or (region := read_region(*found)) is None:
             return

@@ -1,10 +1,11 @@
 """
-Reads the files that HAMi-core shares between the processes of each container, to report the use of GPUs.
+Reads the files that HAMi-core shares between the processes of each container, to report GPU usage.
 
-A container may replace or truncate its file at any time. So only a regular file is opened, its size is checked through the
-descriptor, and it is read in blocks and never mapped. An error in a file affects only its container's entry.
+A container can replace or truncate its file at any time. So only a regular file is opened, its size is checked through
+the descriptor, and it is read in blocks and never memory-mapped. An error in a file affects only its container's entry.
 
-Files are read in a thread, at most once a second. While a disk does not answer, readings report this and start no new one.
+Files are read in a thread, at most once a second. While a disk does not respond, readings report this, and no new read
+is started.
 """
 
 import os
@@ -42,11 +43,11 @@ from topoalign.runtime.thread_reader import ThreadReader
 
 # The layout of the file that HAMi-core shares between the processes of a container.
 #
-# Two layouts are read. That of versions 1.1 (HAMi v2.4.1 to v2.8.0) and 1.2 (from HAMi v2.8.2 on), for 16 GPUs and
-# 1,024 processes, little endian, as a machine of 64 bits and glibc lay it out:
+# Two layouts are supported. This is the layout of versions 1.1 (HAMi v2.4.1 to v2.8.0) and 1.2 (from HAMi v2.8.2 on),
+# for 16 GPUs and 1,024 processes, little-endian, as on a 64-bit machine with glibc:
 #
 #     at          bytes
-#     0           4       19920718 once the rest may be read
+#     0           4       19920718 when the rest can be read
 #     4, 8        4 each  the version: 1, and 1 or 2
 #     12, 16, 24          a flag, the process that has the lock (8 bytes), a semaphore (32 bytes)
 #     56          8       GPUs
@@ -62,17 +63,17 @@ from topoalign.runtime.thread_reader import ThreadReader
 #                         1936   a lock and unused
 #     2008896     4       processes that are written, from the first
 #     2008900     4       whether cores are limited (1) or not (0)
-#     2008904     4       2 at each launch of a kernel, counted down by who watches; -1: launches wait
+#     2008904     4       2 at each launch of a kernel, counted down by the monitor; -1: launches wait
 #     2008908     4       priority: 0 high, 1 low
 #     2008912     8       wall seconds of the newest kernel
 #     2008920     32      a semaphore (1.1: unused)
 #
-# HAMi v2.8.1 writes version 1.1 with the second semaphore at 56: the number of GPUs and all behind it are 32 bytes
-# further on. In each of its processes the lock is at 8, so what is between the ids and the lock above is 8 bytes
-# further on. Its size tells it from the other 1.1. A file has one byte more than its region: 2,008,953, and 2,008,985
-# of v2.8.1.
+# HAMi v2.8.1 writes version 1.1 with the second semaphore at 56: the number of GPUs and all following fields are 32
+# bytes later. In each process the lock is at 8, so the fields that are between the ids and the lock above are 8 bytes
+# later. The file size distinguishes it from the other layout of version 1.1. A file has one byte more than its region:
+# 2,008,953 bytes, or 2,008,985 for v2.8.1.
 #
-# HAMi v2.4.0 and earlier have no version and another layout (1,197,896 bytes), which is not read.
+# Files of HAMi v2.4.0 and earlier have no version and another layout (1,197,896 bytes), which is not supported.
 #
 # Source: the public header of the shared region, compiled: HAMi-core 8f3a89c, and the commits that HAMi v2.4.0, v2.4.1,
 # v2.8.0, v2.8.1, v2.8.2 and v2.9.0 name.
@@ -90,23 +91,29 @@ PROCESS_SIZE = 1_960
 USE_AT = 8
 USE_SIZE = 64
 USES = (0, 8, 16, 32)
-"""Of a process: where its uses are, bytes of that of a GPU, and in it contexts, programs, buffers and all."""
+"""
+In a process: the offset of its memory use, the size per GPU, and in that the offsets of contexts, programs, buffers and
+the total.
+"""
 TIME_AT = 1_160 + 16
 TIME_SIZE = 48
 STATUS_AT = 1_928
-"""Of a process: where the percent of kernels of the first GPU is, how far that of the next; whether it runs."""
+"""
+In a process: the offset of the kernel percentage of the first GPU, the distance to that of the next, and the offset of
+the status.
+"""
 TAIL = Struct("<4iQ")
 RECENT_KERNEL = Struct("<i")
 RECENT_KERNEL_AT = 8
-"""Of the tail."""
+"""Offset in the tail."""
 
 LARGEST = 2**53
-"""The largest plausible count: a library that subtracts more than it added has a number near 2**64."""
+"""The largest plausible count. If the library subtracts more than it added, the number is near 2**64."""
 PERCENT = 100
 
 
 class Unusable(Exception):
-    """Raised for a file that is no shared region, or has invalid values. The text names the reason."""
+    """Raised for a file that is not a shared region, or has invalid values. The message states the reason."""
 
 
 class Tail(NamedTuple):
@@ -133,27 +140,27 @@ class RegionLayout(NamedTuple):
     """The offsets in a region, and the versions with these offsets."""
 
     minors: tuple[int, ...]
-    """The second numbers of the versions 1.x."""
+    """The minor numbers of the versions 1.x."""
 
     shift: int = 0
-    """Bytes by which the number of GPUs, and all behind it, is further on than in version 1.2."""
+    """Number of bytes by which the GPU count and all following fields are later than in version 1.2."""
 
     process_shift: int = 0
-    """Bytes by which what is counted of a process is further on, from the beginning of that process."""
+    """Number of bytes by which the counts in each process are later than in version 1.2."""
 
     @property
     def processes_at(self) -> int:
-        """Where the first process is: so many bytes are read for `uuids_of`."""
+        """Offset of the first process. `uuids_of` needs the bytes before it."""
         return 1_856 + self.shift
 
     @property
     def tail_at(self) -> int:
-        """Where the bytes for `tail_of` are."""
+        """Offset of the bytes for `tail_of`."""
         return 2_008_896 + self.shift
 
     @property
     def size(self) -> int:
-        """Bytes of the region; the file may have one more."""
+        """Size of the region in bytes; the file can have one more."""
         return self.tail_at + 56
 
     def uuids_of(self, head: bytes) -> list[str]:
@@ -184,7 +191,7 @@ class RegionLayout(NamedTuple):
         if len(processes) != tail.processes * PROCESS_SIZE:
             raise Unusable("it is cut off")
         status_at = STATUS_AT + self.process_shift
-        numbers = array("Q", processes)  # of this machine, which wrote them
+        numbers = array("Q", processes)  # in this machine's byte order: a process on it wrote them
         running = [
             place for place, status in enumerate(array("i", processes)[status_at // 4 :: PROCESS_SIZE // 4]) if status
         ]
@@ -214,15 +221,17 @@ class RegionLayout(NamedTuple):
 
 
 LAYOUTS = (RegionLayout((1, 2)), RegionLayout((1,), shift=32, process_shift=8))
-"""The second is that of HAMi v2.8.1 alone."""
+"""Only HAMi v2.8.1 uses the second layout."""
 
 
 FILE = pattern(r"[0-9a-f]{32}\.cache")
 MOST_ENTRIES = 64
-"""Entries of a container's directory: the library creates one file, and the runtime the mount point."""
+"""
+Maximum number of entries in a container's directory. The library creates one file, and the runtime the mount point.
+"""
 FRESH_SECONDS = 1.0
 READ_SECONDS = 2.0
-"""Time limit of a reading. A file takes milliseconds, also if its container has filled it."""
+"""Timeout of a reading. A file takes milliseconds, even if its container has filled it."""
 
 log = structlog.get_logger("topoalign.allocator.containers.hami_core")
 
@@ -239,17 +248,20 @@ class SharedFiles:
     """Reads the files of all containers of a node."""
 
     def __init__(self, root: Callable[[], str], state: Callable[[], NodeState], clock: Clock) -> None:
-        """`root`: `flags.hamiRoot` of the newest configuration, empty: there is none. `state`: of the node now."""
+        """
+        `root` returns `flags.hamiRoot` of the current configuration; empty: there is none. `state` returns the node's
+        current state.
+        """
         self._root = root
         self._state = state
         self._clock = clock
         self._turn = Lock(fast_acquire=True)
         self._newest: tuple[LibraryReading, float] | None = None
-        """With the monotonic seconds at which it was complete."""
+        """The newest reading, and the monotonic time in seconds at which it was complete."""
         self._reader: ThreadReader[list[LibraryUse]] = ThreadReader()
         self._failing: dict[AllocationID, str] = {}
         self.refused = 0
-        """Files that could not be used, in all readings."""
+        """Number of unusable files, summed over all readings."""
 
     async def read(self) -> LibraryReading:
         """Returns the content of the files, at most a second old."""
@@ -260,7 +272,7 @@ class SharedFiles:
             return self._newest[0]
 
     def endpoint(self) -> Endpoint:
-        """Answers NodeRequest with what the libraries count."""
+        """Returns the endpoint that answers NodeRequest with the libraries' counts."""
         subject = wire.admission_subject(self._state().node, "library-use")
         return Endpoint(name="library-use", subject=subject, answer=answer_with(NodeRequest, self._answer))
 
@@ -270,7 +282,7 @@ class SharedFiles:
         return await self.read()
 
     def figure(self) -> ServiceMetric:
-        """How many files could not be used, for /metrics."""
+        """Number of unusable files, for /metrics."""
         return ServiceMetric(
             "counter",
             "topoalign_allocator_hami_core_unusable_files",
@@ -318,10 +330,13 @@ def all_limited(state: NodeState) -> Iterator[Limited]:
 
 
 def read_library_use(root: Path, limited: Limited) -> LibraryUse | None:
-    """Reads the file of one container, or why it cannot be used. None: there is none, as before it uses CUDA."""
+    """
+    Returns the counts in one container's file, or why it cannot be used. None: it has no file, for example because it
+    has not used CUDA yet.
+    """
     owner = read_directory_owner(root, limited.directory)
     if owner is None or owner.allocation != limited.allocation:
-        return None  # the directory is of a former container, and Allocate is about to create it again
+        return None  # the directory belongs to a former container, and Allocate is about to create it again
     try:
         with opened_file(root, limited.directory, os.O_RDONLY) as found:
             if found is None or (region := read_region(*found)) is None:
@@ -347,7 +362,10 @@ def read_region(file: int, layout: RegionLayout) -> tuple[list[str], Tail] | Non
 
 @contextmanager
 def opened_file(root: Path, name: str, flags: int) -> Iterator[tuple[int, RegionLayout] | None]:
-    """Opens a container's file; yields descriptor and layout, or None without content. Raises Unusable and OSError."""
+    """
+    Opens a container's file; yields descriptor and layout, or None if it is missing or empty. Raises Unusable and
+    OSError.
+    """
     with open_directory(root) as at, open_directory(name, at) as directory, open_directory(CACHE, directory) as cache:
         found = list_entries(cache, MOST_ENTRIES + 1)
         if len(found) > MOST_ENTRIES:

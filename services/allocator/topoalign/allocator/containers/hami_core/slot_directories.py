@@ -1,15 +1,16 @@
 """
-Manages the directories of HAMi-core's shared files, one for each allocation of slots, and adds them to Allocate's answers.
+Manages the directories of HAMi-core's shared files, one for each allocation of slots, and adds them to Allocate
+responses.
 
-A directory is named by a digest of the resource and the slots, so that the mount which the kubelet keeps for each start of a
-container stays valid even if the journal is lost, and a missing directory can be created again.
+The name of a directory is a digest of the resource and the slots. So the mount that the kubelet reuses each time a
+container starts stays valid even if the journal is lost, and a missing directory can be created again.
 
     <root>/slots-2f1c…          of this process' user, mode 0755: a container cannot change what is in it
         of                      the id of its allocation and, once known, the UID of its pod
         cache/                  mode 0777, mounted read-write at /usr/local/vgpu
     <root>/vgpulock/            mode 0777, mounted at /tmp/vgpulock of all containers
 
-The root is closed to other users of the host (mode 0700), because root in a container may leave setuid programs there.
+Other users of the host cannot access the root (mode 0700), because root in a container can place setuid programs there.
 """
 
 import os
@@ -68,7 +69,7 @@ OWNER = "of"
 CACHE = "cache"
 LOCKS = "vgpulock"
 OPEN = 0o777
-"""Mode of directories that users of all containers may write to."""
+"""Mode of directories that users of all containers can write to."""
 
 
 class DirectoryOwner(NamedTuple):
@@ -76,7 +77,7 @@ class DirectoryOwner(NamedTuple):
 
     allocation: AllocationID
     pod_uid: str = ""
-    """Empty: not known yet."""
+    """Empty: unknown."""
 
 
 def slots_directory_name(resource: ResourceName, slots: Collection[DeviceID]) -> str:
@@ -85,7 +86,7 @@ def slots_directory_name(resource: ResourceName, slots: Collection[DeviceID]) ->
 
 
 def read_directory_owner(root: Path, name: str) -> DirectoryOwner | None:
-    """Reads the owner of a directory; None if none is written."""
+    """Reads the owner of a directory; None if none is recorded."""
     try:
         with open_directory(root) as at, open_directory(name, at) as directory:
             allocation, _, pod_uid = read_file(directory, OWNER).decode("utf-8", "replace").partition("\n")
@@ -95,7 +96,7 @@ def read_directory_owner(root: Path, name: str) -> DirectoryOwner | None:
 
 
 def make_locks(root: Path) -> None:
-    """Creates the root, for this process' user alone, and the directory of locks. Raises OSError."""
+    """Creates the root, accessible only to this process's user, and the directory of locks. Raises OSError."""
     make_root(root)
     with open_directory(root) as at:
         with suppress(FileNotFoundError):
@@ -107,7 +108,10 @@ def make_locks(root: Path) -> None:
 
 
 def prepare_slots_directory(root: Path, name: str, owner: DirectoryOwner) -> None:
-    """Prepares the directory of this record, empty unless it was its own before. Raises OSError."""
+    """
+    Prepares the directory of an allocation, empty unless the directory already belonged to this allocation. Raises
+    OSError.
+    """
     with open_directory(root) as at:
         former = read_directory_owner(root, name)
         if former is not None and former.allocation == owner.allocation:
@@ -123,7 +127,7 @@ def prepare_slots_directory(root: Path, name: str, owner: DirectoryOwner) -> Non
 
 
 def make_open(at: int, name: str) -> None:
-    """Creates a directory that all users may write to, or opens it again after its container. Raises OSError."""
+    """Creates a directory that all users can write to, or restores its mode after its container. Raises OSError."""
     with suppress(FileExistsError):
         os.mkdir(name, OPEN, dir_fd=at)
     with open_directory(name, at, os.O_PATH) as directory:
@@ -133,14 +137,14 @@ def make_open(at: int, name: str) -> None:
 
 # The cleanup runs every few seconds and after the start of the agent.
 #
-# A directory stays if its slots are in the record or in the kubelet's checkpoint, or if its pod exists. A missing directory
-# of slots in the record or the checkpoint is created again. Any other is renamed, and its content is removed in small
-# batches in a thread, because a file system may need seconds to free a large file. Nothing is removed without an answer
-# of the kubelet, or if its checkpoint cannot be read.
+# A directory is kept if its slots are in the record or in the kubelet's checkpoint, or if its pod exists. A missing
+# directory for slots in the record or the checkpoint is created again. Any other directory is renamed, and its content
+# is removed in small batches in a thread, because a file system can take seconds to free a large file. Nothing is
+# removed if the kubelet does not answer or its checkpoint cannot be read.
 
 
 NOBODY = DirectoryOwner(AllocationID(""))
-"""Owner of slots that only the checkpoint has: those of an init container, which may run again."""
+"""Owner of slots that are only in the checkpoint: those of an init container, which can run again."""
 
 Held = tuple[ResourceName, frozenset[DeviceID]]
 
@@ -149,10 +153,10 @@ class DirectoryCleanup:
     """Restores and removes directories below one root."""
 
     def __init__(self, root: Callable[[], str]) -> None:
-        """`root`: `flags.hamiRoot` of the newest configuration, empty: there is none."""
+        """`root` returns `flags.hamiRoot` of the current configuration; empty: there is none."""
         self._root = root
         self._owners: dict[str, DirectoryOwner | None] = {}
-        """Directory -> the owner that is written in it. Cached: 160 directories take 5 ms of the event loop to read."""
+        """Directory -> its recorded owner. Cached, because reading 160 directories blocks the event loop for 5 ms."""
 
     async def run(self, allocations: DeviceAllocations, clock: Clock) -> None:
         """Cleans up every `COLLECT_SECONDS` until cancelled. Logs a failure once."""
@@ -167,7 +171,7 @@ class DirectoryCleanup:
         await limiter_files.keep_directories(sweep, clock, limiter_files.COLLECT_SECONDS)
 
     def clean_up(self, state: NodeState, poll: Poll | None) -> None:
-        """Restores and removes directories once. Raises OSError after it has done all that is possible."""
+        """Restores and removes directories once. Raises OSError after all other work is done."""
         if not (configured := self._root().rstrip("/")):
             return
         poll = with_checkpoint(poll)
@@ -234,22 +238,25 @@ def held_slots(state: NodeState) -> Iterator[tuple[Allocation | None, Held]]:
 
 
 def are_slots(devices: Collection[DeviceID]) -> bool:
-    """Whether these may be slots, also of a former configuration: ids of a device followed by a number."""
+    """Whether these can be slots, including those of a former configuration: device ids followed by a number."""
     return any(base_of(each) != each and unit_kind(each) is None for each in devices)
 
 
-# The edits of a container in Allocate's answers: limits as variables, the library and the preload list, and its directories.
+# The edits of a container in Allocate responses: limits as variables, the library and the preload list, and its
+# directories.
 #
-# - The library counts GPUs as NVML does in the container, which is the order of the host: the limits are in that order.
-# - A limit of 0 means no limit, so the memory limit is at least one MiB. If the limit of cores is the same on all GPUs, one
-#   variable sets it; else each limited GPU has its own, because the common one would apply to GPUs without a limit.
-# - The limits are those of the first process that opens the shared file. The file has an unpredictable new name in each
-#   answer, so a container never gets the limits of an init container that had its slots.
+# - The library numbers GPUs as NVML does in the container, in the same order as on the host. The limits are in that
+#   order.
+# - A limit of 0 means no limit, so the memory limit is at least one MiB. If the core limit is the same on all GPUs, one
+#   variable sets it. Otherwise each limited GPU has its own variable, because the common one would also apply to GPUs
+#   without a limit.
+# - The first process that opens the shared file sets the limits. The file has a new random name in each response, so a
+#   container never gets the limits of an init container that had its slots.
 #
 # A pod can set these variables itself, so these limits do not stop a malicious pod. The priority of a pod is in its own
 # environment, where the webhook writes it.
 #
-# Source: HAMi-core 8f3a89c, how it reads its environment; HAMi 4707fb02, what its device plugin mounts.
+# Sources: HAMi-core 8f3a89c (how it reads its environment); HAMi 4707fb02 (what its device plugin mounts).
 
 
 MEMORY_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT"
@@ -257,11 +264,11 @@ CORE_LIMIT = "CUDA_DEVICE_SM_LIMIT"
 SHARED_FILE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 CONTAINER_LOCKS = "/tmp/vgpulock"  # noqa: S108  # where the library locks
 MOST_GPUS = 16
-"""The largest number of GPUs of a container that the library supports."""
+"""Maximum number of GPUs per container that the library supports."""
 
 
 class HamiCoreEdits(EditProvider, frozen=True):
-    """Adds what one resource needs of the limiter to answers to Allocate."""
+    """Adds the limiter's edits for one resource to Allocate responses."""
 
     root: str
     """`flags.hamiRoot`, on the host."""
@@ -277,7 +284,7 @@ class HamiCoreEdits(EditProvider, frozen=True):
         resource = devices.resource
         allocation = devices.allocation
         hardware = devices.hardware
-        # The container also sees the GPUs that it has by other resources.
+        # The container also sees the GPUs that it has from other resources.
         named = devices.named.items()
         others = [base_of(each) for name, ids in named if name != resource and has_gpus(hardware, name) for each in ids]
         slots = allocation.from_kubelet[resource]
@@ -299,7 +306,7 @@ class HamiCoreEdits(EditProvider, frozen=True):
 
 
 def mount(at: str, host_path: str, *, read_only: bool = False) -> v1beta1.Mount:
-    """A mount at this path of the container."""
+    """A mount at this path in the container."""
     return v1beta1.Mount(container_path=at, host_path=host_path, read_only=read_only)
 
 
@@ -309,7 +316,7 @@ def held_in_order(
     hardware: Topology,
     others: Collection[DeviceID] = (),
 ) -> list[Amount | None]:
-    """Returns the amount of each visible GPU in NVML's order; None: by another resource. Raises ContainerUnready."""
+    """Returns the amount of each visible GPU in NVML's order; None: from another resource. Raises ContainerUnready."""
     found: dict[int, Amount | None] = {hardware.gpu_by_id[hardware.parent_of(each)].index: None for each in others}
     for slot in slots:
         gpu = hardware.parent_of(base_of(slot))
@@ -330,7 +337,7 @@ def limit_variables(held: Sequence[Amount | None]) -> dict[str, str]:
 
 
 def hami_core_edits(flags: Flags) -> HamiCoreEdits:
-    """Returns the current edits of the limiter. Raises ContainerUnready if it could not work for any container."""
+    """Returns the current edits of the limiter. Raises ContainerUnready if it cannot work for any container."""
     root = flags.hami_root.rstrip("/")
     if not root:
         finding = "the limiter hami-core has no directory (flags.hamiRoot)"

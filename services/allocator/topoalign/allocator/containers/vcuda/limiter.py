@@ -2,13 +2,14 @@
 Limits containers with vcuda units through Gaia's library: writes its files before a container starts, and registers
 processes.
 
-- PreStartContainer gets the owner of units from the checkpoint. Each half of a share has a directory, and the kubelet mounts
-  one of the two. So both get the same limits and a socket. If that fails, the container does not start.
+- PreStartContainer reads the owner of units from the checkpoint. Each half of a share has a directory, and the kubelet
+  mounts one of the two. So both get the same limits and a socket. If that fails, the container does not start.
 - RegisterVDevice writes the processes of the caller's container, if it has these units.
-- Every few seconds each directory gets its socket if its units are in the record or in the checkpoint, or if its pod exists.
-  Any other directory is removed, but nothing without an answer of the kubelet and its checkpoint.
+- Every few seconds each directory gets its socket if its units are in the record or in the checkpoint, or if its pod
+  exists. Any other directory is removed. Nothing is removed if the kubelet does not answer or its checkpoint cannot be
+  read.
 
-Calls and cleanups exclude each other, and nothing here waits for a caller.
+Calls and cleanups never run at the same time, and nothing here waits for a caller.
 """
 
 from asyncio import shield
@@ -56,25 +57,26 @@ from topoalign.runtime.metrics import ServiceMetric
 
 # The owner of a directory comes from the kubelet's checkpoint.
 #
-# Two containers of one pod may have the same units, because an app container reuses those of an init container. The units do
-# not show which of them starts. The kubelet calls PreStartContainer for both halves of a container, one right after the
-# other. So there are these cases:
+# Two containers of one pod can have the same units, because an app container reuses those of an init container. The
+# units do not show which of them starts. The kubelet calls PreStartContainer for both halves of a container, one right
+# after the other. So there are these cases:
 #
-# - Just before, there was a call for a half that only one of the two has: it is that one (`Calls`).
-# - One of them has only this half: it is that one. If this is wrong, the call for the other half comes next and corrects it.
-# - Both halves of the two are the same, and so are their limits: the directory stays as it is.
+# - If a call just before was for a half that only one of the two has, it is that container (`Calls`).
+# - If one of them has only this half, it is that container. If this is wrong, the call for the other half comes next
+#   and corrects it.
+# - If both halves of the two are the same, so are their limits, and the owner in the directory stays the same.
 
 
 KNOWN_SECONDS = 5.0
-"""The longest time between the calls for both halves of a container: milliseconds, or seconds on a busy node."""
+"""Maximum time between the calls for both halves of a container: milliseconds, or seconds on a busy node."""
 
 
 class Calls:
-    """Remembers recent calls for a half that identified the container."""
+    """Records recent calls for a half that identified the container."""
 
     def __init__(self) -> None:
         self._identified: dict[str, tuple[Holder, float]] = {}
-        """Pod UID -> the container, and the monotonic second of the call."""
+        """Pod UID -> the container, and the monotonic time of the call in seconds."""
 
     def starting(
         self,
@@ -85,8 +87,8 @@ class Calls:
         at: float,
     ) -> Holder:
         """
-        Returns the container that starts by a call of monotonic second `at`. `written`: the owner of its directory.
-        Raises Unavailable if containers of no pod or of several pods have the units.
+        Returns the container that is starting, for a call at monotonic time `at`. `written`: the owner of its
+        directory. Raises Unavailable if containers of no pod or of several pods have the units.
         """
         self._identified = {pod: each for pod, each in self._identified.items() if at - each[1] <= KNOWN_SECONDS}
         found = sorted({Holder(*each[2:]) for each in parts if each[:2] == (resource, units)})
@@ -108,7 +110,10 @@ class Calls:
 
 
 def limits_for(holder: Holder, parts: Collection[ResourceEntry], hardware: Topology) -> Limits:
-    """Returns a container's limits; those of one GPU for equal parts of several, because the library reads only one."""
+    """
+    Returns a container's limits. For equal parts of several GPUs, these are the limits of one, because the library
+    reads only one.
+    """
     amounts = amounts_of_holder(holder, parts)
     gpus = [gpu for gpu in hardware.gpus if gpu.id in amounts]
     cores = sum(each.cores for each in amounts.values())
@@ -123,17 +128,17 @@ def limits_for(holder: Holder, parts: Collection[ResourceEntry], hardware: Topol
 
 # Each directory has a socket on which the library's client registers a process: gRPC `vcuda.VCUDAService`.
 #
-# The client registers each process that begins to use CUDA, and reads `pids.config` afterwards. Any user of the
-# container may call. The fields of a call (bus id, pod UID, name and id of the container) are ignored; the caller is
-# identified by `caller_of`. The number of connections of all sockets is bounded, so that one container does not block
-# another.
+# The client registers each process that begins to use CUDA, and reads `pids.config` afterwards. Any user in the
+# container can make calls. The fields of a call (bus id, pod UID, name and id of the container) are ignored; the caller
+# is identified by `caller_of`. The number of connections of all sockets is bounded, so that one container does not
+# block another.
 #
 # Source: gpu-manager 8cd842ed, pkg/services/virtual-manager; vcuda-controller 72e0115, src/register.c.
 
 
 FIELD = "flags.vcudaRoot"
 MOST_CONNECTIONS = 128
-"""Connections of all these sockets. A client needs one for milliseconds."""
+"""Maximum number of connections to all these sockets together. A client needs one for milliseconds."""
 
 
 class RegistrationRefused(Exception):
@@ -141,7 +146,7 @@ class RegistrationRefused(Exception):
 
 
 class Registrations(Servicer, vcuda.VcudaServiceBase):
-    """Answers on one socket."""
+    """The gRPC service of one socket."""
 
     def __init__(self, register: Callable[[int], None]) -> None:
         """`register` takes the caller's process id; raises RegistrationRefused and TopoalignError."""
@@ -150,7 +155,7 @@ class Registrations(Servicer, vcuda.VcudaServiceBase):
     async def register_v_device(self, message: vcuda.VDeviceRequest) -> vcuda.VDeviceResponse:
         """Answers RegisterVDevice. Raises GRPCError PERMISSION_DENIED for a process of another container."""
         connection = cast(GrpcConnection, caller())
-        await connection.server.turns.turn(connection)  # milliseconds each, more where processes are many
+        await connection.server.turns.turn(connection)  # milliseconds each, more if there are many processes
         try:
             self._register(connection.peer.pid)
         except RegistrationRefused as refused:
@@ -167,13 +172,13 @@ class RegistrationServer(GrpcServer):
     def __init__(
         self, directory: Path, register: Callable[[int], None], load: Load, others: Collection[GrpcServer]
     ) -> None:
-        """`others`: all sockets with which this one shares the bound on connections."""
+        """`others`: all sockets with which this one shares the connection limit."""
         super().__init__(Registrations(register), directory / SOCKET, FIELD, load)
         self._others = others
-        self.guard = directory.parent  # a container may lock its own directory, because it can read it
+        self.guard = directory.parent  # a container can lock its own directory, because it can read it
 
     def is_welcome(self, peer: unix_sockets.Peer) -> bool:
-        """Every process that reaches the socket: it is mounted into one container."""
+        """Accepts every process that reaches the socket, because it is mounted into only one container."""
         if sum(len(each.connections) for each in self._others) >= MOST_CONNECTIONS:
             max(self._others, key=lambda each: len(each.connections)).make_room(MOST_CONNECTIONS)
         return True
@@ -181,8 +186,8 @@ class RegistrationServer(GrpcServer):
 
 # The caller on a socket is identified by the kernel's data about the process at the other end, and not by its message.
 #
-# The process' control group has the UID of its pod and the id of its container; its mounts have the container's name. A
-# process that has ended, or whose data cannot be read, is not identified.
+# The process's cgroup contains the UID of its pod and the id of its container. Its mounts contain the container's name.
+# A process that has ended, or whose data cannot be read, is not identified.
 
 
 class Caller(NamedTuple):
@@ -192,11 +197,11 @@ class Caller(NamedTuple):
     container: str
     container_id: str
     group: PurePosixPath
-    """Of the container."""
+    """The cgroup of the container."""
 
 
 def caller_of(proc: Path, pid: int) -> Caller | None:
-    """Returns the container of a process; None if it is in none, has ended, or is not visible here (0)."""
+    """Returns the container of a process; None if it is in none, has ended, or is not visible here (pid 0)."""
     if pid <= 0:
         return None
     try:
@@ -222,7 +227,7 @@ class VcudaLimiter:
     def __init__(
         self, root: Callable[[], str], hardware: Callable[[], Topology], proc: Path = PROC, cgroups: Path = CGROUPS
     ) -> None:
-        """`root`: `flags.vcudaRoot` of the newest configuration, empty: none. `proc`, `cgroups`: the host's."""
+        """`root` returns `flags.vcudaRoot` of the current configuration; empty: none. `proc`, `cgroups`: the host's."""
         self._root = root
         self._hardware = hardware
         self._proc = proc
@@ -234,13 +239,13 @@ class VcudaLimiter:
         """The checkpoint's entries with units, at the last poll."""
         self._calls = Calls()
         self._groups: dict[str, Path | None] = {}
-        """Container id -> the directory of its control group, since the last cleanup."""
+        """Container id -> the directory of its cgroup. Cleared at each cleanup."""
         self._is_closed = False
         self.refused = 0
-        """Registrations that were refused."""
+        """Number of refused registrations."""
 
     def figure(self) -> ServiceMetric:
-        """How many registrations were refused, for /metrics."""
+        """Number of refused registrations, for /metrics."""
         return ServiceMetric(
             "counter",
             "topoalign_allocator_vcuda_refused",
@@ -256,7 +261,7 @@ class VcudaLimiter:
         written = read_config_owner(root, units_directory_name(resource, units))
         is_limited = any(each.limiter == "vcuda" for each in self._hardware().offers_of.get(resource, ()))
         if is_limited or written is not None:
-            # If it was cancelled half-way, because the kubelet has closed the call, it would leave an untracked socket.
+            # If the kubelet closed the call and cancelled this half-way, an untracked socket would remain.
             await shield(self._start(root, resource, frozenset(units), poll))
 
     def register(self, root: Path, name: str, pid: int) -> None:
@@ -284,7 +289,10 @@ class VcudaLimiter:
             ) from error
 
     async def run(self, allocations: DeviceAllocations, clock: Clock) -> None:
-        """Cleans up every `COLLECT_SECONDS`, sooner after a failure: a predecessor may still have the sockets."""
+        """
+        Cleans up every `COLLECT_SECONDS`, or sooner after a failure, because the previous agent may still hold the
+        sockets.
+        """
         try:
             await keep_directories(lambda: self.clean_up(allocations.state, allocations.polled), clock, AGAIN_SECONDS)
         finally:
@@ -376,7 +384,7 @@ class VcudaLimiter:
 
 
 def held_units(state: NodeState) -> Iterator[tuple[ResourceName, frozenset[DeviceID]]]:
-    """Yields the units of each Allocate in the record, also of displaced containers."""
+    """Yields the units of each Allocate in the record, including those of displaced containers."""
     for each in state.allocations.values():
         if each.amounts:
             for devices in (each.from_kubelet, *(former.devices for former in each.displaced)):

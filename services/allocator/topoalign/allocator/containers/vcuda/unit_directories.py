@@ -1,6 +1,6 @@
 """
-Manages the directories that containers see at /etc/vcuda, one for each allocation of units, and adds them to Allocate's
-answers.
+Manages the directories that containers see at /etc/vcuda, one for each allocation of units, and adds them to Allocate
+responses.
 
 The name of a directory is a digest of the resource and the devices: Allocate does not name the pod, and the kubelet
 uses the same mount each time a container starts.
@@ -11,10 +11,10 @@ uses the same mount each time a container starts.
         vcuda.sock
         <container id>/         copies of the two files, which the library reads if there is no vcuda.config above
 
-The directory is created again each time a container starts. A former container that still runs finds its
-mount empty, and the library ends its processes (vcuda-controller 72e0115, src/hijack_call.c). The root is closed to
-other users (mode 0700): callers are identified by their cgroups and mounts, and a user of the host could imitate those
-of a container.
+The directory is created again each time a container starts. A former container that still runs finds its mount empty,
+and the library ends its processes (vcuda-controller 72e0115, src/hijack_call.c). Other users cannot access the root
+(mode 0700): callers are identified by their cgroups and mounts, and a user of the host could imitate those of a
+container.
 """
 
 import os
@@ -57,12 +57,12 @@ from topoalign.runtime.whole_files import replace_file
 #
 # - `enable` 0: a container with whole GPUs is not limited.
 # - `hard_limit` 1: `utilization` is the maximum. The library reads `limit` only if `hard_limit` is 0, so it stays 0.
-# - A container with memory and without computing time has `utilization` 100, which is no limit: with 0 the
-#   library would give it next to nothing.
+# - A container with memory but without computing time has `utilization` 100, which means no limit. With 0 the library
+#   would give it almost no computing time.
 # - `driver_version` stays 0: the library reads the driver's version from /proc.
 #
-# The second contains process ids as int32 in ascending order, because the library uses binary search. It reads at most
-# 1,024.
+# The second file contains process ids as int32 in ascending order, because the library uses binary search. It reads at
+# most 1,024.
 #
 # Source: vcuda-controller 72e0115, include/hijack.h and its loader; the offsets were measured with gcc on x86-64.
 
@@ -84,7 +84,7 @@ class Limits(NamedTuple):
     memory: int
     """Bytes."""
     bus_id: str = ""
-    """PCI address of its GPU in NVML's form: `0000:0C:00.0`. Empty: not known."""
+    """PCI address of its GPU in NVML's form: `0000:0C:00.0`. Empty: unknown."""
 
 
 def encode_config(limits: Limits) -> bytes:
@@ -104,7 +104,7 @@ def encode_config(limits: Limits) -> bytes:
 
 
 def pids_of(pids: Iterable[int]) -> bytes:
-    """Encodes `pids.config`: the first `MOST_PROCESSES` of these, ascending."""
+    """Encodes `pids.config`: the lowest `MOST_PROCESSES` of these process ids, in ascending order."""
     kept = sorted(pids)[:MOST_PROCESSES]
     return struct.pack(f"={len(kept)}i", *kept)
 
@@ -143,8 +143,8 @@ def read_config_owner(root: Path, name: str) -> tuple[str, str] | None:
 
 def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
     """
-    Creates the directory of a container that is about to start, in place of a former one. Raises OSError; then it can be
-    repeated.
+    Creates the directory of a container that is about to start, in place of a former one. If this raises OSError, it
+    can be repeated.
     """
     make_root(root)
     with open_directory(root) as at:
@@ -159,7 +159,7 @@ def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
 
 def write_registered(root: Path, name: str, container_id: str, pids: bytes) -> None:
     """
-    Writes `pids.config`, and into the directory `container_id` both files, as far as they have changed. Raises OSError.
+    Writes `pids.config`, and both files in the directory `container_id`, if they have changed. Raises OSError.
     """
     with open_directory(root) as at, open_directory(name, at) as directory:
         files = {CONFIG_FILE: read_file(directory, CONFIG_FILE), PIDS_FILE: pids}
@@ -174,8 +174,8 @@ def write_registered(root: Path, name: str, container_id: str, pids: bytes) -> N
             replace_file(PIDS_FILE, pids, directory=directory)
 
 
-# The edits of a container in Allocate's answers. Computing time and memory have separate answers, and if both mount at
-# one path, the kubelet keeps only one mount. Either directory works, because both have the same content before the
+# The edits of a container in Allocate responses. Computing time and memory have separate responses, and if both mount
+# at one path, the kubelet keeps only one mount. Either directory works, because both have the same content before the
 # container starts (`limiter`).
 
 
@@ -185,7 +185,7 @@ LIBRARY_PATH = "LD_LIBRARY_PATH"
 
 
 class VcudaEdits(EditProvider, frozen=True):
-    """Adds the limiter's mounts and variables for one resource to the answers to Allocate."""
+    """Adds the limiter's mounts and variables for one resource to Allocate responses."""
 
     root: str
     """`flags.vcudaRoot`, on the host."""
