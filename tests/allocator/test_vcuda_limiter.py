@@ -20,7 +20,7 @@ from topoalign.allocator.ports import ResourceEntry
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable
 from topoalign.core.model.events import Allocation, Displaced, Owner
-from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName, ResourceName
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import Holder
 from topoalign.kubelet.control_groups import directory_of
@@ -270,3 +270,12 @@ async def test_units_of_which_the_checkpoint_names_two_pods_start_nobody() -> No
 
         with pytest.raises(Unavailable, match="2 pods"):
             await it.limiter.starting(resource, [*units], poll._replace(listing=listing))
+
+
+async def test_units_that_the_node_does_not_offer_now_start_nobody() -> None:
+    """The hardware may be unknown for a moment; without limits, the library would end the container's processes."""
+    async with vcuda_node() as (it, _):
+        poll = it.allocations.polled
+        assert poll is not None
+        with pytest.raises(Unavailable, match="does not offer example"):
+            await it.limiter.starting(ResourceName("example.com/units"), [DeviceID("GPU-0::m0")], poll)

@@ -259,8 +259,13 @@ class VcudaLimiter:
             return
         root = Path(configured)
         written = read_config_owner(root, units_directory_name(resource, units))
-        is_limited = any(each.limiter == "vcuda" for each in self._hardware().offers_of.get(resource, ()))
-        if is_limited or written is not None:
+        offers = self._hardware().offers_of.get(resource)
+        if offers is None and written is None:  # without a limit, the container's library would end its processes
+            raise Unavailable(
+                f"the node does not offer {resource} now, so the limits of the units are unknown",
+                "the kubelet starts the container again; see that discovery runs",
+            )
+        if written is not None or any(each.limiter == "vcuda" for each in offers or ()):
             # If the kubelet closed the call and cancelled this half-way, an untracked socket would remain.
             await shield(self._start(root, resource, frozenset(units), poll))
 

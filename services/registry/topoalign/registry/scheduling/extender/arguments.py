@@ -238,6 +238,7 @@ def decode_arguments(body: bytes, kind: type[S]) -> S:
 
 def decode_victims(raw: Raw, kind: type[V], what: str) -> dict[NodeName, V | None] | None:
     """Decodes the victims of all nodes. Raises Undecodable, also for a repeated key."""
+    # mypy does not accept `kind`, which is a value, as a type.
     found: dict[NodeName, V | None] | None = typed(raw, dict[NodeName, kind | None] | None, what)  # type: ignore[valid-type]
     if msgspec.json.encode(found) != bytes(raw):  # it has other keys, or a key twice
         refuse_ambiguous(bytes(raw))
