@@ -72,14 +72,15 @@ def is_held(machine: Topology, device: DeviceID, held: Sequence[DeviceID]) -> bo
 def naive(
     machine: Topology, available: Sequence[DeviceID], must: Sequence[DeviceID], size: int, held: Sequence[DeviceID]
 ) -> tuple[DeviceID, ...]:
-    """The rule, device by device."""
+    """The rule, device by device. Devices that are not listed, or named twice, have no preference."""
+    listed = [*machine.devices.get(GPU, ())]
+    if len({*available}) < len(available) or not {*available} <= {*listed}:
+        return ()
     among, required = [*available], [*must]
     if {*must} <= {*available} and len(must) <= size <= len(available):
         spare = [each for each in available if each in must or not is_held(machine, each, held)]
         among, required = (spare, [*must]) if len(spare) >= size else ([*available], spare)
-    listed = [*machine.devices.get(GPU, ())]
-    sound = {*required} <= {*among} <= {*listed} and len({*among}) == len(among)
-    if not sound or not max(1, len(required)) <= size <= len(among):
+    if not {*required} <= {*among} or not max(1, len(required)) <= size <= len(among):
         return ()
     cards = {device: machine.parent_of(device) for device in listed}
     order = [*dict.fromkeys(cards.values())]
