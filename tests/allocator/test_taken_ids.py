@@ -175,18 +175,18 @@ async def test_what_is_said_of_the_hardware_is_stored_under_another_id_too() -> 
     assert mine == wire.decode_event(stored)
     assert stored.headers["ce-id"] == stored.headers["Nats-Msg-Id"]
     assert stored.headers["ce-id"].startswith(wire.event_id(mine) + ".")
-    assert 1 == announcer.speaker.taken
+    assert 1 == announcer.facts.taken
 
 
 async def test_taken_ids_are_logged_once_and_counted_in_a_note() -> None:
     bus = MemoryBus()
-    speaker = FactPublisher(bus)
+    publisher = FactPublisher(bus)
     with capture_logs() as logs:
         for number in range(10):
             await bus.publish(said(number, "topoalign.v1.allocation.x.granted"))
         for number in range(10):
-            await speaker.publish(said(number))
-    noted = speaker.note()
+            await publisher.publish(said(number))
+    noted = publisher.note()
 
     assert 1 == len(logs)
     assert noted is not None and noted.startswith("10 facts")
@@ -195,7 +195,7 @@ async def test_taken_ids_are_logged_once_and_counted_in_a_note() -> None:
 async def test_a_fact_that_was_stored_and_not_confirmed_keeps_its_id() -> None:
     """The usual reason for a duplicate: the store has the fact itself."""
     bus = MemoryBus()
-    speaker = FactPublisher(bus)
+    publisher = FactPublisher(bus)
 
-    assert (1, 1) == (await speaker.publish(said(1)), await speaker.publish(said(1)))
-    assert (0, None) == (speaker.taken, speaker.note())
+    assert (1, 1) == (await publisher.publish(said(1)), await publisher.publish(said(1)))
+    assert (0, None) == (publisher.taken, publisher.note())

@@ -286,9 +286,9 @@ def test_pods_that_fit_as_counted_are_admitted_one_after_the_other() -> None:
         state = world.view.basis(view).state
         requests = [asked(some_request(chance, says.hardware, f"p{number}")) for number in range(2)]
         classes = [verdicts.of(each) for each in requests]
-        comers = [pending_pod(f"p{n}", each, each.of(view.kind, world.view)) for n, each in enumerate(classes)]
-        counted = fit_as_counted(count_free(state, view.kind.rules), comers)
-        found[counted, fit_in_turn(state, comers)] += 1
+        pods = [pending_pod(f"p{n}", each, each.of(view.kind, world.view)) for n, each in enumerate(classes)]
+        counted = fit_as_counted(count_free(state, view.kind.rules), pods)
+        found[counted, fit_in_turn(state, pods)] += 1
 
     assert 0 == found[True, False]
     assert all(found[each] for each in ((True, True), (False, True), (False, False)))

@@ -127,7 +127,7 @@ async def test_by_the_setting_nodes_pass_of_which_nothing_was_published(world: W
 
 
 async def test_a_labelled_node_is_managed_while_anything_is_known_of_it(world: World) -> None:
-    """Also while its allocator is away, as in a roll-out. That is noted until the label is gone."""
+    """Also while its allocator does not answer, for example during a roll-out. This is noted until the label is gone."""
     await world.say(*world.says.all())
     world.kubernetes.add_node(OTHER, {MANAGED: "false"})
     full = asked(pod(container("main", gpus=8)))

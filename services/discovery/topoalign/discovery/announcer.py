@@ -38,7 +38,7 @@ class Announcer:
 
     def __init__(self, hub: Bus, clock: Clock, near: Bus | None = None) -> None:
         """`hub` is the bus shared by all nodes; `near`, if there is one, is the bus inside this process."""
-        self.speaker = FactPublisher(hub)
+        self.facts = FactPublisher(hub)
         self.publisher = Publisher(self, self._publish, clock)
         self._hub = hub
         self._clock = clock
@@ -122,7 +122,7 @@ class Announcer:
 
     async def _publish(self, message: Message) -> int:
         await self._check_before(message.subject)
-        return await self.speaker.publish(message)
+        return await self.facts.publish(message)
 
     async def _check_before(self, subject: str) -> None:
         """Notes a newer message of another client, which this node is about to replace as the newest."""

@@ -56,7 +56,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
     context.notes["configuration"] = offering.note
     context.notes["hardware"] = discovery.hardware_findings
     context.notes["node name"] = announcer.contested_by
-    context.notes["ids"] = announcer.speaker.note
+    context.notes["ids"] = announcer.facts.note
     async with background() as tasks:
         tasks.start_soon(configuration.keep_up, context.clock, context.reload.wait)
         tasks.start_soon(follow_configuration, configuration, discovery, health_keeper, context.environment)

@@ -60,9 +60,9 @@ class Allocators:
         self._process = process
         self._file = file
 
-    def stand_by(self, speakers: Iterable[FactPublisher]) -> None:
+    def stand_by(self, publishers: Iterable[FactPublisher]) -> None:
         """What these stand by from now on, and the others as before. Raises AllocatorsEnded."""
-        self._file.write_bytes(msgspec.json.encode({each.node: standing(each) for each in speakers}))
+        self._file.write_bytes(msgspec.json.encode({each.node: standing(each) for each in publishers}))
         self._process.send_signal(signal.SIGHUP)
         self._until("read")
 
@@ -81,9 +81,9 @@ class Allocators:
 
 
 @contextmanager
-def allocators(url: str, file: Path, speakers: Iterable[FactPublisher]) -> Iterator[Allocators]:
+def allocators(url: str, file: Path, publishers: Iterable[FactPublisher]) -> Iterator[Allocators]:
     """Those of these nodes, while the context is open. `file` is written for them. Raises AllocatorsEnded."""
-    file.write_bytes(msgspec.json.encode({each.node: standing(each) for each in speakers}))
+    file.write_bytes(msgspec.json.encode({each.node: standing(each) for each in publishers}))
     command = [sys.executable, "-c", f"from {__name__} import main; main()", url, str(file)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -94,10 +94,10 @@ def allocators(url: str, file: Path, speakers: Iterable[FactPublisher]) -> Itera
             process.terminate()
 
 
-def standing(speaker: FactPublisher) -> WriterPosition:
+def standing(publisher: FactPublisher) -> WriterPosition:
     """What the allocator of a node says when it is asked whether it is alive."""
-    state = speaker.state
-    return WriterPosition(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=speaker.newest)
+    state = publisher.state
+    return WriterPosition(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=publisher.newest)
 
 
 async def serve(url: str, file: Path) -> None:
