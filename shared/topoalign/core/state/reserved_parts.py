@@ -101,6 +101,8 @@ def reported_parts(
     The parts of these reservations that the node reports as allocated in this state. `former`: pod UID -> allocations
     that are older than its reservation and do not count; `origins`, `own`: see `NodeReservations.observe`.
     """
+    if not reservations:
+        return
     holders = {device: each.id for each in state.allocations.values() for device in ids_held(each)} if own else {}
     holdings = ReportedHoldings(state, co_allocated=False)
     for reservation in reservations:

@@ -7,6 +7,7 @@ requested unit is rounded up, as there. Example: `1.5` CPUs in whole CPUs is 2.
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 
 from topoalign.core.model.requests import LARGEST_QUANTITY
@@ -26,9 +27,13 @@ def exact(quantity: str) -> Fraction | None:
     match = _QUANTITY.fullmatch(quantity)
     if match is None:
         return None
-    number, suffix, exponent = match.groups()
-    value = Fraction(number) * (FACTORS[suffix] if suffix else Fraction(10) ** int(exponent or 0))
+    value = _value(*match.groups())
     return value if value <= LARGEST_QUANTITY else None
+
+
+@lru_cache(maxsize=1 << 10)  # most pods write the same few quantities; after the match, a key is short
+def _value(number: str, suffix: str | None, exponent: str | None) -> Fraction:
+    return Fraction(number) * (FACTORS[suffix] if suffix else Fraction(10) ** int(exponent or 0))
 
 
 def whole(quantity: str) -> int | None:

@@ -219,20 +219,27 @@ class NodePods:
         held = [*self._reserved.values(), *(each.hold for each in self._bound.values() if each.hold is not None)]
         for part in reported_parts(facts, held):
             self._reported.setdefault(part.pod_uid, set()).add(part)
-        holdings = ReportedHoldings(facts, co_allocated=False)
-        for uid, bound in self._bound.items():
-            if bound.waiting is None or uid in self._reserved:
-                continue
-            if bound.hold is not None and not self._rest_of(bound.hold).containers:
-                bound.hold = bound.waiting = None
-            elif bound.hold is None and holdings.knows(uid, bound.names):
-                bound.waiting = None
-            elif bound.hold is None:
-                bound.hold = predict(self.added_to(state, rules, until=uid), bound.waiting, rules)
+        waiting = [
+            each for each in self._bound.items() if each[1].waiting is not None and each[0] not in self._reserved
+        ]
+        if waiting:
+            self._settle_bound(waiting, facts, state, rules)
         for uid, assumed in self._assumed.items():
             assert assumed.waiting is not None, "an assumed pod waits for its bind"
             if assumed.hold is None and uid in self.assumed:
                 assumed.hold = predict(self.added_to(state, rules, until=uid), assumed.waiting, rules)
+
+    def _settle_bound(
+        self, waiting: Sequence[tuple[str, BoundPod]], facts: NodeState, state: NodeState, rules: AdmissionRules
+    ) -> None:
+        holdings = ReportedHoldings(facts, co_allocated=False)
+        for uid, bound in waiting:
+            if bound.hold is not None and not self._rest_of(bound.hold).containers:
+                bound.hold = bound.waiting = None
+            elif bound.hold is None and holdings.knows(uid, bound.names):
+                bound.waiting = None
+            elif bound.hold is None and bound.waiting is not None:
+                bound.hold = predict(self.added_to(state, rules, until=uid), bound.waiting, rules)
 
     def added_to(
         self, state: NodeState, rules: AdmissionRules, without: Collection[str] = (), until: str = ""

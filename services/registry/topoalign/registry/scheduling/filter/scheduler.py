@@ -77,7 +77,7 @@ class PodChecks:
         has_named_gpu = not offers.gpus.isdisjoint(uuid_selection(pod.request.annotations).wanted or ())
         offered = offers.units, offers.slots, offers.not_in_slots, self._compat, has_named_gpu
         known = self._known.get(pod.uid)
-        if known is None or known[0] is not pod.request or known[1] != offered:
+        if known is None or known[0] != pod.request or known[1] != offered:  # a new status leaves the request equal
             failure: InvalidField | NoFit | None = None
             try:
                 self.check(pod.request)
