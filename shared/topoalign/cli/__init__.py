@@ -12,7 +12,7 @@ import sys
 
 def main() -> None:
     """Run the command line: the entry point of the `topoalign` script. Ends the process with the exit code."""
-    if sys.stdout is None:  # its reader has closed it and wants no answer
+    if sys.stdout is None:  # its reader has closed it
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for as long as the process lives
     if sys.argv[1:2] == ["health"]:
         from topoalign.cli.health_check import quick  # which imports no library

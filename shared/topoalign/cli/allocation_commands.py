@@ -111,7 +111,7 @@ def show_prediction(
 ) -> int | None:
     """Print what a node would decide about a pod. Returns the exit code of a refusal. Raises UnservedResource."""
     served = served_by((topology,))
-    # Where nobody serves a device, what else the pod would get is no answer.
+    # If nobody serves a requested device, the allocation of other resources does not matter.
     if names := decision.explanation.unserved:
         raise UnservedResource(pod, names, served)
     warnings = warnings_of(pod.annotations, paths_of_limits(pod), served)
@@ -119,19 +119,19 @@ def show_prediction(
 
 
 class AskedPod(NamedTuple):
-    """A pod that the command is about."""
+    """The pod that a command line describes."""
 
     request: PodRequest
     rules: RuleChanges
-    """Rules that are to differ from those of the kubelet."""
+    """Rules that override those of the kubelet."""
     constraints: Constraints | None = None
-    """The nodes that it may go to. None: options describe the pod, and there is no manifest."""
+    """The constraints on its nodes. None: the pod comes from options, not from a manifest."""
 
 
 def pod_request(
     gpus: int, cpus: int, memory: int, nics: int, annotations: Sequence[str], pod: str | None, **rules: str | None
 ) -> AskedPod:
-    """The pod that options describe. Raises UsageError if nothing is asked for."""
+    """The pod that options describe. Raises UsageError if nothing is requested."""
     every = {GPU: gpus, CPU: cpus * 1000, MEMORY: memory, NIC: nics}
     amounts = {resource: amount for resource, amount in every.items() if amount}
     if not amounts:

@@ -213,7 +213,7 @@ def _show_checked(file: Path, checked: Checked) -> None:
 
 
 def hardware(machine: str | None, node: str | None, nats: str | None) -> tuple[Topology | None, str | None]:
-    """The machine to make offers for, or why there is none."""
+    """The machine whose offers are shown, or why there is none."""
     if machine is not None:
         return load_machine(machine).topology, None
     try:
@@ -239,7 +239,7 @@ HIDDEN = "[redacted]"
 
 _SECRET_NAME = re.compile(r"password|passwd|secret|token", re.IGNORECASE)
 _IN_ADDRESS = re.compile(r"(?:^|(?<=://))(?:(?!\w+://).)*@")
-"""The text before a host: a user and a password with any characters, or a token alone."""
+"""The user information of a URL: user and password with any characters, or only a token."""
 _SEED = re.compile(r"\bS[UOANCPXV][A-Z2-7]{54,}\b")
 """An nkey's seed, given by mistake instead of the name of its file."""
 
@@ -262,7 +262,7 @@ def all_settings(
     Yields each setting of the process and of every installed service, in the order in which they start, without secrets.
 
     `environment` has all variables that the services receive; `set_variables` are those that the user has set, `flags` those
-    set by flags. Raises InvalidField for a setting that no service would start with.
+    set by flags. Raises InvalidField for a setting with which a service would not start.
     """
     shared = frozenset(RuntimeSettings.__struct_fields__)
     for service, kind in settings_by_service().items():

@@ -1,12 +1,12 @@
 """
-Requests that change something, and the outcome when no answer comes.
+Sends requests that change something, and reports the outcome if no answer arrives.
 
-There are three outcomes. If the answer came, it is the result of the command, whatever fails after it. If no service
-received the request, nothing has changed. Otherwise the outcome is unknown: the error names what may have changed and the
-command that shows it.
+There are three outcomes. If an answer arrives, it is the result of the command, even if something fails after it. If no
+service received the request, nothing has changed. Otherwise, the outcome is unknown: the error states what may have
+changed, and the command that shows it.
 
-A request to an allocator carries a deadline, so that it has no effect after its asker has given up
-(`core.model.requests.Deadline`). The asker reads the allocator's clock first.
+A request to an allocator has a deadline, so that it has no effect after the client has timed out
+(`core.model.requests.Deadline`). The client reads the allocator's clock first.
 """
 
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from topoalign.core.ports import Bus
 
 
 class Effect(NamedTuple):
-    """Describes what a request changes, for people."""
+    """Describes in words what a request changes."""
 
     what: str
     """`the allocation for pod ml/train`."""
@@ -47,9 +47,9 @@ class NodeSilent(Unavailable):
 
 class OutcomeUnknown(Unavailable):
     """
-    Raised when a request was sent and no answer came: it may have been done.
+    Raised when a request was sent, but no answer arrived: the change may have been made.
 
-    Remedy: Run the command that the message names: it shows what was done.
+    Remedy: Run the command that the message names. It shows what was done.
     """
 
     def __init__(self, effect: Effect, why: str) -> None:
@@ -67,8 +67,9 @@ async def put(
     within: float,
 ) -> Any:
     """
-    The answer of a service of the node (`allocator`) to a request, of type `kind`. An allocator does not carry it out later
-    than `within` seconds from now. Raises the service's error, NodeSilent where nothing was done, and OutcomeUnknown.
+    Sends a request to a service of the node, such as `allocator`. Returns the answer, of type `kind`. An allocator does
+    not execute the request later than `within` seconds from now. Raises the service's error, NodeSilent if nothing was
+    done, and OutcomeUnknown.
     """
     until = anyio.current_time() + within
     if effect is not None and isinstance(request, AllocateRequest | ReleaseRequest):
@@ -93,7 +94,7 @@ async def put(
 
 
 async def deadline_until(bus: Bus, node: NodeName, until: float) -> Deadline:
-    """The deadline that is this moment of ours or a little before. Raises Unavailable."""
+    """Converts `until`, a time of this process, to a deadline at that time or slightly earlier. Raises Unavailable."""
     question = msgspec.json.encode(NodeRequest(node=node))
     body = await bus.ask(wire.admission_subject(node, "clock"), question, until - anyio.current_time())
     reading = wire.decode_answer(body, ClockReading)

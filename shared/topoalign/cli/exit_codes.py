@@ -1,9 +1,9 @@
 """
 Error messages and exit codes of the command line.
 
-One mapping turns the three base classes of `topoalign.core.model.errors` (who can fix it?) into exit codes. An error is
-printed as a finding, then a remedy; with `--json` the same goes to stdout as an object. A defect of this program is none of
-these: it ends in a traceback and exit code 1.
+A mapping converts the three base classes of `topoalign.core.model.errors` to exit codes. The classes state who can fix
+the error. An error is printed as a finding and a remedy; with `--json`, an object with both is also printed to stdout.
+A defect of this program is not such an error: it ends with a traceback and exit code 1.
 """
 
 import errno
@@ -34,7 +34,7 @@ BY_CODE = {
     "KubeletOwnsDevices": REFUSED,
     "UnservedResource": FINDINGS,
 }
-"""Codes with an exit code other than that of their base class, also in answers of other processes."""
+"""Error code -> exit code, if it differs from that of the base class. Also applies to errors of other processes."""
 
 BY_KIND = {BadRequest: INVALID, NoFit: REFUSED, Unavailable: UNAVAILABLE}
 
@@ -44,7 +44,7 @@ REMEDIES = {
     errno.ENOSPC: "free space on the disk of the output",
     errno.EROFS: "give a path on a writable file system",
 }
-"""Error number -> remedy if the operating system refuses a file."""
+"""Error number of the operating system -> remedy for a file error."""
 
 
 def exit_code(error: TopoalignError) -> int:
@@ -62,7 +62,7 @@ def report(error: BaseException, as_json: bool) -> int:
     """Prints an error and returns the exit code. Raises `error` again if it is a defect of this program."""
     match error:
         case BaseExceptionGroup():
-            from topoalign.runtime.tasks import most_specific_error  # only commands that run tasks end in a group
+            from topoalign.runtime.tasks import most_specific_error  # only commands that run tasks raise a group
 
             specific = most_specific_error(error)
             if specific is error:
@@ -96,7 +96,7 @@ def report(error: BaseException, as_json: bool) -> int:
 
 
 def drop_unprinted() -> None:
-    """Drops unwritten output, so that Python does not try to write it again, and fail, when it ends."""
+    """Discards unwritten output. Otherwise, Python would try to write it again at exit, and fail."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -105,7 +105,7 @@ def drop_unprinted() -> None:
 
 def _print_error(code: str, finding: str, remedy: str, status: int, as_json: bool) -> int:
     if as_json:
-        with suppress(OSError):  # stdout itself may have failed: the text for people is printed all the same
+        with suppress(OSError):  # stdout itself may have failed; the text is still printed to stderr
             output.print_json_line({"error": {"code": code, "finding": finding, "remedy": remedy, "exit": status}})
     lines = [click.style("error:", fg="red", bold=True) + " " + clean(finding, 2000)]
     if remedy:

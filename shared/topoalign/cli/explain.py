@@ -85,7 +85,7 @@ def what_if(
             raise click.UsageError("--config, --kubelet-config and --kubelet-root go with --machine")
         request = AllocateRequest(node=link.node, pod=pod.request, rules=pod.rules)
         return show_prediction(link.node, pod.request, *link.ask("what-if", request, Decision), link.as_json)
-    from topoalign.cli.predict import Described  # brings in the readers of machines
+    from topoalign.cli.predict import Described  # imports the readers of machines
 
     described = Described(machine, kubelet_config, kubelet_root, config)
     node, decision, topology = described.predict(pod.request, pod.rules)
@@ -94,8 +94,8 @@ def what_if(
 
 def pod_of_manifest(read: Callable[[], manifest.PodManifest], asked: dict[str, Any], instead: str) -> AskedPod:
     """
-    The pod of a manifest, which `instead` names. Raises UsageError where options describe a pod, too, and InvalidField and
-    NoFit for what an API server with our webhook would refuse.
+    The pod of a manifest. `instead`: the source of the manifest, for errors. Raises UsageError if options also describe
+    a pod, and InvalidField and NoFit for a pod that an API server with topoalign's webhook would reject.
     """
     if any(asked.pop(option) for option in OF_THE_POD):
         raise click.UsageError(
@@ -109,7 +109,7 @@ def pod_of_manifest(read: Callable[[], manifest.PodManifest], asked: dict[str, A
 
 
 def pod_in(file: Path, asked: dict[str, Any]) -> AskedPod:
-    """The pod of a manifest in a file. Raises as `pod_of_manifest`."""
+    """The pod of a manifest in a file. Raises the errors of `pod_of_manifest`."""
     return pod_of_manifest(partial(manifest.load_manifest, file), asked, "--pod-file")
 
 
@@ -156,7 +156,7 @@ def explain(link: NodeLink, target: str) -> None:
 
 
 def show_partitioned_gpus(link: NodeLink, allocations: Iterable[Allocation], topology: Topology) -> None:
-    """Prints the partitioned GPUs of these allocations: who else has a share of them, and what is left."""
+    """Prints the partitioned GPUs of these allocations: who else has a share of them, and their remaining amounts."""
     divided, newest = partitioned_gpus(link, allocations, topology)
     if divided:
         output.print_line()

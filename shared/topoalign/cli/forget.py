@@ -52,7 +52,7 @@ class NodeMayLive(Unavailable):
 
 async def forget_gone(url: str, node: NodeName) -> None:
     """
-    Delete the facts of a node, if no allocator of it is connected. Raises NodeLives, NodeMayLive if the question is not
+    Delete the facts of a node, if no allocator of it is connected. Raises NodeLives, NodeMayLive if the request is not
     answered in time, and NotFound for a node that has published nothing.
     """
     async with connect_to_bus(url) as bus:
@@ -84,7 +84,7 @@ def forget(node: str, nats: str | None, as_json: bool) -> None:
     Examples:
       topoalign forget gpu-7
     """
-    if not node:  # an unset variable of a script, and not the node of this machine
+    if not node:  # such as an unset variable of a script: it does not mean this machine
         raise InvalidField("NODE", "it is empty", "give the name of the node that is gone")
     url, meant = locate_bus(nats, node)
     anyio.run(forget_gone, url, meant)

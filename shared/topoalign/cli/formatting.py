@@ -1,4 +1,4 @@
-"""Formats allocations and decisions as text for people."""
+"""Formats allocations and decisions as text."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,9 +20,9 @@ from topoalign.core.placement.preference import seam_of
 from topoalign.core.state.gpu_partitioning import Parts
 
 MOST_HINTS = 8
-"""Hints of one resource in the text for people; the JSON has all of them."""
+"""Maximum number of hints of one resource in text output; the JSON output has all."""
 BY_POLICY = "TopologyAffinityError"
-"""The kubelet's reason where its topology policy refuses a pod; others are about what the pod asks for."""
+"""The kubelet's reason if its topology policy refuses a pod. Other reasons concern the pod's requests."""
 SCORES = (
     "seam: the NVLinks, or else the PCIe path, between the two parts of a set where these are connected the worst, for any\n"
     "division into two parts. A collective is no faster than its seam.\n"
@@ -39,12 +39,12 @@ def owner(of: Owner | None) -> str:
 
 
 def format_numa_nodes(nodes: Sequence[int] | None) -> str:
-    """`0-1`, or `any` where nothing was singled out."""
+    """`0-1`; `any` for None, which is no affinity; `unknown` if empty."""
     return "any" if nodes is None else format_cpuset(nodes) or "unknown"
 
 
 def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool = True) -> None:
-    """Prints an allocation, a line for each device. `decided`: by us, so that CPUs, memory and alignment are known, too."""
+    """Prints an allocation, one line per device. `decided`: by topoalign; CPUs, memory and alignment are then known."""
     tentative = "/" in allocation.id  # named after its container: a prediction
     name = "would get" if tentative else f"allocation {clean(allocation.id, 120)}"
     output.print_line(output.heading(f"{owner(allocation.owner)}  ({name})"))
@@ -73,7 +73,7 @@ def show_allocation(allocation: Allocation, topology: Topology, *, decided: bool
 
 
 def device_rows(allocation: Allocation, topology: Topology) -> Iterator[tuple[object, ...]]:
-    """A row for each device, function of a NIC, and GPU of which there are units. A slot with its part of the GPU."""
+    """A row for each device, virtual function, and GPU with units. The row of a slot also has its part of the GPU."""
     for resource, ids in allocation.devices.items():
         units = Counter(base_of(device) for device in ids if unit_kind(device) is not None)
         plain = [device for device in ids if unit_kind(device) is None]
@@ -216,7 +216,7 @@ def short_names(resource: ResourceName, devices: Iterable[DeviceID], topology: T
 
 
 def binary(size: int) -> str:
-    """Bytes for people: `64 GiB`. The largest unit that leaves at least 1, with one decimal where it is not whole."""
+    """A size in bytes as text, `64 GiB`: in the largest unit with a value of at least 1, with one decimal if needed."""
     for power, unit in reversed(tuple(enumerate(("KiB", "MiB", "GiB", "TiB"), 1))):
         if size >= 1024**power:
             value = size / 1024**power

@@ -15,7 +15,7 @@ from topoalign.core.placement.gpu_fragmentation import measure_fragmentation
 from topoalign.core.state.gpu_partitioning import GpuPartitioning, Parts, Way, partitioning_by_gpu, sum_parts
 
 IN_ALL: tuple[Way, ...] = ("units", "slots", "time slices", "MPS")
-"""Sharing strategies whose parts can be summed over GPUs: MIG instances differ in size."""
+"""Sharing strategies whose parts can be summed over GPUs. MIG is not included, because instances differ in size."""
 
 
 @click.command("fragmentation")
@@ -85,13 +85,13 @@ def show_divided(topology: Topology, divided: Mapping[DeviceID, GpuPartitioning]
 
 
 def format_total_left(topology: Topology, left: Mapping[DeviceID, Parts]) -> str:
-    """The remaining amounts of these GPUs, and the most of one: `8 slices; most of one: 5 slices (GPU1)`, or `nothing`."""
+    """The total remaining amounts, and the most of one GPU: `8 slices; most of one: 5 slices (GPU1)`, or `nothing`."""
     gpu, most = max(
         left.items(),
         key=lambda one: (
             one[1].cores,  # the most computing time,
             one[1].memory,  # then memory,
-            one[1].slots,  # then what it can be given by; of equal ones the lowest index
+            one[1].slots,  # then slots, then slices; if equal, the GPU with the lowest index
             one[1].slices,
         ),
     )

@@ -96,7 +96,7 @@ def list_devices(link: NodeLink) -> None:
 
 
 def is_counted(offer: Offer) -> bool:
-    """Whether containers get amounts that the hardware does not limit, as it does where slots become MIG instances."""
+    """Whether containers get amounts that the hardware does not enforce. It enforces slots that are MIG instances."""
     becomes_instances = offer.slots is not None and offer.slots.instances
     return offer.by_amounts and not becomes_instances
 
@@ -130,7 +130,7 @@ def list_health(status: AnnouncedNode) -> Iterator[tuple[DeviceID, DeviceHealth]
 
 
 def device_location(status: AnnouncedNode, device: DeviceID) -> dict[str, int | str | None]:
-    """Index, name in `topo` and PCI address of a device; a part has none of its own."""
+    """Index, name in `topo` and PCI address of a device; None for a part of a device."""
     whole = status.topology.gpu_by_id.get(device) or status.topology.nic_by_id.get(device)
     if whole is None:
         return {"index": None, "name": None, "pci": None}
@@ -139,7 +139,7 @@ def device_location(status: AnnouncedNode, device: DeviceID) -> dict[str, int | 
 
 
 def health_fields(health: DeviceHealth, degraded: str | None = None) -> dict[str, object]:
-    """The health of a device as fields of the JSON output; `degraded`: the finding, of a degraded GPU."""
+    """The health of a device as fields of the JSON output. `degraded`: why the GPU is degraded, if it is."""
     known: dict[str, object] = {"state": health.state, "cordoned": health.cordoned, "reason": health.reason}
     return known | {"degraded": degraded} if degraded else known
 
@@ -150,7 +150,7 @@ def format_state(health: DeviceHealth) -> str:
 
 
 def held_by(status: AnnouncedNode, device: DeviceID) -> tuple[str, ...] | None:
-    """The pods that hold a device; None where that is not known."""
+    """The pods that hold a device; None if they are unknown."""
     return status.holders.get(device, ()) if status.announced else None
 
 

@@ -1,4 +1,4 @@
-"""Formats how GPUs are partitioned as text for people: `20 cores, 4096 MiB`, `3 slices`, `1g.10gb`."""
+"""Formats the partitioning of GPUs as text: `20 cores, 4096 MiB`, `3 slices`, `1g.10gb`."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -26,7 +26,7 @@ def format_parts(parts: Parts) -> str:
 
 
 def format_remaining(partitioning: GpuPartitioning) -> str:
-    """The remaining amounts of a GPU: `80 cores, 77824 MiB`, `2 slices`, of a whole one `whole`; or `nothing`."""
+    """The remaining amounts of a GPU: `80 cores, 77824 MiB`, `2 slices`, `whole` or `nothing`."""
     return format_parts(partitioning.left) or "nothing"
 
 
@@ -37,8 +37,8 @@ def format_strategy(partitioning: GpuPartitioning) -> str:
 
 def holder_text(held: UsedParts) -> str:
     """
-    A holder of a GPU with its share: `ml/train/main: 20 cores, 4096 MiB`. Of an init container also the part that later
-    containers do not reuse, which counts in addition to theirs: `ml/prepare/init: 60 cores (30 cores of it alone)`.
+    A holder of a GPU with its share: `ml/train/main: 20 cores, 4096 MiB`. For an init container, also the part that
+    later containers do not reuse, which counts in addition: `ml/prepare/init: 60 cores (30 cores of it alone)`.
     """
     owner = held.owner
     name = "?" if owner is None else f"{owner.namespace}/{owner.pod}/{owner.container}"
@@ -67,8 +67,9 @@ def partitioning_document(partitioning: GpuPartitioning) -> dict[str, object]:
 
 def mig_document(gpu: Gpu | None) -> dict[str, object]:
     """
-    `mig_profiles` of a GPU for programs, where it has some: with `free`, the starts at which another instance can be made
-    now; null where it is not known where all instances are. None: it is no GPU.
+    The field `mig_profiles` of a GPU for JSON output; empty if it has none. `free`: the starts at which another
+    instance can be created now; null if the placement of an instance is unknown. `gpu`: None for a device that is not a
+    GPU.
     """
     if gpu is None or not gpu.mig_profiles:
         return {}

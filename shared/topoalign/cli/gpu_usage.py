@@ -28,13 +28,13 @@ from topoalign.core.usage.attribution import (
 TITLES = ("NAME", "DEVICE", "WHO", "HOLDS", "MEMORY", "TIME", "LIBRARY", "PROCESSES")
 IN_ALL = "(in all)"
 MOST_PIDS = 4
-"""Processes that are named in a row; the JSON has all of them."""
+"""Maximum number of processes in a row; the JSON output has all."""
 
 Row = tuple[str, str, str, str, str, str, str, str]
 
 
 def print_usage(link: NodeLink) -> None:
-    """Print the use of a node's GPUs, as a table or as JSON. Raises what `link` raises."""
+    """Print the use of a node's GPUs, as a table or as JSON. Raises the errors of `link`."""
     measured: Measurement = link.ask_discovery(
         wire.discovery_subject(link.node, "use"), NodeRequest(node=link.node), Measurement
     )
@@ -44,7 +44,7 @@ def print_usage(link: NodeLink) -> None:
         try:
             reading: LibraryReading
             reading, _ = link.ask("library-use", NodeRequest(node=link.node), LibraryReading)
-        except TopoalignError as error:  # the rest of the table is known all the same
+        except TopoalignError as error:  # the rest of the table is still known
             reading = LibraryReading(node=link.node, finding=error.finding)
         shares = with_library(shares, reading)
     if link.as_json:
@@ -86,7 +86,7 @@ def list_use_rows(device: DeviceShares, topology: Topology) -> Iterator[Row]:
         counted = "" if count is None else f"{binary(count.memory)}, {percent(count.utilization)}"
         yield (*at, formatting.owner(holder.owner), what, *cells(holder.use, holder.memory, counted))
     for other in device.others:
-        what = "?" if other.where == "unknown" else "nothing"  # it may be of a holder
+        what = "?" if other.where == "unknown" else "nothing"  # it may belong to a holder
         yield (*at, name_other_use(other), what, *cells(other.use, None, ""))
 
 
@@ -117,7 +117,7 @@ def cells(use: Use, given: int | None, counted: str) -> tuple[str, str, str, str
 
 
 def format_memory_use(used: int | None, total: int | None) -> str:
-    """`12 GiB of 80 GiB`, without a total `12 GiB`; `?` for what is not known."""
+    """`12 GiB of 80 GiB`, or `12 GiB` without a total; `?` if the used memory is unknown."""
     text = "?" if used is None else binary(used)
     return text if total is None else f"{text} of {binary(total)}"
 

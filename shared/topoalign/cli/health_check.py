@@ -18,7 +18,7 @@ SECONDS = 2.0
 READY = "/readyz"
 LIVE = "/livez"
 UNAVAILABLE = 69
-"""The exit code for a service that is not there, as in `topoalign.cli.exit_codes`, which would import the command line."""
+"""The exit code for an unavailable service, as in `topoalign.cli.exit_codes`, which would import the command line."""
 URL_PREFIX = "http://"
 
 Page = tuple[str, int, str]
@@ -26,7 +26,7 @@ Page = tuple[str, int, str]
 
 
 def quick(arguments: list[str]) -> int | None:
-    """The exit code of a health check; None for any other command line, nothing has been printed then."""
+    """Runs a health check and returns its exit code. For any other command line, prints nothing and returns None."""
     match arguments:
         case ["health"]:
             page = find_configured_page(os.environ, READY)
@@ -44,7 +44,7 @@ def quick(arguments: list[str]) -> int | None:
 
 
 def find_configured_page(environment: Mapping[str, str], path: str) -> Page | None:
-    """The page of the service that these settings configure; None where they name no port."""
+    """The page of the service that these settings configure; None if they have no valid port."""
     port = port_of(environment.get("TOPOALIGN_HTTP_PORT", ""))
     return None if port is None else (environment.get("TOPOALIGN_HTTP_HOST") or "127.0.0.1", port, path)
 
@@ -74,7 +74,7 @@ def check_page(page: Page) -> tuple[bool, list[str]]:
         text = str(error)
     if ready and text.isascii() and text.strip().isprintable():  # the usual `ok`
         return True, [text.strip()]
-    from topoalign.core.model.errors import clean  # only now: a good answer needs no more than the lines above
+    from topoalign.core.model.errors import clean  # only now, because a good answer does not need it
 
     lines = [clean(line, 400) for line in text.splitlines() if line.strip()]
     return ready, lines if ready else [f"http://{host}:{port}{path}: {line}" for line in lines]
@@ -82,15 +82,15 @@ def check_page(page: Page) -> tuple[bool, list[str]]:
 
 LONGEST_ANSWER = 65_536
 """Bytes. /readyz?verbose has a line of at most 400 characters for each of some dozen checks."""
-ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # asked, not listened on
-"""Addresses that stand for all of the machine's own, and the one to ask instead."""
+ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # connected to, not listened on
+"""Wildcard address -> the address to connect to instead."""
 
 
 def request_page(host: str, port: int, path: str, seconds: float) -> tuple[bool, str]:
     """
-    Whether `path`, for example `/readyz`, answers with status 200 within `seconds`; and the body, which is foreign text.
+    Whether `path`, such as `/readyz`, answers with status 200 within `seconds`; and the body, which is untrusted text.
 
-    Raises OSError where nobody listens or the answer is not complete in time, ValueError for an answer that is not HTTP.
+    Raises OSError if nothing listens or the answer is not complete in time, ValueError for an answer that is not HTTP.
     """
     until = monotonic() + seconds
     request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\nAccept: text/plain\r\n\r\n"

@@ -1,4 +1,4 @@
-"""`topoalign hook`: puts the library that limits containers with slots of GPUs into place on a node."""
+"""`topoalign hook`: installs the library that limits containers with slots of GPUs on a node."""
 
 import fcntl
 import os
@@ -60,8 +60,8 @@ def install(library: Path, to: Path, as_json: bool) -> None:
 
 def install_library(library: bytes, to: Path) -> None:
     """
-    Replaces the library and the list in this directory, which is created for this user alone. If the process is killed
-    meanwhile, each file is the former one or the new one.
+    Replaces the library and ld.so.preload in this directory. If the directory does not exist, it is created with mode
+    0700. If the process is killed meanwhile, each file is either the old one or the new one.
 
     Raises StateFault if the directory cannot be used, or another installation is in progress in it.
     """

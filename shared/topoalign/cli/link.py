@@ -1,9 +1,9 @@
 """
-The connection from the command line to running services: which NATS, which node, and one request over it.
+Connects the command line to running services: finds NATS and the node, and sends requests.
 
-NATS and node come from an option, else from the environment, else from the `topoalign up` of this user; without any of
-them the node is this host. No call here waits longer than a few seconds for an answer. Requests that change something are
-in `effects`.
+NATS and node come from an option, else from the environment, else from the `topoalign up` of this user. Without any of
+them, the node is this host. No call here waits longer than a few seconds for an answer. Requests that change something
+are in `effects`.
 """
 
 import os
@@ -47,9 +47,9 @@ R = TypeVar("R", bound=Reading)
 
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 10.0
-"""For a decision: far above the slowest ones, so that only a dead allocator is given up."""
+"""Timeout of a decision: far above the slowest ones, so that it expires only if the allocator is dead."""
 WORDS_SECONDS = 3.0
-"""Time-out of the request for the topology that an answer is printed with; without it, device ids are printed alone."""
+"""Timeout of the request for the topology that is used to print an answer. Without it, only device ids are printed."""
 
 
 class NothingRuns(Unavailable):
@@ -68,7 +68,10 @@ class NothingRuns(Unavailable):
 
 @dataclass(frozen=True)
 class NodeLink:
-    """The node and NATS that a command asks, and the form of its output. Resolved at first use: wrong options come first."""
+    """
+    The node and the NATS server of a command, and its output format. Node and NATS are resolved at first use, so that
+    invalid options are reported first.
+    """
 
     nats_option: str | None
     node_option: str | None
@@ -90,16 +93,16 @@ class NodeLink:
 
     def ask(self, verb: str, request: object, kind: Any, effect: Effect | None = None) -> tuple[Any, Topology]:
         """
-        Asks the allocator of the node one question. Returns the answer, of type `kind`, and the node's topology to print it
-        with: empty with --json, and where none was announced. `effect`: what the request changes.
+        Sends a request to the allocator of the node. Returns the answer, of type `kind`, and the node's topology for
+        printing it: empty with --json, or if none was announced. `effect`: what the request changes.
 
-        Raises what the allocator failed with, NodeSilent if it does not answer, and OutcomeUnknown.
+        Raises the error of the allocator, NodeSilent if it does not answer, and OutcomeUnknown.
         """
         subject = wire.admission_subject(self.node, verb)
         return self._put(subject, request, "allocator", kind, effect, with_topology=not self.as_json)
 
     def ask_discovery(self, subject: str, request: object, kind: Any, effect: Effect | None = None) -> Any:
-        """Asks the discovery of the node one question. Returns the answer. Raises as `ask`."""
+        """Sends a request to the discovery of the node. Returns the answer. Raises the errors of `ask`."""
         return self._put(subject, request, "discovery", kind, effect, with_topology=False)[0]
 
     def read_node(self) -> "AnnouncedNode":
@@ -126,14 +129,14 @@ class NodeLink:
                 output.note(f"it is not known whether {effect.what} was done: {effect.settle}")
             if not found:
                 raise
-        except Exception:  # a connection that breaks after the answer, for example, does not undo what was done
+        except Exception:  # an error after the answer, such as a lost connection, does not change the result
             if not found:
                 raise
         return found[-1]
 
 
 def locate_bus(nats: str | None, node: str | None = None) -> tuple[str, NodeName]:
-    """The NATS to use and the node that is meant, by these options. Raises NothingRuns."""
+    """The URL of NATS and the name of the node, according to these options. Raises NothingRuns."""
     up = running.find_running() if nats is None else None
     url = nats or (up.nats if up is not None else None)
     if url is None:
@@ -188,7 +191,10 @@ async def newest_reading(bus: Bus, node: NodeName, kind: type[R]) -> R | None:
 
 
 async def read_allocations(bus: Bus, node: NodeName) -> tuple[Allocation, ...]:
-    """The live allocations of the node. Those of ended init containers, which PodResources lacks, have them as owners."""
+    """
+    The live allocations of the node. Owners that PodResources does not list, such as ended init containers, come from
+    the kubelet's checkpoint.
+    """
     allocations: tuple[Allocation, ...] = ()
     if await bus.last_position(
         Stream.ALLOCATIONS, wire.allocation_subjects(node)
@@ -217,9 +223,9 @@ class AnnouncedNode:
     topology: Topology
     allocations: tuple[Allocation, ...]
     health: Mapping[DeviceID, DeviceHealth]
-    """The published health, of whole devices and of parts that are unhealthy alone; `health_of` derives each device's."""
+    """Published health of devices, and of MIG instances whose health differs. `health_of` is that of each device."""
     announced: bool = True
-    """False: no node runs, and this was read from the hardware of this machine; holders are not known then."""
+    """False: no node runs, and this was read from the hardware of this machine. Holders are then unknown."""
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
         """The health of a device or of a part of one, by the rule of `device_health`."""
@@ -227,14 +233,14 @@ class AnnouncedNode:
 
     @cached_property
     def state(self) -> NodeState:
-        """The status as a fold, so that the rules of the core apply."""
+        """The status as the core's NodeState, so that the core's rules apply."""
         live = {allocation.id: allocation for allocation in self.allocations}
         state = initial_state(self.node, self.topology, self.health, "announced")
         return msgspec.structs.replace(state, allocations=live)
 
     @cached_property
     def holders(self) -> dict[DeviceID, tuple[str, ...]]:
-        """Device, or part of one -> the pods that hold it or a share of it; `?` where the kubelet has not reported which."""
+        """Device, or part of one -> the pods that hold it or a share of it; `?` for a pod that is not yet known."""
         held: dict[DeviceID, dict[str, None]] = {}
         for allocation in self.allocations:
             pod = "?" if allocation.owner is None else f"{allocation.owner.namespace}/{allocation.owner.pod}"
@@ -262,8 +268,8 @@ def read_announced_node(node: str | None, nats: str | None) -> AnnouncedNode:
 
 def read_node_or_machine(node: str | None, nats: str | None) -> AnnouncedNode:
     """
-    What a running node has announced; without the name of a node, what this machine has. Raises NotFound, BusUnavailable,
-    NothingHere where this machine has nothing either.
+    What a running node has announced; if no NATS is known and `node` is None, the hardware of this machine. Raises
+    NotFound, BusUnavailable, and NothingHere if this machine has no devices.
     """
     try:
         return read_announced_node(node, nats)
@@ -283,8 +289,8 @@ def read_node_or_machine(node: str | None, nats: str | None) -> AnnouncedNode:
 
 def self_test(url: str) -> str:
     """
-    Connects as a service would, which checks the server's version, our permissions and the stores. Returns how long a
-    request takes. Raises BusUnavailable, BusRefused, InvalidField.
+    Connects as a service does, which checks the server's version, the permissions and the stores. Returns a text with
+    the time that a request takes. Raises BusUnavailable, BusRefused, InvalidField.
     """
 
     async def test() -> str:

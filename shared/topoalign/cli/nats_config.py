@@ -60,7 +60,7 @@ def nats_config(nodes: TextIO, out: Path) -> None:
 
 
 def names_in(lines: list[str]) -> list[NodeName]:
-    """The names of nodes in these lines. Raises InvalidField for none, and for one that no node can have."""
+    """The names of nodes in these lines. Raises InvalidField if there are none, or for an invalid name."""
     names = list(dict.fromkeys(NodeName(line.strip()) for line in lines if line.strip() and not line.startswith("#")))
     if not names:
         raise InvalidField("--nodes", "the file names no node", "write the name of a node in each line")
@@ -75,8 +75,8 @@ def names_in(lines: list[str]) -> list[NodeName]:
 
 
 def public_key(file: Path) -> str:
-    """The public key to the seed in a file, which is created if it does not exist. Raises InvalidField, OSError."""
-    import nkeys  # here: it loads a library of its own
+    """The public key of the seed in a file, which is created if it does not exist. Raises InvalidField, OSError."""
+    import nkeys  # here, because it loads another library
 
     if not file.exists():
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as new:

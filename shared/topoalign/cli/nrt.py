@@ -49,7 +49,7 @@ def export(node: str | None, nats: str | None, from_file: Path | None, as_json: 
         listed = {"apiVersion": "v1", "kind": "List", "items": objects}
         output.print_json(objects[0] if node is not None else listed)
         return
-    from topoalign.kubelet.files.yaml_text import write_yaml  # brings in YAML
+    from topoalign.kubelet.files.yaml_text import write_yaml  # imports PyYAML
 
     if objects:
         output.print_line("---\n".join(write_yaml(msgspec.to_builtins(each)) for each in objects).removesuffix("\n"))
@@ -66,7 +66,7 @@ def object_of(known: Nodes, name: NodeName) -> NodeResourceTopology:
 
 
 def list_objects(known: Nodes) -> Iterator[NodeResourceTopology]:
-    """The objects of all known nodes, by name; notes name the others."""
+    """The objects of all known nodes, by name. Prints a note for each other node."""
     for name, error in known.unasked.items():
         output.note(f"{clean(name, 253)} is left out: {clean(error.finding, 300)}")
     for each in known.asked:

@@ -38,7 +38,7 @@ def add_options(*options: Callable[[Command], Command]) -> Callable[[Command], C
 
 
 def parse_size(text: str) -> int:
-    """Bytes, as Kubernetes writes quantities: `64Gi`, `1.5G`, `1e9` or a plain number; parts of a byte are rounded up."""
+    """Bytes of a Kubernetes quantity: `64Gi`, `1.5G`, `1e9` or a plain number. A fraction of a byte is rounded up."""
     size = whole(text)
     if size is None:
         raise click.BadParameter(f"{clean(text, 40)!r} is not a size: write 64Gi, 512Mi, 1.5G or a number of bytes")

@@ -1,8 +1,8 @@
 """
-Prints the output of the command line: JSON for programs, aligned columns for people, colours only on a terminal.
+Prints the output of the command line, as JSON or as text in aligned columns, with colours only on a terminal.
 
-Data goes to stdout, everything else to stderr. Names of pods, GPUs and machines come from outside: text for
-people goes through `clean`, and JSON is escaped, so that a terminal does not execute part of a name as a command.
+Data goes to stdout, everything else to stderr. Names of pods, GPUs and machines are untrusted. Text passes through
+`clean`, and JSON is escaped, so that a terminal does not interpret part of a name as an escape sequence.
 """
 
 import os
@@ -18,7 +18,10 @@ import msgspec
 from topoalign.core.model.errors import clean
 
 _UNUSUAL = re.compile("[^\n -~]")
-"""Everything but ASCII that can be seen: among it what msgspec leaves as JSON allows, but a terminal obeys."""
+"""
+All characters except printable ASCII and the line feed. msgspec does not escape those of them that JSON permits, but a
+terminal can interpret them.
+"""
 
 
 def print_json(data: object) -> None:
@@ -38,14 +41,14 @@ def escape_json(body: bytes) -> str:
     def escape(match: re.Match[str]) -> str:
         if match[0].isprintable():
             return match[0]
-        halves = match[0].encode("utf-16-be")  # outside the basic plane two surrogates
+        halves = match[0].encode("utf-16-be")  # a surrogate pair outside the Basic Multilingual Plane
         return "".join(f"\\u{halves[at : at + 2].hex()}" for at in range(0, len(halves), 2))
 
     return _UNUSUAL.sub(escape, body.decode())
 
 
 def print_line(text: str = "") -> None:
-    """Prints a line of the answer for people. The caller has cleaned texts from outside."""
+    """Prints a line of the answer as text. The caller has passed untrusted text through `clean`."""
     click.echo(text, color=None if colours(sys.stdout) else False)
 
 
@@ -55,7 +58,7 @@ def note(text: str) -> None:
 
 
 def pipe() -> int | None:
-    """The descriptor of stdout where it is a pipe. The end that is written to is readable once the other end is closed."""
+    """The descriptor of stdout if it is a pipe, else None. It is readable once the read end of the pipe is closed."""
     try:
         descriptor = sys.stdout.fileno()
         return descriptor if stat.S_ISFIFO(os.fstat(descriptor).st_mode) else None
@@ -64,14 +67,14 @@ def pipe() -> int | None:
 
 
 def heading(text: str) -> str:
-    """The text in bold; `print_line` removes the style if stdout is no terminal."""
+    """The text in bold; `print_line` removes the style if stdout is not a terminal."""
     return click.style(text, bold=True)
 
 
 def columns(titles: Sequence[str], rows: Iterable[Sequence[object]], without: Collection[str] = ()) -> None:
     """
-    Prints rows under their titles, a row in a line; on a terminal that is too narrow for that, a row is a block of lines.
-    `without`: the titles of columns to leave out.
+    Prints rows under their titles, one row per line. On a terminal that is too narrow, each row is a block of lines.
+    `without`: the titles of columns to omit.
     """
     kept = [at for at, title in enumerate(titles) if title not in without]
     titles = [titles[at] for at in kept]
@@ -100,6 +103,6 @@ def blocks(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
 
 
 def colours(stream: object) -> bool:
-    """Whether this stream is a terminal and nobody asked for no colours (no-color.org)."""
+    """Whether this stream is a terminal and NO_COLOR is not set (no-color.org)."""
     isatty = getattr(stream, "isatty", None)
     return bool(isatty and isatty()) and not os.environ.get("NO_COLOR")

@@ -1,10 +1,10 @@
 """
 A prediction without any service: the decision of the kubelet of a described machine.
 
-The rules come from the kubelet's configuration file, the held resources from the files in its root directory, and what
-the devices are offered as from the plugin configuration. Without a kubelet's configuration the rules are topoalign's own;
-without a root directory nothing is held; without a plugin configuration the machine's own offers count, which are whole
-devices unless its description differs.
+The rules come from the kubelet's configuration file, the held resources from the files in its root directory, and the
+offered resources from the plugin configuration. Without a kubelet configuration, the rules are topoalign's own. Without
+a root directory, nothing is held. Without a plugin configuration, the offers in the machine's description apply: whole
+devices by default.
 """
 
 import time
@@ -38,7 +38,7 @@ from topoalign.plugin_config.resource_offers import offer_resources
 
 
 def fill_in_defaults(pod: PodRequest, machine: Topology) -> tuple[PodRequest, tuple[str, ...]]:
-    """The pod as the webhook of a cluster of such machines makes it, and notes on what it fills in. `pod`: valid."""
+    """The pod with the defaults that the webhook adds in a cluster of such machines, and notes. `pod`: valid."""
     units, slots, otherwise = offers_of_machines((machine,))
     filled = slot_defaults(pod, slots, otherwise, unit_resource_names(units))
     notes = (
@@ -62,19 +62,19 @@ def amounts_note(state: NodeState) -> str | None:
 
 @dataclass(frozen=True)
 class Described:
-    """A node that no service runs on: its machine, and where its kubelet keeps its files."""
+    """A node without running services: its machine, and the paths of its kubelet's files."""
 
     machine: str
     """A name of the catalogue, or a file or folder that describes one."""
     kubelet_config: Path | None
     kubelet_root: Path | None
     plugin_config: Path | None = None
-    """The configuration by which devices are offered, as of `topoalign node --config`."""
+    """The plugin configuration, as in `topoalign node --config`."""
 
     def predict(self, pod: PodRequest, changes: RuleChanges) -> tuple[NodeName, Decision, Topology]:
         """
-        The node's name, the decision and the machine it is about; `changes` are rules that differ from the configuration.
-        Raises what reading the machine, the configurations or the kubelet's files raises.
+        The node's name, the decision, and the machine's topology. `changes`: rules that override the configuration.
+        Raises the errors of reading the machine, the configurations and the kubelet's files.
         """
         machine, plugin, found = self.offering_machine()
         taken = None
@@ -96,7 +96,7 @@ class Described:
         return node.state.node, with_notes(decision, tuple(filter(None, notes))), machine.topology
 
     def offering_machine(self) -> tuple[Machine, PluginFlags, tuple[str, ...]]:
-        """The machine with its offers, how containers receive them, and the findings. Raises as `predict`."""
+        """The machine with its offers, how containers receive these, and findings. Raises the errors of `predict`."""
         machine = load_machine(self.machine)
         if self.plugin_config is None:
             return machine, PluginFlags(), ()
@@ -110,7 +110,7 @@ class Described:
         return msgspec.structs.replace(machine, topology=topology), read.configuration.flags.plugin, findings
 
     def node(self, machine: Machine, rules: AdmissionRules) -> KubeletNode:
-        """Every device counts as healthy, unless the kubelet's files show otherwise."""
+        """The state of the node. Every device counts as healthy, unless the kubelet's files show otherwise."""
         hardware = machine.topology
         devices = {hardware.parent_of(device): HEALTHY for listed in hardware.devices.values() for device in listed}
         state = initial_state(NodeName(machine.name), hardware, devices, f"described: {machine.name}")

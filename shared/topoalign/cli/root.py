@@ -1,8 +1,8 @@
 """
-Finds and runs commands; has the table of all of them.
+Finds and runs commands, and contains the table of all commands.
 
-The table has the line that `--help` prints, because importing every command for its help would take longer than
-running one. Commands of services are found by entry point (group `topoalign.commands`).
+The table contains the lines that `--help` prints, because importing all commands for their help would take longer than
+running a command. Commands of services are found by entry point (group `topoalign.commands`).
 """
 
 import sys
@@ -137,7 +137,7 @@ class Commands(click.Group):
 
 
 def find_other_commands() -> dict[str, metadata.EntryPoint]:
-    """Commands of other packages, by name. They cannot take the place of ours."""
+    """Commands of other packages, by name. They cannot replace commands of the table."""
     return {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name not in COMMANDS}
 
 
@@ -150,7 +150,7 @@ def topoalign() -> None:
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code; errors have been printed by then."""
+    """Runs one command line, prints its errors, and returns its exit code."""
     as_json = "--json" in arguments
     try:
         status = topoalign.main(list(arguments), prog_name="topoalign", standalone_mode=False)

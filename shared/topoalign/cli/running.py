@@ -55,7 +55,7 @@ def announce_running(running: RunningUp) -> Iterator[None]:
 
 
 def find_running() -> RunningUp | None:
-    """The `up` that runs for this user now; of several the one that started last. None: there is none."""
+    """The running `up` of this user, or the one that started last if there are several; None if there is none."""
     try:
         running = msgspec.json.decode(running_file().read_bytes(), type=RunningUp)
         os.kill(running.pid, 0)

@@ -58,7 +58,7 @@ ALLOCATING = (
 
 
 def settings(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
-    """Adds these options, and calls the command with the environment that they override."""
+    """Adds these options to a command, and calls it with the environment, in which given options override variables."""
 
     def add(command: Command) -> Command:
         @add_options(*options)
@@ -154,7 +154,7 @@ def run_mps(environment: dict[str, str]) -> None:
     Examples:
       topoalign mps --config topoalign.yaml --http 127.0.0.1:8472
     """
-    from topoalign.runtime.memory_bus import MemoryBus  # for this command alone
+    from topoalign.runtime.memory_bus import MemoryBus  # only for this command
 
     run_process(("mps",), environment, bus=MemoryBus())
 

@@ -1,8 +1,8 @@
 """
 The hardware of the machine on which a command runs, for commands that find no running node.
 
-Discovery's own drivers read it; like services they are found by entry point (group `topoalign.hardware`). They do
-not know which pods hold which device.
+The drivers of discovery read it. Like services, they are found by entry point (group `topoalign.hardware`). The drivers
+do not know which pods hold which devices.
 """
 
 import os
@@ -32,15 +32,15 @@ class NothingHere(TopoalignError):
 
 
 def configured_machine() -> str:
-    """The machine that TOPOALIGN_MACHINE describes in place of the hardware; empty: the hardware counts."""
+    """The machine that TOPOALIGN_MACHINE describes in place of the hardware; empty if the real hardware is used."""
     real = os.environ.get(PREFIX + "DRIVER") in ("nvml", "sysfs")
     return "" if real else os.environ.get(PREFIX + "MACHINE", "")
 
 
 def read_inventory() -> Inventory:
     """
-    The GPUs and NICs of this machine, as discovery would read them with this environment. Raises NothingHere where there are
-    none or the driver fails, NotFound where discovery is not installed.
+    The GPUs and NICs of this machine, as discovery would read them with this environment. Raises NothingHere if there
+    are none or the driver fails, and NotFound if discovery is not installed.
     """
     points = metadata.entry_points(group=ENTRY_POINTS)
     if not points:

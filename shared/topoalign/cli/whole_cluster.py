@@ -36,7 +36,7 @@ from topoalign.core.sharing.pod_warnings import paths_of_limits, warnings_of
 from topoalign.runtime.clock import SystemClock
 
 MOST_ROWS = 20
-"""Nodes that are listed for people; --json has all."""
+"""Maximum number of nodes in text output; --json has all."""
 MOST_PODS = 100_000
 FROM_FILE = click.option(
     "--from", "from_file", type=PATH, metavar="FILE", help="Read a file of `why --snapshot`, not a cluster."
@@ -52,11 +52,11 @@ WORDS = {
     Resolvability.FOREIGN: "foreign",
     Resolvability.MISSING: "has none",
 }
-"""The reasons of nodes that refuse a pod, as text for people."""
+"""Why a node refuses a pod -> text for the output."""
 
 
 class ClusterOptions(NamedTuple):
-    """The options of a question to a cluster."""
+    """The options of a query to a cluster."""
 
     pods: int | None
     scoring: str | None
@@ -70,7 +70,7 @@ class ClusterOptions(NamedTuple):
 
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of a question to a cluster, and passes them to the command as `query`."""
+    """Adds the options of a query to a cluster, and passes them to the command as `query`."""
 
     @click.option(
         "--pods", type=click.IntRange(1, MOST_PODS), metavar="N", help="Number of equal pods to place.  [default: 1]"
@@ -98,8 +98,8 @@ def ask_cluster(
     as_json: bool,
 ) -> tuple[ClusterRecord, ClusterAnswer]:
     """
-    The records of the cluster, and the answer computed from them. `constraints`: of the pod; None: not known. Raises
-    InvalidField and InvalidShare for an invalid pod or invalid rules, and what reading the facts raises.
+    The records of the cluster, and the answer computed from them. `constraints`: those of the pod; None: unknown.
+    Raises InvalidField and InvalidShare for an invalid pod or invalid rules, and the errors of reading the facts.
     """
     record = read_cluster_record(nats, query.from_file)
     why_not_applied = "the pod comes from options, which have no nodeSelector, affinity or tolerations"
@@ -138,8 +138,8 @@ def with_node_objects(record: ClusterRecord, file: Path | None) -> tuple[Cluster
 
 def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: RuleChanges) -> None:
     """
-    Checks the pod. Raises InvalidField and NoFit as filter does, by the hardware of all nodes, also of nodes
-    that do not answer. Raises UnservedResource for a device resource that no node offers.
+    Checks the pod against the hardware of all nodes, including nodes that do not answer. Raises InvalidField and NoFit,
+    as the scheduler extender's filter call does, and UnservedResource for a device resource that no node offers.
     """
     nodes = [each for each in record.nodes if not each.foreign]
     machines = [each.topology.topology for each in nodes if each.topology is not None]
@@ -156,7 +156,7 @@ def check_in_cluster(pod: PodRequest, record: ClusterRecord, rules: RuleChanges)
 
 
 def list_served_devices(record: ClusterRecord) -> set[ResourceName] | None:
-    """The names of devices that some node serves, other plugins' included; None: not all are known."""
+    """The device resources that any node serves, including those of other plugins; None if not all are known."""
     if any(each.foreign or each.topology is None for each in record.nodes):
         return None
     kubelets = [
@@ -170,8 +170,8 @@ def list_served_devices(record: ClusterRecord) -> set[ResourceName] | None:
 
 def read_cluster_record(nats: str | None, file: Path | None) -> ClusterRecord:
     """
-    The records of the nodes, from a file or a running cluster. Raises NotFound if there is no node, and as their
-    readers.
+    The records of the nodes, from a file or a running cluster. Raises NotFound if there is no node, and the errors of
+    reading them.
     """
     if file is None:
         record = from_streams(nats)
@@ -279,7 +279,7 @@ def format_count(number: int, noun: str) -> str:
 SECONDS = 15.0
 """Time-out of kubectl."""
 LARGEST_NODES = 256 << 20
-"""Bytes of the answer about all nodes; 5,000 of them with their lists of images have some 100 MB."""
+"""Maximum size in bytes of the list of nodes. That of 5,000 nodes, with their lists of images, has about 100 MB."""
 
 
 class KubectlFailed(Unavailable):

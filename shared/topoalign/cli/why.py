@@ -55,7 +55,7 @@ def why(
 
 
 def read_pod_of_kubernetes(name: str) -> manifest.PodManifest:
-    """The pod of this name as kubectl shows it. Raises KubectlFailed, and what reading a manifest raises."""
+    """The pod of this name, read with kubectl. Raises KubectlFailed, and the errors of reading a manifest."""
     namespace, pod = pod_name(name)
     document = whole_cluster.get("pod", f"--namespace={namespace}", "--output=json", "--", pod)
     return manifest.read_manifest(documents.parse_document(document, "the answer of kubectl"))

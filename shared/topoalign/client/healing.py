@@ -1,8 +1,9 @@
 """
-Asks the allocators of nodes with missing events for snapshots, which come over the stream.
+Requests snapshots from the allocators of nodes with missing events. The snapshots arrive in the stream.
 
-An allocator is asked again when no snapshot has closed the gap. The interval grows if it promised one, and the number of
-requests is limited by `MOST_ASKS`, because another client's forged facts may cause the gaps.
+A snapshot is requested again if none has closed the gap. The interval grows with each promised snapshot and with each
+request without an answer. `MOST_ASKS` limits the number of requests, because forged facts of another client can cause
+gaps.
 """
 
 from functools import partial
@@ -23,27 +24,28 @@ from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.tasks import for_each
 
 SNAPSHOT_SECONDS = 1.0
-"""Time-out of a request for a snapshot. One that is down is known at once; only one that hangs takes this long."""
+"""Timeout of a request for a snapshot. Only hanging allocators reach it; one that is down is noticed at once."""
 ASK_AGAIN_SECONDS = 6.0
 """
-Until a snapshot or the end of a stream that did not come is requested again. Longer than the silence a follower allows.
+Seconds until a snapshot that did not arrive is requested again, or the end of a stream is read again. Longer than a
+follower waits for the bus.
 """
 LONGEST_ASK_AGAIN_SECONDS = 600.0
 """
-Upper bound of the backoff after snapshots that do not close the gap: an allocator of another version rewrites its journal
-for each.
+Maximum backoff after snapshots that do not close the gap, for example those of another version. Each new snapshot makes
+the allocator rewrite its journal.
 """
 MOST_ASKS = 10
-"""Requests to one allocator within ASK_AGAIN_SECONDS, however many gaps forged facts make meanwhile."""
+"""Maximum number of requests to one allocator within ASK_AGAIN_SECONDS, even if forged facts cause more gaps."""
 
 LONGEST_SILENT_SECONDS = 60.0
-"""Upper bound of the backoff for an allocator that does not answer. When it starts, it publishes its snapshot unasked."""
+"""Maximum backoff for an allocator that does not answer. When it starts, it publishes a snapshot without a request."""
 ASKED_AT_ONCE = 256
-"""Allocators that are asked at the same time."""
+"""Maximum number of concurrent requests to allocators."""
 MOST_DUE = 1024
-"""Allocators that are asked before the next events are read: forged facts can name thousands of nodes."""
+"""Maximum number of requests before the next events are read, because forged facts can name thousands of nodes."""
 EACH_SECONDS = 1e-5
-"""All broken nodes are checked again after this time for each of them: with thousands of them, not at every event."""
+"""Seconds per broken node between two checks of all of them, so that thousands are not checked at every event."""
 
 log = structlog.get_logger("topoalign.client")
 
@@ -55,12 +57,12 @@ class Healer:
         self._bus = bus
         self._clock = clock
         self._looked = WeakKeyDictionary[Fold, float]()
-        """When all broken nodes of a fold were looked at, in monotonic seconds."""
+        """Fold -> monotonic seconds of the last check of all its broken nodes."""
         self._asked: dict[NodeName, tuple[float, int]] = {}
-        """Node -> since when its asks are counted, and how often it was asked for a snapshot since."""
+        """Node -> monotonic seconds since which requests to it are counted, and their number."""
 
     async def heal(self, fold: Fold) -> None:
-        """Asks the allocators of nodes with missing events for a snapshot; it comes over the stream."""
+        """Requests snapshots from the allocators of nodes with missing events, if due. They arrive in the stream."""
         now = self._clock.monotonic()
         last = self._looked.get(fold, -inf)
         if now >= last + len(fold.broken) * EACH_SECONDS:
@@ -68,15 +70,15 @@ class Healer:
             due = [node for node, believed in fold.broken.items() if now >= due_at(believed)]
         else:
             due = [*takewhile(lambda node: fold.broken[node].asked is None, reversed(fold.broken))]
-        due.sort(key=lambda node: fold.broken[node].silent > 0)  # who has answered is asked first
+        due.sort(key=lambda node: fold.broken[node].silent > 0)  # those that answered last time come first
         await for_each(due[:MOST_DUE], partial(self._ask, fold), at_once=ASKED_AT_ONCE)
 
     def forget(self, node: NodeName) -> None:
-        """Keeps nothing of this node."""
+        """Drops everything that is kept of this node."""
         self._asked.pop(node, None)
 
     async def _ask(self, fold: Fold, node: NodeName) -> None:
-        """Asks once, unless the node's allocator was asked `MOST_ASKS` times recently."""
+        """Requests a snapshot, unless `MOST_ASKS` requests were sent to the node's allocator recently."""
         if node not in fold.broken:  # a snapshot came in the meantime
             return
         now = self._clock.monotonic()
@@ -89,12 +91,12 @@ class Healer:
         question = msgspec.json.encode(NodeRequest(node=node))
         try:
             answer = await self._bus.ask(wire.admission_subject(node, "snapshot"), question, SNAPSHOT_SECONDS)
-            if node in fold:  # else it was forgotten meanwhile
+            if node in fold:  # otherwise it was forgotten in the meantime
                 fold.of(node).answered += 1
                 fold.promise(node, *wire.decode_answer(answer, tuple[int, int]))
                 fold.of(node).silent = 0
         except (Unavailable, BadRequest, NoFit) as error:
-            # The node may be gone for good, and its last events stay in the stream for a month.
+            # The node may be gone permanently, and its last events stay in the stream for a month.
             if node in fold:
                 if not fold.of(node).silent:
                     log.info("no snapshot yet", node=node, finding=error.finding)
@@ -102,7 +104,7 @@ class Healer:
 
 
 def due_at(believed: Believed) -> float:
-    """The monotonic second at which the allocator of a broken node is to be asked for a snapshot."""
+    """When a snapshot is due from the allocator of a broken node, in monotonic seconds; -inf: now."""
     if believed.asked is None:
         return -inf
     if believed.silent:

@@ -1,17 +1,17 @@
 """
-Recognises news, repetitions and gaps, per node, with the same `NodeState` that the node itself uses.
+Distinguishes new facts, repetitions and gaps for each node, with the same `NodeState` that the node itself uses.
 
-A snapshot of a later epoch, or one that comes next in the sequence, is believed at once, because a restarted node must
-be shown at once. One that comes next in the sequence can be checked: its digest is that of the state before it, and if
-the digests differ, a writer or a reader has a defect.
+A snapshot of a later epoch, or one that is next in the sequence, is accepted at once, so that a restarted node is
+visible at once. One that is next in the sequence can be checked: its digest must equal that of the state before it. If
+the digests differ, the writer or the reader has a defect.
 
-A fact of an older epoch that nobody has received yet comes from a second allocator under the node's name, or is forged. The
-node then has a duplicate agent, until its allocator has confirmed the view of it `STEADY` times in a row.
+A new fact of an older epoch comes from a second allocator with the same node name, or is forged. The node then has a
+duplicate agent until its allocator has confirmed the view of it `STEADY` times in a row.
 
-A client with the permission to publish can forge a fact. So the view is compared with the facts that the node's
-allocator confirms (`verifying`). If they differ, the node is unconfirmed: only a snapshot of the epoch that its allocator
-confirms, at the confirmed seq or a later one, is believed, whatever numbers were received before. Two different facts
-with the same number are such a difference, too: one of them is forged.
+A client with the permission to publish can forge facts. So the view is compared with the facts that the node's
+allocator confirms (`verifying`). If they differ, the node is unconfirmed. Then only a snapshot of the epoch that its
+allocator confirms, at the confirmed seq or a later one, is accepted, even if higher numbers were received before. Two
+different facts with the same epoch and seq are also such a difference, because one of them is forged.
 """
 
 from collections import Counter
@@ -30,29 +30,29 @@ from topoalign.core.state.fold import NodeState
 REMEDY = "see who may publish on the node's subjects: only its own services should"
 
 STEADY = 2
-"""Confirmations in a row, without a fact of another allocator in between, after which a duplicate agent counts as gone."""
+"""A duplicate agent counts as gone after this number of confirmations in a row, without a fact of it in between."""
 
 log = structlog.get_logger("topoalign.client")
 
 
 @dataclass
 class Counts:
-    """Counters of what a client has received so far."""
+    """Counters of the messages of a client."""
 
     undecodable: int = 0
     """Messages that could not be decoded; they are on the dead-letter stream."""
     unknown: int = 0
-    """Events of a later version, skipped."""
+    """Events of a later version, which were skipped."""
     repeated: int = 0
-    """Events that were received before, dropped."""
+    """Events that had been received before and were dropped."""
     gaps: int = 0
-    """Times that events of a node were missing and a snapshot was asked for."""
+    """Times that events of a node were missing and a snapshot was requested."""
     divergent: int = 0
-    """Snapshots that disagreed with the facts that their writer had published before; the snapshot counts."""
+    """Snapshots that disagreed with earlier facts of their writer. The snapshot is used."""
     duplicate_agents: int = 0
-    """Facts of an older epoch that came after a newer one and were new: two allocators use one node's name."""
+    """New facts of an older epoch that came after a newer epoch: two allocators use the name of one node."""
     differences: Counter[str] = field(default_factory=Counter)
-    """Times that the view of a node was not what its writer confirms: `allocations`, `topology`, `health`, `usage`."""
+    """Times that the writer did not confirm the view of a node, by `allocations`, `topology`, `health`, `usage`."""
 
 
 Place = tuple[int, int]
@@ -61,7 +61,7 @@ Place = tuple[int, int]
 
 @dataclass(slots=True)
 class Believed:
-    """The view of one node's allocations, and what is known to be wrong with it."""
+    """The view of one node's allocations, and its known problems."""
 
     state: NodeState
     newest: LedgerFact | None = None
@@ -71,40 +71,43 @@ class Believed:
     behind: Place | None = None
     """Epoch and seq of the view when the allocator was last asked and was ahead of it."""
     asked: float | None = None
-    """When the allocator was last asked for a snapshot; None: ask now. This and all fields below are for a broken node."""
+    """
+    When a snapshot was last requested, in monotonic seconds; None: request one now. This and the following fields
+    except `former` are for a broken node.
+    """
     answered: int = 0
-    """How many snapshots the allocator has promised since the last gap was found."""
+    """The number of snapshots that the allocator has promised since the last gap was found."""
     promised: int | None = None
-    """The epoch that the allocator named when it was asked for a snapshot last."""
+    """The epoch of the snapshot that the allocator promised last."""
     silent: int = 0
-    """How many requests the allocator has left unanswered since its last answer."""
+    """The number of requests without an answer since the allocator's last answer."""
     skipped: Place | None = None
     """The highest epoch and seq of an event that could not be folded."""
     unconfirmed: bool = False
-    """Whether a false fact was believed."""
+    """Whether a false fact was accepted."""
     confirmed: Place | None = None
-    """Epoch and seq that the allocator of an unconfirmed node confirms, once known."""
+    """Epoch and seq that the allocator of an unconfirmed node confirms; None: still unknown."""
     former: Place = (0, 0)
-    """The last epoch and seq that were received of the epoch before this one."""
+    """Epoch and seq of the last fact that was received of the previous epoch."""
 
 
 class Fold:
-    """Folds the allocations of all nodes, and distinguishes news from repetitions and gaps."""
+    """Folds the allocations of all nodes, and distinguishes new facts from repetitions and gaps."""
 
     def __init__(self, counts: Counts) -> None:
         self.broken: dict[NodeName, Believed] = {}
         """The nodes with missing events."""
         self.anew = False
-        """Whether the newest news replaces what was received before, and does not follow it."""
+        """Whether the last new fact replaces the earlier ones and does not follow them."""
         self.duplicate_agents: dict[NodeName, int] = {}
-        """Node for which two allocators publish -> confirmations until the other one counts as gone."""
+        """Node for which two allocators publish -> confirmations that are needed until the other one counts as gone."""
         self.behind: set[NodeName] = set()
         """The nodes whose allocators had published more than was received when they were last asked."""
         self._counts = counts
         self._nodes: dict[NodeName, Believed] = {}
 
     def of(self, node: NodeName) -> Believed:
-        """The view of this node; an empty one is created where nothing was received of it."""
+        """The view of this node. If nothing was received of it, an empty view is created."""
         if node not in self._nodes:
             self._nodes[node] = Believed(NodeState(node=node))
         return self._nodes[node]
@@ -113,13 +116,13 @@ class Fold:
         return node in self._nodes
 
     def forget(self, node: NodeName) -> None:
-        """Keeps nothing of this node."""
+        """Drops everything that is kept of this node."""
         for kept in (self._nodes, self.broken, self.duplicate_agents):
             kept.pop(node, None)
         self.behind.discard(node)
 
     def apply(self, event: Event) -> bool:
-        """Whether this is news. Raises Contradiction for a fact that cannot be true, after which a snapshot is due."""
+        """Applies a fact if it is new, and returns whether it was. Raises Contradiction if the fact cannot be true."""
         if not isinstance(event, LedgerFact):
             return False
         believed = self.of(event.node)
@@ -133,7 +136,7 @@ class Fold:
             self._check_repetition(believed, event)
             return False
         if event.epoch < had.epoch and event.epoch != believed.promised:
-            # A former epoch comes again where a stream went back. It is believed if the allocator confirms it as its own.
+            # A former epoch comes again if a stream went back. It is accepted if the allocator confirms it as its own.
             if event.node not in self.broken:
                 self._break(believed)
             return False
@@ -156,7 +159,7 @@ class Fold:
         return True
 
     def _confirm_by_snapshot(self, believed: Believed, event: LedgerFact) -> bool:
-        """Folds a snapshot that confirms an unconfirmed node; any later one until the allocator has answered."""
+        """Applies a snapshot that its allocator confirms; until the allocator has answered, any later snapshot."""
         had = believed.state
         confirmed = believed.confirmed
         place = (event.epoch, event.seq)
@@ -172,23 +175,23 @@ class Fold:
         return True
 
     def _break(self, believed: Believed) -> None:
-        """Events of the node are missing: its allocator is to be asked."""
+        """Notes that events of the node are missing, so that a snapshot is requested."""
         believed.asked = None
         self.broken.pop(believed.state.node, None)
-        self.broken[believed.state.node] = believed  # behind all that were asked
+        self.broken[believed.state.node] = believed  # at the end, after all that were asked
 
     def _move(self, believed: Believed, event: LedgerFact, state: NodeState) -> None:
-        """Replaces the view of a node by the state after this event, without missing events."""
+        """Replaces the view of a node by the state after this event, which ends a gap."""
         had = believed.state
         former = (had.epoch, had.seq) if event.epoch > had.epoch else believed.former
         whole = self._nodes[event.node] = Believed(state, event, logged=believed.logged, former=former)
         self.broken.pop(event.node, None)
         self.behind.discard(event.node)
         if believed.skipped is not None and believed.skipped > (event.epoch, event.seq):
-            self._break(whole)  # messages overtook one another: the next snapshot has what was skipped
+            self._break(whole)  # messages came out of order: the next snapshot contains the skipped ones
 
     def _check_repetition(self, believed: Believed, event: LedgerFact) -> None:
-        """Counts a fact with a known number as a repetition if its content is equal; else the node becomes unconfirmed."""
+        """Counts a fact with a known number as a repetition if it is equal; otherwise makes the node unconfirmed."""
         newest = believed.newest
         if newest is None or (event.epoch, event.seq) != (newest.epoch, newest.seq) or event == newest:
             self._counts.repeated += 1
@@ -197,7 +200,7 @@ class Fold:
         self.mark_unconfirmed(event.node, None)
 
     def count_difference(self, node: NodeName, finding: str) -> None:
-        """Counts that a false fact was believed, and logs it once until the allocator confirms the view again."""
+        """Counts that a false fact was accepted, and logs it once until the allocator confirms the view again."""
         self._counts.differences["allocations"] += 1
         believed = self.of(node)
         if not believed.logged:
@@ -232,7 +235,7 @@ class Fold:
         self.duplicate_agents[event.node] = STEADY
 
     def mark_unconfirmed(self, node: NodeName, confirmed: Place | None) -> None:
-        """A false fact of the node was believed. `confirmed`: epoch and seq that its allocator confirms, if known."""
+        """Notes that a false fact was accepted. `confirmed`: epoch and seq that the allocator confirms, if known."""
         believed = self.of(node)
         believed.unconfirmed = True
         believed.confirmed = confirmed
@@ -240,7 +243,7 @@ class Fold:
         self._break(believed)
 
     def is_unconfirmed(self, node: NodeName) -> bool:
-        """Whether only the snapshot that confirms the node would be believed."""
+        """Whether a false fact of the node was accepted, so that only a confirmed snapshot is accepted now."""
         return node in self._nodes and self._nodes[node].unconfirmed
 
     def promise(self, node: NodeName, epoch: int, seq: int) -> None:
@@ -251,11 +254,11 @@ class Fold:
             believed.confirmed = epoch, seq
 
     def view(self, node: NodeName) -> Believed:
-        """The view of this node now: its `state` and `newest` do not change. An empty one where nothing was received."""
+        """The current view of this node, empty if nothing was received. Its `state` and `newest` do not change."""
         return self._nodes.get(node) or Believed(NodeState(node=node))
 
     def _compare(self, had: NodeState, event: LedgerFact) -> None:
-        """Compares a snapshot with the state before it: one that comes next in the sequence must have the same digest."""
+        """Compares the digest of a snapshot that is next in the sequence with that of the state before it."""
         if not isinstance(event, AllocationsSnapshot) or (event.epoch, event.seq) != (had.epoch, had.seq + 1):
             return
         if event.digest != had.digest:
@@ -296,26 +299,27 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     event: Event
     position: int
     """
-    Position in the stream, to continue after: `since=position`. A snapshot at the start has the position it stands for.
+    Position in the stream. Use `since=position` to continue after it. An initial snapshot covers all events up to its
+    position.
     """
     time: float | None
-    """Wall seconds at which it became true, as its writer reports; None without a report."""
+    """When it became true, in wall seconds, as its writer reports; None: the writer reports no time."""
     body: bytes = b""
     """
-    The event in JSON as its writer published it, with fields that only a later version knows. A snapshot at the start is in
-    this version's JSON. Empty if the client was created without `bodies`.
+    The event in JSON as its writer published it, including fields that only a later version knows. An initial snapshot
+    is encoded by this version. Empty if the client was created without `bodies`.
     """
     state: NodeState | None = None
-    """The node's allocations after this event, and nothing else of the node; None for hardware and usage."""
+    """The node's allocations after this event, without other data of the node; None for topology, health and usage."""
     anew: bool = False
     """
-    True if this event is a snapshot that replaces what was received of the node's allocations, its epoch and seq, also where
-    its epoch or seq is not greater. This happens where the node's allocator does not confirm what was received before.
+    True if this event is a snapshot that replaces the node's allocations, epoch and seq, even by a lower epoch or seq.
+    It is an initial snapshot, or the node's allocator did not confirm what was received before.
     """
 
 
 def current_snapshot(snapshot: AllocationsSnapshot, state: NodeState, position: int, time: float) -> Delivery:
-    """Makes the delivery of a snapshot that nobody has published: the allocations of a node at this position."""
+    """Builds the delivery of an initial snapshot, which nobody has published: a node's allocations at this position."""
     body = msgspec.json.encode(snapshot)
     return Delivery(event=snapshot, position=position, time=time, body=body, state=state, anew=True)
 

@@ -1,8 +1,9 @@
 """
 Reads the records of a cluster: the newest facts of each node, folded as every subscriber folds them.
 
-A reservation counts from now on for the duration that the newest message names. The registry publishes the end of each
-reservation, so only a cluster without a registry has a message that expired long ago.
+The duration of a reservation, which the newest message contains, is counted from the time of reading. This is accurate
+enough: the registry publishes the end of each reservation, so only a cluster without a registry has a reservation that
+expired long ago.
 """
 
 from collections.abc import AsyncGenerator, Iterable
@@ -25,19 +26,19 @@ from topoalign.core.state.fold import NodeState
 from topoalign.runtime.tasks import for_each
 
 PAUSE = 0.02
-"""Seconds between two checks whether everything has been read."""
+"""Seconds between two checks whether the streams have been read."""
 ANSWER_SECONDS = 2.0
-"""Time-out of the question whether an allocator is alive; the registry has the same."""
+"""Timeout of the request whether an allocator is alive, as in the registry."""
 ASKED_AT_ONCE = 32
-"""Allocators that are asked at the same time."""
+"""Maximum number of concurrent requests to allocators."""
 
 
 async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, within: float = 60.0) -> ClusterRecord:
     """
-    The records of all nodes, or of one, by name. A node whose facts are not whole lacks its allocations. Each allocator is
-    asked whether it is there, and a registry which nodes HAMi runs.
+    The records of all nodes, or of one, sorted by name. The allocations of a node with missing facts are left out. Each
+    allocator is asked whether it is alive, and a registry is asked which nodes HAMi manages.
 
-    Raises BusUnavailable where the streams were not read in so many seconds, and BusRefused.
+    Raises BusUnavailable if the streams cannot be read `within` this number of seconds, and BusRefused.
     """
     states: dict[NodeName, NodeState] = {}
     client = Client(bus, clock, "cli", bodies=False)
@@ -51,7 +52,7 @@ async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, wit
                     state.with_ledger_of(delivery.state) if delivery.state is not None else state.apply(delivery.event)
                 )
 
-    for stream in (Stream.NODES, Stream.ALLOCATIONS):  # following waits for a bus that refuses, here somebody waits
+    for stream in (Stream.NODES, Stream.ALLOCATIONS):  # raises BusRefused, for which following would wait
         await bus.last_position(stream)
     with anyio.move_on_after(within) as limit:
         async with anyio.create_task_group() as tasks:
@@ -72,7 +73,7 @@ async def read_cluster(bus: Bus, clock: Clock, node: NodeName | None = None, wit
 
 
 async def read_foreign_nodes(bus: Bus, node: NodeName | None = None) -> dict[NodeName, str]:
-    """Node -> code of the reason, of all nodes that HAMi runs or of one. Empty where no registry answers."""
+    """Node that HAMi manages -> code of its refusal, for all nodes or for one. Empty if no registry answers."""
     found: dict[NodeName, str] = {}
     has_more = True
     while has_more:
@@ -101,13 +102,13 @@ async def silent_nodes(bus: Bus, nodes: Iterable[NodeName]) -> set[NodeName]:
 
 
 async def newest_reservations(bus: Bus, node: NodeName) -> ReservationsChanged | None:
-    """The newest reservations on a node; None where there are none, or none that can be decoded."""
+    """The newest reservations on a node; None if there are none, or if they cannot be decoded."""
     received = await bus.newest(Stream.RESERVATIONS, wire.reservation_subject(node))
     if received is None:
         return None
     try:
         event = wire.decode_event(received.message)
-    except BadRequest:  # anybody may have written it; the registry puts it on the dead-letter stream
+    except BadRequest:  # any client can have written it; the registry puts it on the dead-letter stream
         return None
     return event if isinstance(event, ReservationsChanged) else None
 
@@ -127,6 +128,6 @@ async def has_published(bus: Bus, node: NodeName) -> bool:
 
 
 async def forget_node(bus: Bus, node: NodeName) -> None:
-    """Deletes all that the node published, and the reservations on it. Raises BusUnavailable, BusRefused."""
+    """Deletes everything that the node published, and the reservations on it. Raises BusUnavailable, BusRefused."""
     for stream, subject in [*node_subjects(node), (Stream.RESERVATIONS, wire.reservation_subject(node))]:
         await bus.forget(stream, subject)

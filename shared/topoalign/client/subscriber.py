@@ -1,15 +1,15 @@
 """
 A subscriber with guarantees: snapshot first, then events, each once, in order, without gaps.
 
-The stream delivers at least once, and a store may be lost, or too short. So every allocation event is folded here, per node,
-with the same `NodeState` that the node itself uses: repetitions are dropped, and for a gap a snapshot is requested from the
-node's allocator, for which the node's events wait. An event that cannot be decoded is counted and put on the dead-letter
-stream.
+The stream delivers each event at least once, and its store can be lost, or can have dropped old events. So every
+allocation event is folded here for each node, with the same `NodeState` that the node itself uses. Repetitions are
+dropped. For a gap, a snapshot is requested from the node's allocator, and the node's events are skipped until a
+snapshot contains them. An event that cannot be decoded is counted and put on the dead-letter stream.
 
 A stream whose positions go back was lost or rolled back. All events of its replacement are read as new, and the fold drops
 repetitions as usual.
 
-A slow subscriber delays only itself. No call gives up: if the bus refuses, the subscriber waits as for an unreachable bus,
+A slow subscriber delays only itself. No call fails: if the bus refuses, the subscriber waits as for an unreachable bus,
 and logs the refusal once.
 """
 
@@ -46,11 +46,11 @@ from topoalign.runtime.request_turns import TaskTurns
 from topoalign.runtime.settings import Access
 
 MOST_WAITING = 1_000
-"""Waiting messages above which a subscriber that was up to date counts as slow: some ten thousand are read in a second."""
+"""Unread messages above which a subscriber that was up to date counts as slow; about 10,000 are read per second."""
 
 
 LONGEST_HEADER = 300
-"""Characters of one header that a dead letter keeps: it must fit where the message itself has."""
+"""Maximum number of characters of each header in a dead letter, so that it is not larger than a message can be."""
 
 KNOWN_HEADERS = (
     "ce-id",
@@ -61,11 +61,11 @@ KNOWN_HEADERS = (
     "ce-datacontenttype",
     "traceparent",
 )
-"""The headers that a dead letter keeps of its message: those that events have."""
+"""The headers of events. Only these headers of a message are copied to its dead letter."""
 
 
 def dead_letter(service: str, message: Message, error: TopoalignError, time: float) -> Message:
-    """Makes the report of a consumer on a message that it could not decode or apply: the message, and the reason."""
+    """Builds a dead letter: a message that a consumer could not decode or apply, and the reason."""
     headers = {
         key: quote(message.headers[key][:LONGEST_HEADER], safe=f"{wire.PLAIN}%", errors="replace")  # escaped already
         for key in KNOWN_HEADERS
@@ -85,34 +85,35 @@ def dead_letter(service: str, message: Message, error: TopoalignError, time: flo
 
 AT_ONCE = 256
 AT_ONCE_BYTES = 4 * 2**20
-"""Messages of the past that are taken at once: at most so many, and at most so many bytes of bodies."""
+"""Maximum number of past messages that are taken at once, and maximum bytes of their bodies."""
 PAUSE = 0.2
-"""Seconds between two questions for the end of a stream while the bus is away."""
+"""Seconds between two attempts to read the end of a stream while the bus is unreachable."""
 LONG_PAUSE = 5.0
-"""Seconds between two questions for the end of a stream while the bus refuses the answer."""
+"""Seconds between two attempts to read the end of a stream while the bus refuses it."""
 
 log = structlog.get_logger("topoalign.client")
 
 
 class Client:
-    """Reads the streams over any bus. `connect` makes one over NATS."""
+    """Reads the streams over any bus. `connect` creates a client over NATS."""
 
     def __init__(
         self, bus: Bus, clock: Clock | None = None, name: str = "client", *, bodies: bool = True, usage: bool = True
     ) -> None:
         """
-        The newest readings of all nodes are held: `bodies` False leaves `Delivery.body` empty (30 kB a node), and
-        `usage` False the content of `UsageObserved` (up to 45 kB a node). Its writer and position are kept.
+        The newest readings of all nodes are kept in memory. With `bodies` False, `Delivery.body` is empty, which saves
+        30 kB per node. With `usage` False, `UsageObserved` has only its node, epoch and revision, which saves up to 45
+        kB per node.
         """
         self.counts = Counts()
         self.unread: dict[Stream, int] = {}
-        """Stream -> positions until the end of its past; 0 once all of the past was delivered."""
+        """Stream -> number of positions up to the end of its past; 0 if the past has been delivered completely."""
         self._bus = bus
         self._clock: Clock = clock or SystemClock()
         self._bodies = bodies
         self._usage = usage
         self.waiting: dict[Stream, int] = {}
-        """Messages of each stream that waited behind the last one read: what a slow subscriber has to catch up with."""
+        """Stream -> number of messages behind the last one that was read; it grows for a slow subscriber."""
         self._slow: set[Stream] = set()
         self._turns = TaskTurns(self._clock)
         self._shapes = Shapes()
@@ -134,9 +135,9 @@ class Client:
         """
         Compares the view of a node in each running `allocations` and `nodes` with what its allocator confirms.
 
-        Where they differ, the node's services are asked to publish again: a snapshot then has `Delivery.anew` and replaces
-        what was received, and topology and health come under a new epoch. Raises Unavailable if the allocator does not
-        answer.
+        If they differ, the node's services are asked to publish again. Then a snapshot with `Delivery.anew` replaces
+        the received allocations, and topology and health are published under a new epoch. Raises Unavailable if the
+        allocator does not answer.
         """
         await self._verifier.verify(node, within)
         self.kept.confirm(node)
@@ -145,20 +146,20 @@ class Client:
         self, since: int | None = None, node: NodeName | None = None, *, superseded: bool = True
     ) -> AsyncGenerator[Delivery, None]:
         """
-        Allocation events of all nodes, or of one, for ever.
+        Yields the allocation events of all nodes, or of one, without end.
 
-        `since` None begins with one AllocationsSnapshot per node that stands for all before it. Else the events after
-        that position follow; where the stream does not reach back, or does not reach that far, snapshots fill the gap.
-        `superseded` False leaves out the past events for which a later snapshot of their node stands (`superseded`).
-        To leave the loop early, wrap this in `contextlib.aclosing`. Raises nothing: errors of the bus are logged, and the
-        call is repeated.
+        `since`: the position after which to begin. None: begins with one AllocationsSnapshot per node, which replaces
+        all earlier events. If the stream no longer has the events after `since`, or ends before it, snapshots fill the
+        gap. `superseded` False: leaves out past events that a later snapshot of their node replaces (module
+        `superseded`). To leave the loop early, wrap this in `contextlib.aclosing`. Raises nothing: errors of the bus
+        are logged, and the call is repeated.
         """
         subject = wire.allocation_subjects(node)
         newest = await self._find_end(Stream.ALLOCATIONS, subject)
         resumed = since is not None and since <= newest
         known_until = since if since is not None and resumed else newest
         passed_over = Superseded({})
-        if not superseded:  # with no snapshot where the newest one is not certain
+        if not superseded:  # nothing is superseded if the newest snapshots are uncertain
             snapshots = wire.allocation_subjects(node, "snapshot")
             past = min(newest, await self._find_end(Stream.ALLOCATIONS, snapshots))
             async with self._bus.follow(Stream.ALLOCATIONS, snapshots) as messages:
@@ -176,7 +177,7 @@ class Client:
                         announced = True
                         for snapshot in fold.snapshots():
                             await self._turns.give()
-                            if snapshot.node in fold:  # else it was forgotten meanwhile
+                            if snapshot.node in fold:  # otherwise it was forgotten in the meantime
                                 yield current_snapshot(
                                     snapshot, fold.of(snapshot.node).state, newest, self._clock.wall()
                                 )
@@ -201,7 +202,7 @@ class Client:
                     yield msgspec.structs.replace(delivery, state=state, anew=fold.anew)
 
     async def nodes(self, node: NodeName | None = None) -> AsyncGenerator[Delivery, None]:
-        """Topology, health and usage as announced, of all nodes or of one: the newest of each first, then all news."""
+        """Yields topology, health and usage of all nodes or of one: the newest of each first, then each new one."""
         subject = f"{wire.PREFIX}.*.{'*' if node is None else wire.encode_node_token(node)}"
         newest = await self._find_end(Stream.NODES, subject)
         known: dict[tuple[NodeName, str], Delivery] = {}
@@ -239,7 +240,7 @@ class Client:
                         yield delivery
 
     async def _find_end(self, stream: Stream, subject: str) -> int:
-        """The position where the past ends; later messages are news. Waits for the bus."""
+        """The position of the last past message; later messages are new. Waits for the bus."""
         refusal = ""
         while True:
             try:
@@ -256,7 +257,9 @@ class Client:
     async def _end_after(
         self, received: Received | None, stream: Stream, subject: str, position: int, newest: int
     ) -> int | None:
-        """The end of the past if the stream went back (a position came twice, or the past is shorter now), else None."""
+        """
+        The new end of the past if the stream went back (a position came twice, or the past is shorter); else None.
+        """
         back = received is not None and received.position <= position
         if not back and (received is not None or position >= newest):
             return None
@@ -267,8 +270,8 @@ class Client:
         self, messages: AsyncIterator[Received], position: int, newest: int, *, patient: bool = True
     ) -> Sequence[Received | None]:
         """
-        The next message after `position`, or several of the past. `[None]`: it is time to request again what did not come.
-        `patient`: wait without limit once the past has come.
+        The next message after `position`, or several past messages. `[None]`: none came within ASK_AGAIN_SECONDS, so
+        missing data is to be requested again. `patient`: waits without limit after the past has been read.
         """
         if patient and position >= newest:
             return [await anext(messages)]
@@ -322,7 +325,7 @@ class Client:
             log.info("subscriber has caught up", stream=stream, position=received.position)
 
     async def _put_aside(self, stream: Stream, received: Received, error: TopoalignError) -> None:
-        """Counts a message that cannot be used, and puts it once on the dead-letter stream, if the bus is there."""
+        """Counts a message that cannot be used, and puts it once on the dead-letter stream if the bus is available."""
         self.counts.undecodable += 1
         log.warning("message put aside", stream=stream, position=received.position, finding=error.finding)
         letter = dead_letter(self._name, received.message, error, self._clock.wall())

@@ -1,11 +1,12 @@
 """
-Finds where a reader of a long stream begins: at the newest snapshot of each node.
+Finds where reading of a long stream can begin: at the newest snapshot of each node.
 
-The snapshots of the stream are folded alone, by the rules for all facts (`Fold`). The last one of a node that is believed is
-its newest, and the facts that were stored before it are superseded: they are neither read before the first such snapshot nor
-decoded after it. Whether a view that began at a snapshot is right is the question of `verifying`, which asks the allocator.
+First, only the snapshots of the stream are folded, by the same rules as all facts (`Fold`). The last accepted snapshot
+of a node is its newest. The node's facts that were stored before it are superseded. Reading begins at the first newest
+snapshot of any node, and superseded facts after it are not decoded. `verifying` checks a view that began at a snapshot,
+by a request to the allocator.
 
-    stored of one node: snapshot 1, granted 2, snapshot 3, granted 4     read: snapshot 3, granted 4
+    stored for one node: snapshot 1, granted 2, snapshot 3, granted 4     read: snapshot 3, granted 4
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -33,7 +34,7 @@ class Superseded:
 
     def has(self, received: Received) -> bool:
         """Whether this fact is superseded."""
-        token = received.message.subject.split(".", 4)[3]  # of allocation_subjects
+        token = received.message.subject.split(".", 4)[3]  # as in allocation_subjects
         return received.position < self._newest.get(token, 0)
 
 
@@ -41,8 +42,8 @@ async def newest_snapshots(
     messages: AsyncIterator[Received], end: int, patience: float, turns: TaskTurns
 ) -> dict[NodeName, int]:
     """
-    Node -> the position of its newest snapshot, of those up to the position `end`. Empty if the stream went back, or if a
-    message does not come within so many seconds: then everything is to be read.
+    Node -> position of its newest snapshot up to the position `end`. Empty if the stream went back, or if no message
+    comes within `patience` seconds. Then the whole stream must be read.
     """
     fold = Fold(Counts())
     newest = dict[NodeName, int]()
@@ -65,7 +66,7 @@ async def newest_snapshots(
 
 
 MOST_UNKNOWN_NODES = 20_000
-"""Four times the nodes of a large cluster, which are all unknown until they are asked. Each takes some kilobytes."""
+"""Four times the number of nodes of a large cluster, which are all unknown at the start. Each takes some kilobytes."""
 
 log = structlog.get_logger("topoalign.client")
 
@@ -103,7 +104,7 @@ class KeptNodes:
         self._confirmed.add(node)
 
     def unconfirm(self, node: NodeName) -> None:
-        """Makes the node an unknown one."""
+        """Makes the node unknown again."""
         self._confirmed.discard(node)
         self.note(node)
 

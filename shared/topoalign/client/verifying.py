@@ -1,19 +1,20 @@
 """
-Checks whether a client's view of a node is what the node's own services confirm.
+Checks whether the services of a node confirm a client's view of the node.
 
-The numbers of a fact do not prove its writer: a client with the permission to publish can forge one. So the allocator is
-asked for its newest fact, and the answer is compared with the view from **before** the question. The rules:
+Epoch and seq do not prove who wrote a fact, because a client with the permission to publish can forge one. So the
+allocator is asked for its newest fact, and the answer is compared with the view from **before** the request:
 
-- same epoch and seq: the digests must be equal;
-- a view that is ahead of the answer holds something that the writer has not published;
-- a view that is behind may have a fact under way. It differs only if it is still the same at the next question.
+- With the same epoch and seq, the digests must be equal.
+- A view that is ahead of the answer contains a fact that the writer has not published.
+- A view that is behind may still receive a fact. It differs only if it has not changed at the next request.
 
-If allocations differ, the node is unconfirmed (`Fold.mark_unconfirmed`) and its allocator is asked for a snapshot. The
-allocator reports topology and health as discovery confirmed them some seconds ago; so if those seem to differ, discovery
-is asked before a conclusion, and is then asked to publish both again, which it does under a new epoch.
+If allocations differ, the node is unconfirmed (`Fold.mark_unconfirmed`), and a snapshot is requested from its
+allocator. The allocator reports topology and health as discovery confirmed them some seconds ago. So if these seem to
+differ, discovery is asked, too. If it does not confirm them either, it is asked to publish both again, which it does
+under a new epoch.
 
-If a difference remains after the writer has published again, the questions become less and less frequent: an allocator
-of another version may compute digests that this one cannot.
+If a difference remains after the writer has published again, the interval between requests grows, because an allocator
+of another version can compute other digests.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -33,21 +34,24 @@ from topoalign.core.ports import Bus, Clock
 from topoalign.runtime.clock import backoff_seconds
 
 WRITER_SECONDS = 1.0
-"""Time-out of a question to the writer of a reading."""
+"""Timeout of a request to the writer of a reading."""
 FIRST_PAUSE = 5.0
 LONGEST_PAUSE = 320.0
-"""Seconds before a remaining difference is reported again, doubled each time. The first is below the registry's period."""
+"""
+Seconds until a remaining difference is counted again: the first and the longest interval. It doubles each time. The
+first is shorter than the interval of the registry's checks.
+"""
 MISSING = "facts of the allocator are missing"
-"""The finding about a view that stays behind. It is not reported of a node that is known to be broken."""
+"""The finding about a view that stays behind. It is not counted for a node that is already known to be broken."""
 
 T = TypeVar("T")
 Place = tuple[int, int]
 """Epoch and seq, or epoch and revision."""
 Key = tuple[NodeName, str]
 Known = dict[Key, Delivery]
-"""Node and kind of reading -> the newest that is believed."""
+"""Node and kind of reading -> its newest accepted reading."""
 Heal = Callable[[Fold], Awaitable[None]]
-"""Asks the allocators of a fold's broken nodes for snapshots, where that is due."""
+"""Requests snapshots from the allocators of a fold's broken nodes, if due."""
 
 log = structlog.get_logger("topoalign.client")
 
@@ -56,9 +60,9 @@ class Unsettled(NamedTuple):
     """Nodes whose allocations are not certain."""
 
     incomplete: frozenset[NodeName]
-    """Events are missing or under way, or the allocator does not confirm what was received."""
+    """Nodes with missing or delayed events, or whose allocator does not confirm what was received."""
     duplicate_agents: frozenset[NodeName]
-    """Two allocators publish for it, or did a moment ago."""
+    """Nodes for which two allocators publish, or published recently."""
 
 
 def reading_kind(reading: Reading) -> str:
@@ -67,7 +71,7 @@ def reading_kind(reading: Reading) -> str:
 
 
 class Verifier:
-    """Compares the views of a client with what a node's services confirm, and has them publish again what differs."""
+    """Compares the views of a client with what a node's services confirm. Requests facts again if they differ."""
 
     def __init__(self, bus: Bus, clock: Clock, counts: Counts, heal: Heal) -> None:
         self._bus = bus
@@ -79,11 +83,14 @@ class Verifier:
         self.known: list[Known] = []
         """The readings of each running iteration, which are compared."""
         self._behind: dict[Key, Place] = {}
-        """Readings that were behind their writer at the last question."""
+        """Readings that were behind their writer at the last check."""
         self._conflicts: dict[Key, Place] = {}
         """Readings of which two had the same epoch and revision: one of them is forged."""
         self._questions: dict[Key, tuple[Place | None, float, int]] = {}
-        """Reading that differed at the last question -> its epoch and seq, when it was requested, and how often so far."""
+        """
+        Reading or `allocations` that differed at the last check -> epoch and revision (None for `allocations`),
+        monotonic seconds of the last request, and number of requests.
+        """
 
     @property
     def unsettled(self) -> Unsettled:
@@ -116,7 +123,7 @@ class Verifier:
                 kept.pop((node, kind), None)  # type: ignore[attr-defined]  # mypy joins the maps to object
 
     async def verify(self, node: NodeName, within: float) -> None:
-        """Raises Unavailable if the node's allocator does not answer."""
+        """Compares the views of a node. Raises Unavailable if the node's allocator does not answer."""
         views = [(fold, fold.view(node)) for fold in self.folds]
         readings = [believed_positions(known, node) for known in self.known]
         position = await writer_position_of(self._bus, node, within)
@@ -192,7 +199,7 @@ class Verifier:
         return unconfirmed
 
     def _count_difference(self, key: Key, place: Place) -> bool:
-        """Counts and logs a difference. Returns whether its writer is to be asked."""
+        """Counts and logs a difference if due. Returns whether its writer is to be asked to publish again."""
         logged = key in self._questions
         if not self._is_due(key, place):
             return False
@@ -209,7 +216,7 @@ class Verifier:
         return True
 
     def _is_due(self, key: Key, place: Place | None) -> bool:
-        """Whether to ask now: at once where the reading has changed since the last question, else with a growing pause."""
+        """Whether to ask now: at once if the reading has changed since the last request, else after a growing pause."""
         now = self._clock.monotonic()
         had, asked, times = self._questions.get(key, (place, now, 0))
         if times and had == place and now < asked + backoff_seconds(times, FIRST_PAUSE, LONGEST_PAUSE):

@@ -1,10 +1,10 @@
 """
-Builds the NodeResourceTopology of a node (topology.node.k8s.io/v1alpha2), from which scheduler plugins read what each
-NUMA node has.
+Builds the NodeResourceTopology of a node (topology.node.k8s.io/v1alpha2), from which scheduler plugins read the
+resources of each NUMA node.
 
-A zone of type `Node` stands for a NUMA node. It has the distances to all of them as costs, and of each resource the
-capacity, what containers may have of it, and what is left, as quantities of Kubernetes: CPUs, bytes, devices. The
-attributes contain the rules of the kubelet's Topology Manager. `topologyPolicies`, which is deprecated, is left out.
+A zone of type `Node` stands for a NUMA node. Its costs are the distances to all NUMA nodes. Each of its resources has
+the capacity, the allocatable amount and the available amount, as quantities of Kubernetes: CPUs, bytes, devices. The
+attributes contain the settings of the kubelet's Topology Manager. `topologyPolicies`, which is deprecated, is omitted.
 
     zones: [{name: node-0, type: Node, costs: [{name: node-0, value: 10}, {name: node-1, value: 21}],
              resources: [{name: cpu, capacity: "8", allocatable: "7", available: "5"}]}]
@@ -20,11 +20,11 @@ from topoalign.core.scoring.zones import MILLICORES, Zone, zones_of
 from topoalign.core.state.fold import NodeState
 
 NodeResourceTopology = dict[str, Any]
-"""The object, as its JSON."""
+"""The object as JSON."""
 
 
 def node_resource_topology(state: NodeState, rules: AdmissionRules) -> NodeResourceTopology:
-    """The object of a node under its kubelet's rules. Raises NotEnoughCpus and TooMuchWork."""
+    """The object of a node with the settings of its kubelet. Raises NotEnoughCpus and TooMuchWork."""
     attributes = {
         "topologyManagerPolicy": rules.policy.value,
         "topologyManagerScope": rules.scope.value,
@@ -42,7 +42,7 @@ def node_resource_topology(state: NodeState, rules: AdmissionRules) -> NodeResou
 def _zone_info(zone: Zone) -> dict[str, Any]:
     def quantity(name: ResourceName, amounts: Mapping[ResourceName, int]) -> str:
         amount = amounts.get(name, 0)
-        return str(amount // MILLICORES if name == CPU else amount)  # CPUs are whole here
+        return str(amount // MILLICORES if name == CPU else amount)  # in whole CPUs
 
     info: dict[str, Any] = {"name": f"node-{zone.id}", "type": "Node"}
     if zone.costs:  # the distances are known

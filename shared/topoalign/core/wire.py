@@ -1,8 +1,8 @@
 """
-Encodes facts and questions for the bus: subjects, headers, JSON. One explicit table; nothing is found by name.
+Encodes facts and requests for the bus: subjects, headers, JSON. One explicit table has the subjects of all events.
 
-The format is the public contract of design/events.md: CloudEvents 1.0 in binary mode over NATS headers, the body one
-event in JSON. A node's name becomes one reversible subject token, because Kubernetes names contain dots.
+The format is a public contract (docs/events.md): CloudEvents 1.0 in binary mode with NATS headers. The body is one
+event as JSON. A node's name is encoded as one reversible subject token, because Kubernetes names contain dots.
 """
 
 import hashlib
@@ -38,18 +38,20 @@ LARGEST_BODY = 1_000_000
 """Bytes; NATS refuses more than 1 MiB by default."""
 
 PLAIN = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-"""Characters that a header has unescaped, in addition to letters and digits; `%` is not one, because it begins an escape."""
+"""
+Characters that are not escaped in headers, besides letters and digits. `%` is escaped, because it begins an escape.
+"""
 
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
 BATCH_ID = "Nats-Batch-Id"
 BATCH_SEQUENCE = "Nats-Batch-Sequence"
 BATCH_COMMIT = "Nats-Batch-Commit"
-"""Headers by which a store takes a message under a condition, or as one of an atomic batch (NATS ADR-50)."""
+"""Headers with which NATS stores a message only on a condition, or as part of an atomic batch (NATS ADR-50)."""
 
 VARYING = frozenset(
     {"ce-time", "topoalign-time", "traceparent", "tracestate", EXPECTED_LAST, BATCH_ID, BATCH_SEQUENCE, BATCH_COMMIT}
 )
-"""Headers in which a repetition may differ from the first message of its id."""
+"""Headers in which a repetition can differ from the first message with its id."""
 
 SUBJECTS: dict[type[Fact], tuple[str, str]] = {
     TopologyDiscovered: ("topology.{node}", "discovery-topology"),
@@ -66,7 +68,7 @@ SUBJECTS: dict[type[Fact], tuple[str, str]] = {
 """Event -> its subject below the prefix, and the writer's part of its id."""
 
 KINDS = frozenset(f"{PREFIX}.{event.__name__}" for event in SUBJECTS)
-"""What `ce-type` may be; another version of this contract, `topoalign.v2.…`, is unknown here."""
+"""The known values of `ce-type`. Other versions of this contract, such as `topoalign.v2.…`, are unknown here."""
 
 STORED: dict[type[Fact], Stream] = {
     event: Stream.NODES if issubclass(event, Reading) else Stream.ALLOCATIONS for event in SUBJECTS
@@ -78,13 +80,13 @@ READINGS = {
     for event, (pattern, writer) in SUBJECTS.items()
     if STORED[event] is Stream.NODES
 }
-"""Kind of reading, by the name that `WriterPosition.readings` has for it -> the service that announces it."""
+"""Kind of reading, as named in `WriterPosition.readings` -> the service that publishes it."""
 
 OF_REGISTRIES = frozenset({"alive", "announce", "confirm", "explain", "library-use", "snapshot"})
-"""Requests to an allocator that registries send, too. They have subjects of their own, for accounts of NATS to allow."""
+"""Requests to an allocator that registries send, too. They have separate subjects, which NATS accounts can allow."""
 
 REMEMBERED = 10_000
-"""Names whose tokens are cached: a registry needs that of each of its nodes for every event."""
+"""Maximum number of names whose tokens are cached. A registry needs the token of a node for each of its events."""
 
 _SAFE = re.compile(r"[A-Za-z0-9_-]")
 _ESCAPE = re.compile(r"=([0-9A-F]{2})")
@@ -93,12 +95,14 @@ _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 @lru_cache(REMEMBERED)
 def encode_node_token(name: str) -> str:
-    """Encodes a name as one subject token: bytes but letters, digits, `_` and `-` become `=` and two hex digits."""
+    """
+    Encodes a name as one subject token. Bytes other than letters, digits, `_` and `-` become `=` and two hex digits.
+    """
     return "".join(c if _SAFE.match(c) else "".join(f"={byte:02X}" for byte in c.encode()) for c in name)
 
 
 def decode_node_token(node_token: str) -> NodeName:
-    """Decodes the name that `encode_node_token` encoded. Raises Undecodable for a token that it never makes."""
+    """Decodes the name in a token from `encode_node_token`. Raises Undecodable for any other token."""
     raw = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), node_token).encode("latin-1", "replace")
     try:
         name = NodeName(raw.decode())
@@ -115,7 +119,7 @@ def subject(event: Event) -> str:
 
 
 def event_id(event: Event) -> str:
-    """The id `<writer>.<node token>.<epoch>.<seq or revision>`; the writer of a registry has its id."""
+    """The id `<writer>.<node token>.<epoch>.<seq or revision>`. As a writer, a registry adds its own id."""
     number = event.revision if isinstance(event, Reading) else event.seq
     writer = SUBJECTS[type(event)][1]
     writer = f"{writer}-{encode_node_token(event.writer)}" if isinstance(event, ReservationsChanged) else writer
@@ -153,7 +157,7 @@ def is_repetition(stored: Message, message: Message) -> bool:
 
 
 def with_message_mark(message: Message, mark: str) -> Message:
-    """Returns the same message under the id `<id>.<mark>`. Folding recognises repetitions by the body alone."""
+    """Returns the same message with the id `<id>.<mark>`. The fold recognises repetitions only by the body."""
     name = f"{message.headers['Nats-Msg-Id']}.{mark}"
     return msgspec.structs.replace(message, headers={**message.headers, "Nats-Msg-Id": name, "ce-id": name})
 
@@ -211,14 +215,14 @@ def hints_subject(node: NodeName) -> str:
 
 
 def admission_subject(node: NodeName, verb: str) -> str:
-    """The subject of the node's allocator for a verb; verbs of `OF_REGISTRIES` have one of their own."""
+    """The subject on which the node's allocator serves a verb. Verbs in `OF_REGISTRIES` have separate subjects."""
     return f"{PREFIX}.{'allocator' if verb in OF_REGISTRIES else 'admission'}.{encode_node_token(node)}.{verb}"
 
 
 def discovery_subject(node: NodeName, verb: str) -> str:
     """
-    The subject of the node's discovery for a verb: `alive` (what was published last), `published` (the digests of that),
-    `announce` (publish everything again), `use` (what the GPUs are used for now).
+    The subject on which the node's discovery serves a verb: `alive` (positions of the last published facts),
+    `published` (digests of these facts), `announce` (publishes everything again), `use` (current use of the GPUs).
     """
     return f"{PREFIX}.discovery.{encode_node_token(node)}.{verb}"
 
@@ -229,7 +233,7 @@ def foreign_subject() -> str:
 
 
 def body_digest(body: bytes) -> str:
-    """32 hex digits of a message's body as its writer encoded it, whatever version reads it."""
+    """32 hex digits of a message's body as its writer encoded it, independent of the version that reads it."""
     return hashlib.sha256(body).hexdigest()[:32]
 
 
@@ -259,7 +263,7 @@ def is_service_answer(body: bytes) -> bool:
 
 
 def decode_answer(body: bytes, kind: type[T]) -> T:
-    """Decodes the result of an answer. Raises the error of the other side, or Undecodable."""
+    """Decodes the result in an answer. Raises the error in the answer, or Undecodable."""
     try:
         reply = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         if "failure" in reply:

@@ -1,5 +1,5 @@
 """
 The kubelet's files, and its protocols over gRPC.
 
-Nothing here makes decisions: that is `topoalign.core`.
+This package makes no decisions; `topoalign.core` does.
 """

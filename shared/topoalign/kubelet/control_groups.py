@@ -1,12 +1,12 @@
 """
-Reads which processes are in a container's control group, from the tree of the host's cgroup file system.
+Reads which processes are in a container's cgroup, from the host's cgroup file system.
 
-The group's path comes from /proc/<pid>/cgroup, and its directory is below the root of a hierarchy: version 2 has one
-root; version 1 has one for each controller, and a host with both has version 2 at `unified`. The kernel reports a path from
-the root of the reader's own cgroup namespace, `/../../kubepods-burstable-pod….slice/…` where that is a container's: then
-the directory with this name is searched for, three levels deep.
+The path of the cgroup comes from /proc/<pid>/cgroup, and its directory is below the root of a hierarchy. cgroup v2 has
+one root, cgroup v1 has one for each controller, and a host with both has cgroup v2 at `unified`. The kernel reports the
+path relative to the root of the reader's cgroup namespace. If the reader runs in a container, the path looks like
+`/../../kubepods-burstable-pod….slice/…`, and the directory with this name is searched for, three levels deep.
 
-A container may create groups below its own; its processes are those of all of them.
+A container can create cgroups below its own. Its processes are those in all of them.
 
 Source: cgroups(7), and "Control Group v2" of the kernel's documentation.
 """
@@ -23,21 +23,21 @@ from topoalign.core.usage.cgroups import CgroupPlacement, container_name_of, pla
 from topoalign.kubelet.files.reading import read_beginning
 
 HIERARCHIES = ("memory", "pids", "", "unified")
-"""Below the root: of version 1 one that each container has a group in, then version 2."""
+"""Directories below the root: for cgroup v1, controllers in which each container has a cgroup; then cgroup v2."""
 PROCESSES = "cgroup.procs"
 MOST_GROUPS = 4_096
-"""Groups that are read in one tree at most."""
+"""Maximum number of cgroups that are read in one tree."""
 MOST_BELOW = 1_024
-"""Groups that are read below a container's, which may create any number: they take a tenth of a second."""
+"""Maximum number of cgroups that are read for one container, which can create any number. Takes a tenth of a second."""
 LONGEST_LISTS = 1 << 18
-"""Bytes of a container's lists of processes that are read: some 30,000 processes."""
+"""Maximum number of bytes that are read of a container's process lists: about 30,000 processes."""
 DEPTH = 3
-"""Groups of the kubelet above a pod's: kubelet.slice, kubelet-kubepods.slice, kubelet-kubepods-burstable.slice."""
+"""The kubelet's cgroups above a pod's: kubelet.slice, kubelet-kubepods.slice, kubelet-kubepods-burstable.slice."""
 
 
 def container_group(placement: CgroupPlacement) -> PurePosixPath | None:
     """
-    The path of the container's own group, without those that it has made below; None where it is not known.
+    The path of the container's own cgroup, without those that it created below; None if it is unknown.
 
     >>> container_group(Placement("uid-1", "9f86d081884c", "/kubepods/poduid-1/cri-9f86d081884c.scope/init.scope"))
     PurePosixPath('/kubepods/poduid-1/cri-9f86d081884c.scope')
@@ -50,15 +50,15 @@ def container_group(placement: CgroupPlacement) -> PurePosixPath | None:
 
 
 def processes_in(directory: Path) -> tuple[int, ...]:
-    """Ids of the processes in this group and those below it, ascending. `LONGEST_LISTS` and `MOST_BELOW` bound them."""
+    """Ids of the processes in this cgroup and those below, ascending. `LONGEST_LISTS` and `MOST_BELOW` limit them."""
     found: set[int] = set()
     left = LONGEST_LISTS
     for each in islice(walk_directories(directory), MOST_BELOW):
         try:
             text = read_beginning(each / PROCESSES, left)
-        except OSError:  # the group goes while it is read, or has threads only
+        except OSError:  # the cgroup was removed meanwhile, or contains only threads
             continue
-        text = text[: text.rfind(b"\n") + 1]  # whole lines: the limit may cut one
+        text = text[: text.rfind(b"\n") + 1]  # only complete lines: the limit can cut one off
         left -= len(text)
         found.update(int(word) for word in text.split() if word.isdigit())
     return tuple(sorted(found - {0}))  # 0 stands for a process of another PID namespace
@@ -72,7 +72,7 @@ def directory_of(root: Path, group: PurePosixPath) -> Path | None:
         return None
     for hierarchy in HIERARCHIES:
         base = root / hierarchy
-        if not os.path.isfile(base / PROCESSES):  # Path.is_file raises where it may not look
+        if not os.path.isfile(base / PROCESSES):  # Path.is_file raises without permission
             continue
         above = [base] if own == parts else list(walk_directories(base, DEPTH))
         for each in above:
@@ -82,7 +82,7 @@ def directory_of(root: Path, group: PurePosixPath) -> Path | None:
 
 
 def walk_directories(directory: Path, depth: int | None = None) -> Iterator[Path]:
-    """This directory and those below it, so deep (None: all), the nearest first; `MOST_GROUPS` at most, and no links."""
+    """This directory and up to `depth` levels below (None: all), breadth first; at most `MOST_GROUPS`, and no links."""
     level = [directory]
     count = 0
     while level and (depth is None or depth >= 0):
@@ -100,9 +100,9 @@ def walk_directories(directory: Path, depth: int | None = None) -> Iterator[Path
 
 
 FIRST_NAMESPACE = "pid:[4026531836]"
-"""The kernel's name of its first PID namespace (PROC_PID_INIT_INO of Linux)."""
+"""The kernel's name of the initial PID namespace (PROC_PID_INIT_INO of Linux)."""
 LONGEST_FILE = 1 << 20
-"""Bytes of a file in /proc that are read; a host of some thousand mounts has that many."""
+"""Maximum number of bytes that are read of a file in /proc. A host with some thousand mounts has that many."""
 LONGEST_PATH = 512
 """Characters of a control group's path that are kept."""
 
@@ -116,7 +116,7 @@ def sees_all_processes(proc: Path) -> bool:
 
 
 def identity_of(proc: Path, pid: int) -> ProcessIdentity | None:
-    """The container in which a process runs, as /proc has it; None if the process has ended."""
+    """The container in which a process runs, according to /proc; None if the process has ended."""
     try:
         placement = placement_of(read_proc_text(proc / str(pid) / "cgroup"))
         command = read_proc_text(proc / str(pid) / "comm")
@@ -133,7 +133,7 @@ def identity_of(proc: Path, pid: int) -> ProcessIdentity | None:
 
 
 def read_proc_text(file: Path) -> str:
-    """The beginning of a file in /proc; empty if it may not be read. Raises OSError if the process has ended."""
+    """The beginning of a file in /proc; empty if it cannot be read. Raises OSError if the process has ended."""
     try:
         return read_beginning(file, LONGEST_FILE).decode("utf-8", "replace")
     except (FileNotFoundError, ProcessLookupError):

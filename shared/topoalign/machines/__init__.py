@@ -1,8 +1,8 @@
 """
 Loads descriptions of machines by a name of the catalogue, or from a file.
 
-`load_machine` takes a name of the catalogue, the root folder of a sysfs tree, a file or `-`. A file has topoalign's own
-JSON; topoalign-tools, another distribution, registers a reader of all other formats as an entry point.
+`load_machine` accepts a name of the catalogue, the root folder of a sysfs tree, a file or `-`. A file contains
+topoalign's own JSON. The distribution topoalign-tools registers a reader of all other formats as an entry point.
 Readers are imported when they are needed, because most commands name a machine of the catalogue.
 """
 
@@ -16,7 +16,7 @@ from topoalign.machines.document import Machine
 __all__ = ["MOST_BYTES", "Machine", "load_machine"]
 
 MOST_BYTES = 64 << 20
-"""Bytes of a file on disk. The largest useful one, a packed sysfs tree, has less than one MiB."""
+"""Maximum size of a file in bytes. The largest useful one, a packed sysfs tree, has less than one MiB."""
 
 ENTRY_POINTS = "topoalign.machine_formats"
 """The group in which a distribution registers a function `(bytes) -> Topology` that raises InvalidMachine."""
@@ -42,7 +42,7 @@ def load_machine(source: str) -> Machine:
             from topoalign.machines.sysfs_machine import read_sysfs
 
             return Machine(name=path.resolve().name, topology=read_sysfs(Tree(path)), source=source)
-        if path.exists() and not path.is_file():  # a pipe would be waited for, and a device read, without end
+        if path.exists() and not path.is_file():  # reading a pipe or a device might never end
             raise InvalidMachine(
                 f"{quoted([source])} is neither a file nor a folder", "give a regular file, or - and pipe the text in"
             )

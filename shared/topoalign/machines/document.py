@@ -29,7 +29,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A machine that was described, not discovered."""
 
     name: str
-    """Its name in the catalogue or in the document, else that of the file."""
+    """Its name in the catalogue or in the document, otherwise that of the file."""
     topology: Topology
     source: str = ""
     """The source of the description, for people."""
@@ -41,7 +41,7 @@ class _Document(Machine, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def encode_machine(machine: Machine) -> bytes:
-    """The JSON of a machine, indented, with a line end."""
+    """The JSON of a machine, indented, with a newline at the end."""
     document = {"kind": KIND, "version": VERSION, **msgspec.to_builtins(machine)}
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 

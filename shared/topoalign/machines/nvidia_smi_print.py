@@ -1,10 +1,10 @@
 """
 Prints a machine as `nvidia-smi topo -m` does, byte for byte, for people and for scripts that read this format.
 
-Columns are separated by tabs, the header begins with one, `X` has a space on either side, no line ends in spaces. In
-the rows of GPUs an empty cell precedes GPU NUMA ID, as drivers print it; rows of NICs end with their last device.
-Unknown values are `N/A`, and NUMA nodes that are a guess have no column, as with older drivers. The wide form adds
-columns on the right and changes nothing else, so that scripts for the first columns still work.
+Columns are separated by tabs. The header begins with a tab, `X` has a space on either side, and no line ends with
+spaces. In the rows of GPUs, an empty cell precedes GPU NUMA ID, as drivers print it; rows of NICs end with their last
+device. Unknown values are `N/A`. NUMA nodes that were only inferred have no column, as with older drivers. The wide
+form adds columns on the right and changes nothing else, so that scripts for the first columns still work.
 """
 
 from collections.abc import Mapping, Sequence
@@ -84,7 +84,7 @@ def _wide(topology: Topology, used_by: Mapping[DeviceID, str] | None) -> list[li
 
 
 def _join_columns(rows: Sequence[str], table: Sequence[Sequence[str]]) -> list[str]:
-    # every column of the table, on the right of the rows, is at one tab stop
+    # each column of the table begins at one tab stop to the right of the rows
     for column in zip(*table, strict=True):
         width = max(len(row.expandtabs(TAB)) for row in rows) // TAB + 1
         rows = [

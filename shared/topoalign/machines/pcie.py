@@ -8,7 +8,7 @@ The rule (classes and meanings as in the legend of `nvidia-smi topo -m`; the der
 
 - different host bridges: NODE if both are on the same NUMA node, else SYS
 - only the host bridge is shared: PHB
-- each at most one bridge below the last shared one: PIX
+- at most one bridge of each device below the last shared one: PIX
 - otherwise: PXB
 """
 
@@ -22,7 +22,7 @@ from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.model import Gpu, Nic, PciBridge
 
 Chain = tuple[str, ...]
-"""Addresses from the host bridge (`pci0000:00`) down to the bridge right above a device. Empty: not known."""
+"""Addresses from the host bridge (`pci0000:00`) down to the bridge directly above a device. Empty: unknown."""
 
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -63,7 +63,7 @@ def collect_bridges(chains: Iterable[Chain]) -> tuple[PciBridge, ...]:
 
 def chain_of(path: PurePosixPath) -> Chain:
     """The chain of a device by its path below /sys/devices; empty if that leads through no host bridge."""
-    # the device at `…/pci0000:00/0000:00:03.0/0000:04:00.0` hangs from `0000:00:03.0`
+    # the device at `…/pci0000:00/0000:00:03.0/0000:04:00.0` is below `0000:00:03.0`
     parts = [part for part in path.parts[:-1] if _HOST_BRIDGE.fullmatch(part) or is_address(part)]
     first = next((i for i, part in enumerate(parts) if part.startswith("pci")), len(parts))
     return tuple(parts[first:])

@@ -1,6 +1,6 @@
 """
-The rules that all readers of machines share: socket ids where the kernel reports no usable ones, the resources of hugepages,
-and the refusal of a machine that cannot exist.
+The rules that all readers of machines share: socket ids if the kernel reports no usable ones, the resources of
+hugepages, and the refusal of a machine that cannot exist.
 """
 
 from collections.abc import Hashable, Mapping
@@ -15,7 +15,7 @@ _UNITS = ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki"))
 
 
 def hugepages_resource(size: int) -> ResourceName:
-    """The resource of pages of so many bytes: `hugepages-2Mi`."""
+    """The resource of hugepages of this size in bytes: `hugepages-2Mi`."""
     for unit, name in _UNITS:
         if size % unit == 0:
             return ResourceName(f"hugepages-{size // unit}{name}")
@@ -23,7 +23,7 @@ def hugepages_resource(size: int) -> ResourceName:
 
 
 def hugepage_totals(pages: Mapping[int, int], memory: int | None) -> dict[ResourceName, int]:
-    """Bytes in all by resource, of counts by size in bytes: {2 << 20: 3} is {"hugepages-2Mi": 6291456}."""
+    """Total bytes by resource, from counts by page size in bytes: {2 << 20: 3} becomes {"hugepages-2Mi": 6291456}."""
     found: dict[ResourceName, int] = {}
     left = LARGEST_MEMORY if memory is None else memory
     for size, count in sorted(pages.items()):
@@ -36,11 +36,12 @@ def hugepage_totals(pages: Mapping[int, int], memory: int | None) -> dict[Resour
 
 def number_sockets(packages: Mapping[int, tuple[int | None, Hashable]]) -> dict[int, int]:
     """
-    CPU -> id of its socket. `packages`: CPU -> the kernel's id of its package, and a key that distinguishes the package.
+    CPU -> id of its socket. `packages`: CPU -> the kernel's id of its package, and a key that distinguishes the
+    package.
 
-    The kernel's ids are kept if each names one package, and every package has one. On some machines it has none (s390,
-    POWER), one that two packages share, or one far above any count (ia64). There the packages are numbered from 0, in the
-    order of their lowest CPU: {0: (None, "a"), 1: (None, "b"), 2: (None, "a")} gives {0: 0, 1: 1, 2: 0}.
+    The kernel's ids are kept if each package has its own id. On some machines, packages have no id (s390, POWER), two
+    packages share an id, or ids are far above the number of packages (ia64). Then the packages are numbered from 0, in
+    the order of their lowest CPU: {0: (None, "a"), 1: (None, "b"), 2: (None, "a")} gives {0: 0, 1: 1, 2: 0}.
     """
     distinct = dict.fromkeys(package for _, package in sorted(packages.items()))
     ids = {number for number, _ in distinct}
@@ -51,7 +52,7 @@ def number_sockets(packages: Mapping[int, tuple[int | None, Hashable]]) -> dict[
 
 
 def check_possible(topology: Topology, what: str, remedy: str = "") -> Topology:
-    """Returns the machine that was read. Raises InvalidMachine if there can be none such; `remedy` replaces the field's."""
+    """Returns the machine that was read. Raises InvalidMachine if it cannot exist; `remedy` replaces the field's."""
     try:
         validate(topology)
     except InvalidField as error:

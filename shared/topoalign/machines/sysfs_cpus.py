@@ -6,10 +6,10 @@ Node ids are the kernel's and may have gaps. If the kernel reports nothing, or c
 
 - a CPU without siblings is its own core. Siblings with different `core_id` are different cores: the two halves of an
   AMD compute unit (Bulldozer) share a list of siblings, and the kubelet counts them as two
-- the CPUs of one package are those that list one another as siblings there and have one `physical_package_id`
+- the CPUs of one package are those that list one another as package siblings and have the same `physical_package_id`
 - a CPU that no node lists is on the lowest node that has CPUs
 - a CPU that several nodes list is on the lowest of them, and a node that lists only CPUs of lower nodes is left out:
-  some virtual machines have eight nodes with all CPUs each
+  some virtual machines have eight nodes that each list all CPUs
 - a kernel without NUMA has node 0 with all memory and all hugepages
 """
 
@@ -64,7 +64,7 @@ def read_numa_nodes(tree: Tree) -> tuple[tuple[NumaNode, ...], Distances | None]
 
 
 def online_cpus(tree: Tree) -> frozenset[int]:
-    """Raises InvalidMachine if there are none."""
+    """The CPUs that are online. Raises InvalidMachine if there are none."""
     online = tree.ids(f"{CPUS}/online")
     if online is None:
         there = [int(name[3:]) for name in tree.names(CPUS) if re.fullmatch(r"cpu[0-9]{1,5}", name)]
@@ -84,7 +84,7 @@ def cpus_of_nodes(tree: Tree, online: frozenset[int]) -> Mapping[int, frozenset[
 
 
 def _listed_nodes(tree: Tree) -> dict[int, frozenset[int]]:
-    # each node that has a directory and is online, if the kernel lists those, ascending
+    # ascending: each node that has a directory and, if the kernel lists online nodes, is online
     there = {int(name[4:]) for name in tree.names(NODES) if re.fullmatch(r"node[0-9]{1,4}", name)}
     online = tree.ids(f"{NODES}/online")
     nodes = sorted(node for node in (there if online is None else there & online) if node < MOST_NODES)
@@ -92,7 +92,7 @@ def _listed_nodes(tree: Tree) -> dict[int, frozenset[int]]:
 
 
 def _kept(listed: Mapping[int, frozenset[int]]) -> list[int]:
-    # without those that list CPUs, but only CPUs of lower nodes
+    # leaves out nodes that list CPUs, but only CPUs of lower nodes
     kept = []
     taken = frozenset[int]()
     for node, cpus in listed.items():
@@ -108,7 +108,7 @@ def _read_ids(tree: Tree, as_list: str, as_mask: str) -> frozenset[int]:
 
 
 def _packages(tree: Tree, online: frozenset[int]) -> dict[int, tuple[int | None, int]]:
-    # CPU -> `physical_package_id` (None: the kernel knows none) and the lowest CPU of its package
+    # CPU -> `physical_package_id` (None: unknown) and the lowest CPU of its package
     packages: dict[int, tuple[int | None, int]] = {}
     ids = {cpu: tree.number(f"{CPUS}/cpu{cpu}/topology/physical_package_id") for cpu in sorted(online)}
     alone: dict[int | None, int] = {}

@@ -1,8 +1,8 @@
 """
 Reads the files of a /sys and /proc tree below any root, safely.
 
-A tree may be the running host's, a captured one that lost half its files, or an invented one. A file that is missing,
-unreadable, too long or not text reads as None; so does a number that is not a number. No link is followed out of the tree.
+A tree can be that of the running host, an incomplete capture, or artificial. A file that is missing, unreadable, too
+long or not text reads as None, and so does an invalid number. Links that leave the tree are not followed.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from topoalign.core.model.topology.cpuset import LARGEST_ID, parse_cpuset
 
 LONGEST_FILE = 1 << 20
-"""Bytes. The longest that is read is a node's meminfo, a few thousand."""
+"""Maximum size in bytes. The largest file that is read, a node's meminfo, has a few thousand bytes."""
 
 _HEX_MASK = re.compile(r"[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{0,8})*")
 
@@ -55,14 +55,14 @@ class Tree:
             return None
 
     def text(self, path: str) -> str | None:
-        """The content of a file, stripped, without the null with which some kernels (5.15) end a list."""
+        """The content of a file, stripped, without the null byte with which some kernels (5.15) end a list."""
         content = self.content(path)
         if content is None:
             return None
         return content.strip(b"\0").partition(b"\0")[0].decode("utf-8", "replace").strip()
 
     def number(self, path: str, base: int = 10) -> int | None:
-        """A number that is not negative. The kernel writes -1 for what it does not know."""
+        """A number that is not negative, otherwise None: the kernel writes -1 for unknown values."""
         text = self.text(path)
         return parse_number(text, base) if text is not None else None
 
@@ -91,5 +91,5 @@ def parse_number(text: str, base: int = 10) -> int | None:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Sorts mlx5_2 before mlx5_10."""
+    """The key that sorts mlx5_2 before mlx5_10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]{1,18})", name) if part]

@@ -1,17 +1,16 @@
 """
 Reads a machine from the files of /sys and /proc: of the running host, or of a tree that was captured on another one.
 
-The NUMA node of a device is its own `numa_node`; if the kernel does not know it (-1), that of the first bridge above that
-has one; else the one node that holds all CPUs of its `local_cpulist`. If that list spans several nodes, the node is
-unknown.
+The NUMA node of a device is its own `numa_node`. If the kernel does not know it (-1), it is that of the first bridge
+above that has one; otherwise, it is the one node that contains all CPUs of the device's `local_cpulist`. If that list
+spans several nodes, the node is unknown.
 
 A virtual function of a NIC is listed with the NIC to which it belongs. It is a NIC of its own only if the NIC itself is
 missing, as in a virtual machine. Software RDMA devices, which have no PCI device, are left out.
 
-Nothing is kept between calls, and no content makes it fail, except that there must be CPUs. GPUs are NVIDIA's display
-devices in the order of their PCI addresses, which is that of `nvidia-smi`. If NVIDIA's driver is loaded, their uuid and
-the NUMA node of their memory come from /proc; without it the id of a GPU is `GPU-<PCI address>`. Files do not show
-NVLinks.
+No state is kept between calls, and reading fails only if the tree has no CPUs. GPUs are NVIDIA's display devices in the
+order of their PCI addresses, which is that of `nvidia-smi`. If NVIDIA's driver is loaded, their uuid and the NUMA node
+of their memory come from /proc; without it the id of a GPU is `GPU-<PCI address>`. The files do not show NVLinks.
 """
 
 import re
@@ -173,7 +172,7 @@ def device_path(tree: Tree, address: str) -> PurePosixPath:
 
 
 def nearest_numa_nodes(tree: Tree, address: str, nodes: Mapping[int, frozenset[int]]) -> tuple[int, ...]:
-    """The node near a device, of these nodes with their CPUs; () if unknown."""
+    """The NUMA node nearest to a device, of these nodes with their CPUs; () if unknown."""
     path = device_path(tree, address)
     for place in (path, *path.parents):
         if not (place == path or pcie.is_address(place.name) or place.name.startswith("pci")):

@@ -1,11 +1,11 @@
 """
-The devices that can be offered, before time slicing: whole GPUs, MIG instances, NICs, virtual functions.
+Lists the devices that can be offered, before any sharing: whole GPUs, MIG instances, NICs, virtual functions.
 
-Under the strategies `none` and `dynamic` every GPU is whole. Under `single` and `mixed` a GPU in MIG mode is its
-instances. `mixed` makes each profile a resource of its own, and leaves out instances that have only a part of their
-slice's compute units. `single` names all of them `nvidia.com/gpu`, so all must be the same: if they differ, NVIDIA's
-device plugin (v0.20.0) does not start. topoalign then offers no GPUs either; a node that gets into this state while it
-runs continues to offer what it offered before and what still exists.
+With the MIG strategies `none` and `dynamic`, every GPU is offered as a whole. With `single` and `mixed`, a GPU in MIG
+mode is offered as its instances. `mixed` makes each profile a separate resource, and leaves out instances that have
+only a part of the compute units of their slice. `single` names all instances `nvidia.com/gpu`, so all must have the
+same profile. If they differ, NVIDIA's device plugin (v0.20.0) does not start, and topoalign offers no GPUs. If a
+running node gets into this state, it continues to offer those devices that it offered before and that still exist.
 """
 
 import re
@@ -33,16 +33,13 @@ class Base(NamedTuple):
     part: bool = False
     """Whether it is a part of a GPU or of a NIC."""
     reference: str = ""
-    """
-    Its other name in lists of devices: `3`, or `3:0` for a MIG instance, by NVML's indexes. Empty: these are
-    not known.
-    """
+    """Its other name in lists of devices, from NVML's indexes: `3`, or `3:0` for a MIG instance. Empty: unknown."""
 
 
 def gpu_bases(
     topology: Topology, configuration: Configuration, before: Collection[DeviceID], findings: Findings
 ) -> list[Base]:
-    """Whole GPUs and MIG instances in the hardware's order. `before`: offered under the same configuration."""
+    """Whole GPUs and MIG instances in the hardware's order. `before`: devices offered so far under it."""
     resources = configuration.resources
     strategy = configuration.flags.mig_strategy
     gpus = list(chosen_gpus(topology, resources.gpus, findings))
@@ -76,7 +73,7 @@ def gpu_bases(
 def chosen_gpus(
     topology: Topology, choices: Sequence[GpuEntry], findings: Findings
 ) -> Iterator[tuple[Gpu, ResourceName]]:
-    """The GPUs that are not excluded, each with the resource that it would be as a whole."""
+    """The GPUs that are not excluded, each with the resource that it would have as a whole GPU."""
     used = set()
     for gpu in topology.gpus:
         place = next((place for place, choice in enumerate(choices) if chooses_gpu(choice, gpu)), None)
@@ -112,7 +109,7 @@ def of_gpu(gpu: Gpu, resource: ResourceName, configuration: Configuration, findi
 
 
 def of_profile(profile: str, gpu: Gpu, findings: Findings) -> ResourceName | None:
-    """`nvidia.com/mig-1g.10gb`; None for a profile that is no resource under `mixed`."""
+    """The resource of a profile, such as `nvidia.com/mig-1g.10gb`; None if `mixed` does not offer the profile."""
     where = f"MIG instance {clean(profile)} of GPU {gpu.index}"
     remedy = "give it a name in resources.mig to offer it"
     if has_part_of_compute(profile):
@@ -198,9 +195,9 @@ def why_no_instances(gpu: Gpu) -> tuple[str, str] | None:
 
 def why_no_slots(gpu: Gpu, base: Base, limiter: LimitedBy) -> tuple[str, str] | None:
     """
-    Why a GPU, or a MIG instance of it, is not offered in slots, and the remedy; None: it is. HAMi-core takes its limits by
-    NVML's index of a GPU, and an instance has none; the daemons of MPS serve whole GPUs; of an instance that has a part of
-    its slice's compute units the memory is not its own.
+    Why a GPU, or a MIG instance of it, is not offered in slots, and the remedy; None: it is. HAMi-core identifies a GPU
+    by its NVML index, and a MIG instance has none. MPS daemons serve whole GPUs. An instance with only a part of the
+    compute units of its slice shares its memory with other instances.
     """
     rename = "or give them another name in resources"
     if not base.part:

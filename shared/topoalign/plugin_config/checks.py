@@ -2,8 +2,8 @@
 Checks of a configuration beyond the types of its fields: names that Kubernetes accepts, one selecting key per entry, no
 duplicates.
 
-A resource has one meaning: it is shared by one section of `sharing`, and it stands for GPUs, for NICs, or for one kind of
-amount. If the kubelet listed a resource of amounts as devices, it would allocate devices for a request of an amount.
+A resource has one meaning: it is shared by one section of `sharing`, and it stands for GPUs, for NICs, or for one kind
+of amount. If the kubelet got a resource of amounts as devices, it would allocate devices for a request for an amount.
 """
 
 import re
@@ -37,7 +37,9 @@ S = TypeVar("S", TimeSlicing, Mps)
 E = TypeVar("E", GpuEntry, MigEntry, NicEntry)
 
 LONGEST_VCUDA_ROOT = 57
-"""Bytes: Linux takes 107 of a socket's path, and below the root it has 50, as in `/units-<32 digits>/vcuda.sock`."""
+"""
+Bytes. Linux allows 107 for the path of a socket; the part below the root has 50 (`/units-<32 digits>/vcuda.sock`).
+"""
 
 SLOTS = "sharing.slots"
 AMOUNTS = ("memory", "percentage", "cores", "priority")
@@ -81,8 +83,8 @@ def validate_configuration(configuration: Configuration) -> Configuration:
 
 def check_flags(flags: Flags) -> None:
     """
-    Raises InvalidField for paths and keys without effect in a container: a runtime ignores an annotation that it does not
-    know, and `/a/../b` is another directory than `/b` where `/a` is a link.
+    Raises InvalidField for paths and keys without effect in a container: a container runtime ignores unknown
+    annotations, and `/a/../b` is another directory than `/b` if `/a` is a symbolic link.
     """
     limiters = {
         "flags.mpsRoot": flags.mps_root or "/",
@@ -116,8 +118,8 @@ def check_flags(flags: Flags) -> None:
 
 def qualify_entry(path: str, entry: E, selectors: Sequence[str], domain: str = resource_names.GPU_DOMAIN) -> E:
     """
-    The entry with the complete name of its resource, or none where it excludes devices. Raises InvalidField unless there is
-    exactly one selector, because two would be ambiguous between "both" and "either".
+    The entry with the complete name of its resource, or without a name if it excludes devices. Raises InvalidField
+    unless there is exactly one selector, because two would be ambiguous between "both" and "either".
     """
     given = [name for name in selectors if getattr(entry, name)]
     if len(given) != 1:
@@ -182,7 +184,7 @@ def qualify_slots(sharing: SharingSection) -> GpuSlots | None:
 
 
 def check_references(path: str, devices: Sequence[str | int]) -> None:
-    """Raises InvalidField unless a list has indexes, `<GPU>:<MIG instance>` and uuids, each once."""
+    """Raises InvalidField unless a list has only indexes, `<GPU>:<MIG instance>` and uuids, each once."""
     if not devices:
         raise InvalidField(path, "is empty", "name devices, or leave it out to share all")
     for place, device in enumerate(map(str, devices)):
@@ -228,7 +230,7 @@ def check_shared_once(sharing: SharingSection) -> None:
 
 
 def check_meanings(found: Configuration) -> None:
-    """Raises InvalidField for a resource that would stand for two things: a container could get either."""
+    """Raises InvalidField for a resource with two meanings, because a container could get either."""
     meanings = {str(GPU): "GPUs", str(NIC): "NICs"}
 
     def claim(path: str, name: str, meaning: str) -> None:
@@ -263,11 +265,11 @@ def check_meanings(found: Configuration) -> None:
 
 
 MOST_CLIENTS = 48
-"""Clients of an MPS server on a GPU of any architecture: NVIDIA's device plugin refuses more replicas, too."""
+"""Maximum number of clients of an MPS server on a GPU of any architecture, and of replicas in NVIDIA's plugin."""
 
 
 def check_mps(found: Configuration) -> None:
-    """Raises InvalidField for what MPS cannot share (NVIDIA's device plugin v0.20.0), and for a second strategy."""
+    """Raises InvalidField for what MPS cannot share (NVIDIA's device plugin v0.20.0), or without `flags.mpsRoot`."""
     mps = found.sharing.mps
     if not mps.resources:
         return
@@ -295,7 +297,7 @@ def check_mps(found: Configuration) -> None:
 
 
 def check_limiter(found: Configuration) -> None:
-    """Raises InvalidField for a limiter of nothing, of MIG instances, or without its directory."""
+    """Raises InvalidField for a limiter without GPUs to limit, for MIG instances, or without its directory."""
     flags = found.flags
     slots = found.sharing.slots
     limiter = found.sharing.limiter
@@ -338,7 +340,7 @@ def check_root(field: str, root: str, needed_by: str, example: str) -> None:
 
 
 def check_dynamic(found: Configuration) -> None:
-    """Raises InvalidField for what cannot be where slots become MIG instances."""
+    """Raises InvalidField for settings that do not work if slots become MIG instances."""
     if found.flags.mig_strategy != "dynamic":
         return
     slots = found.sharing.slots

@@ -18,7 +18,7 @@ DeviceList = Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"]
 Packing = Literal["distributed", "packed"]
 
 MOST_REPLICAS = 2_500
-"""Shares of one device at most, as users of NVIDIA's plugin configure; a number with a digit too many is refused."""
+"""Maximum number of shares of one device. Users of NVIDIA's plugin configure as many; one more digit is a typo."""
 
 Index = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Xid = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
@@ -34,14 +34,16 @@ class PluginFlags(ConfigurationSection, frozen=True, kw_only=True):
     """How a container receives its devices."""
 
     pass_device_specs: bool = False
-    """Passes device nodes to the runtime, so that a container keeps them when systemd or the CPU manager change it."""
+    """Passes device nodes to the runtime, so that a container keeps them when systemd or the CPU manager updates it."""
     device_list_strategy: tuple[DeviceList, ...] = ("envvar",)
     """How the runtime receives the list of devices. The file may give one strategy, or a list."""
     device_id_strategy: Literal["uuid", "index"] = msgspec.field(default="uuid", name="deviceIDStrategy")
-    """How devices are named there."""
+    """How devices are named in that list."""
     cdi_annotation_prefix: str = "cdi.k8s.io/"
     nvidia_cdi_hook_path: str = msgspec.field(default="", name="nvidiaCDIHookPath")
-    """Path of the hook in the CDI file; `nvidiaCTKPath` is an older name of the field. Empty: the path where it is found."""
+    """
+    Path of the hook in the CDI file; formerly `nvidiaCTKPath`. Empty: where nvidia-ctk or nvidia-cdi-hook is found.
+    """
     container_driver_root: str = "/driver-root"
     """The path of the driver root in this container."""
     shared_devices_allocation_policy: Packing = "distributed"
@@ -58,19 +60,19 @@ class Flags(ConfigurationSection, frozen=True, kw_only=True):
 
     mig_strategy: MigStrategy = "none"
     """
-    MIG ignored; every instance as `nvidia.com/gpu`; each profile as a resource of its own; or a slot of a GPU in MIG mode
-    becomes an instance when a container gets it.
+    `none`: MIG is ignored. `single`: each instance is a `nvidia.com/gpu`. `mixed`: each profile is a separate resource.
+    `dynamic`: a slot of a GPU in MIG mode becomes an instance when a container gets it.
     """
     nvidia_driver_root: str = "/"
     """The driver's root on the host."""
     nvidia_dev_root: str = ""
-    """The root of its device nodes. Empty: the driver root."""
+    """The root of the driver's device nodes. Empty: the driver root."""
     mps_root: str = ""
-    """Directory on the host where the daemons of MPS have their pipes. Needed where they share devices."""
+    """Directory on the host with the pipes of the MPS daemons. Needed if MPS shares or limits devices."""
     vcuda_root: str = ""
     """Directory on the host for the files of the limiter `vcuda`. Needed if `sharing.limiter` is `vcuda`."""
     vcuda_libraries: str = ""
-    """Directory on the host with its library, for containers. Empty: containers bring the library themselves."""
+    """Directory on the host with the library of `vcuda` for containers. Empty: containers have their own copy."""
     hami_root: str = ""
     """Directory on the host where `topoalign hook install` puts HAMi-core. Needed if `sharing.limiter` is `hami-core`."""
     gdrcopy_enabled: bool = False
@@ -80,21 +82,21 @@ class Flags(ConfigurationSection, frozen=True, kw_only=True):
 
 
 class GpuEntry(ConfigurationSection, frozen=True, kw_only=True):
-    """GPUs, chosen by one of three selectors, and the resource that they are offered as, or their exclusion."""
+    """Selects GPUs by one of three selectors, and names their resource or excludes them."""
 
     pattern: str = ""
     """Part of the product name, `*` for anything: `A100`, `*H100*80GB*`."""
     uuids: tuple[str, ...] = ()
     indexes: tuple[Index, ...] = ()
-    """Indexes of `nvidia-smi`: another GPU may have the number after a reboot, so prefer uuids."""
+    """Indexes of `nvidia-smi`. A GPU can have another index after a reboot, so prefer uuids."""
     name: str = ""
     """Name of the resource; without a domain it is in `nvidia.com/`."""
     exclude: bool = False
-    """Not offered at all, nor its MIG instances."""
+    """Whether the GPUs and their MIG instances are not offered."""
 
 
 class MigEntry(ConfigurationSection, frozen=True, kw_only=True):
-    """MIG instances, chosen by one of two selectors, and the resource that they are offered as, or their exclusion."""
+    """Selects MIG instances by one of two selectors, and names their resource or excludes them."""
 
     pattern: str = ""
     """The whole profile, `*` for anything: `1g.10gb`, `3g.*`."""
@@ -105,7 +107,9 @@ class MigEntry(ConfigurationSection, frozen=True, kw_only=True):
 
 
 class ResourcesSection(ConfigurationSection, frozen=True, kw_only=True):
-    """Which devices make up which resource: the first entry that fits a device decides; without any it has its usual one."""
+    """
+    Assigns devices to resources: the first entry that matches a device decides. Others have their default resource.
+    """
 
     gpus: tuple[GpuEntry, ...] = ()
     mig: tuple[MigEntry, ...] = ()
@@ -113,7 +117,7 @@ class ResourcesSection(ConfigurationSection, frozen=True, kw_only=True):
 
 
 class NicEntry(ConfigurationSection, frozen=True, kw_only=True):
-    """NICs, chosen by one of two selectors, and the resource that they are offered as, or their exclusion."""
+    """Selects NICs by one of two selectors, and names their resource or excludes them."""
 
     names: tuple[str, ...] = ()
     """RDMA devices, `*` for anything: `mlx5_0`, `mlx5_bond_*`."""
@@ -122,12 +126,12 @@ class NicEntry(ConfigurationSection, frozen=True, kw_only=True):
     name: str = ""
     """Name of the resource; without a domain it is in `topoalign.io/`."""
     virtual_functions: bool = False
-    """Their SR-IOV virtual functions are offered, and not they themselves."""
+    """Whether their SR-IOV virtual functions are offered instead of the NICs."""
     exclude: bool = False
 
 
 Chosen = Literal["all"] | Annotated[int, msgspec.Meta(ge=1, le=65_535)] | tuple[str | Index, ...]
-"""Which devices of a resource: all, so many of the first, or these: an index, `<GPU>:<MIG instance>`, a uuid."""
+"""Devices of a resource: all, the first N, or a list of indexes, `<GPU>:<MIG instance>` and uuids."""
 
 
 class SharedResource(ConfigurationSection, frozen=True, kw_only=True):
@@ -138,9 +142,9 @@ class SharedResource(ConfigurationSection, frozen=True, kw_only=True):
     rename: str = ""
     """The resource of its shares. Empty: `rename_by_default` decides."""
     devices: Chosen = "all"
-    """Which of them. The others stay whole."""
+    """The devices that are shared. The others stay whole."""
     replicas: Annotated[int, msgspec.Meta(ge=1, le=MOST_REPLICAS)]
-    """Shares that each device is offered as. 1: it stays whole, under the name that they would have."""
+    """Number of shares of each device. 1: the device stays whole, under the name of the shares."""
 
 
 class TimeSlicing(ConfigurationSection, frozen=True, kw_only=True):
@@ -149,41 +153,41 @@ class TimeSlicing(ConfigurationSection, frozen=True, kw_only=True):
     rename_by_default: bool = False
     """Shares are called `<name>.shared`."""
     fail_requests_greater_than_one: bool = False
-    """A container gets one share at most: two would not be twice as much."""
+    """A container can request at most one share, because two shares would not be twice as much."""
     resources: tuple[SharedResource, ...] = ()
 
 
 class Mps(ConfigurationSection, frozen=True, kw_only=True):
-    """The section `sharing.mps`: GPUs that are shared by MPS, each user limited to an equal part of memory and threads."""
+    """The section `sharing.mps`: GPUs that MPS shares, with an equal part of memory and threads for each client."""
 
     rename_by_default: bool = False
     """Shares are called `<name>.shared`."""
     fail_requests_greater_than_one: bool = True
-    """A container gets one share at most: two would not be twice as much."""
+    """A container can request at most one share, because two shares would not be twice as much."""
     resources: tuple[SharedResource, ...] = ()
-    """2 to 48 replicas each: an MPS server has no more clients."""
+    """Each has 2 to 48 replicas: an MPS server accepts no more clients."""
 
 
 class Units(ConfigurationSection, frozen=True, kw_only=True):
     """
-    GPUs of which a container asks for an amount: hundredths of the computing time, and blocks of 256 MiB of the memory. Each
-    GPU is two resources then.
+    GPUs of which containers request amounts: hundredths of the computing time, and blocks of 256 MiB of the memory.
+    Each GPU is then offered as two resources.
     """
 
     name: str = "nvidia.com/gpu"
     """The resource of the GPUs without sharing."""
     devices: Chosen = "all"
-    """Which of them. The others stay whole."""
+    """The devices that are shared. The others stay whole."""
     cores: str = "tencent.com/vcuda-core"
     """The resource of units of computing time, 100 for each GPU."""
     memory: str = "tencent.com/vcuda-memory"
-    """The resource of memory blocks: as many for each GPU as it has whole ones."""
+    """The resource of memory blocks: one for each whole block of a GPU's memory."""
 
 
 class GpuSlots(ConfigurationSection, frozen=True, kw_only=True):
     """
-    GPUs that are offered in slots. A container asks the kubelet for slots of so many GPUs, and in addition, in resources
-    that no kubelet sees, for an amount of each.
+    GPUs that are offered in slots. A container requests a slot for each GPU from the kubelet. In addition, it requests
+    an amount of each GPU, by resources that the kubelet does not see.
     """
 
     name: str = "nvidia.com/gpu"
@@ -199,11 +203,11 @@ class GpuSlots(ConfigurationSection, frozen=True, kw_only=True):
     priority: str = "nvidia.com/priority"
     """The resource by which a container requests high (0) or low (1) priority."""
     memory_scaling: Annotated[float, msgspec.Meta(ge=0.1, le=100)] = 1.0
-    """Memory that may be allocated of each GPU, as a multiple of its memory."""
+    """Memory of each GPU that can be allocated, as a multiple of its memory."""
     core_scaling: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.0
-    """Computing time that may be allocated of each GPU, as a multiple of 100."""
+    """Computing time of each GPU that can be allocated, as a multiple of 100."""
     numa_topology: bool = False
-    """List slots to the kubelet with the NUMA nodes of their GPUs: its Topology Manager then counts slots by NUMA node."""
+    """Whether slots are listed with their GPUs' NUMA nodes. The Topology Manager then counts them by NUMA node."""
     priorities: bool = False
     """Containers of low priority wait while one of high priority computes on their GPU. Needs the limiter `hami-core`."""
 
@@ -226,7 +230,7 @@ class Imex(ConfigurationSection, frozen=True, kw_only=True):
 
     channel_ids: tuple[Annotated[int, msgspec.Meta(ge=0, le=2047)], ...] = msgspec.field(default=(), name="channelIDs")
     required: bool = False
-    """Whether a channel that is not there is an error, and not left out."""
+    """Whether a missing channel is an error. If not, it is left out."""
 
 
 class Health(ConfigurationSection, frozen=True, kw_only=True):
@@ -260,7 +264,7 @@ class ConfigurationFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defau
     finding: str
     remedy: str = ""
     severe: bool = False
-    """Something that was asked for is not offered."""
+    """Whether the configuration requests something that is not offered."""
 
     def __str__(self) -> str:
         return f"{self.field}: {self.finding}"

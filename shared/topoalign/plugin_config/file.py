@@ -1,8 +1,9 @@
 """
 Reads a configuration. Precedence, lowest first: defaults, file, variables of NVIDIA's device plugin.
 
-All of it is checked before any of it is used. An error names its path, `nics[0].name`, or the variable that it
-came from. An unknown key is an error, because a setting that is silently ignored is noticed too late.
+The whole configuration is checked before any part of it is used. An error names the path of the field, such as
+`nics[0].name`, or the variable that set it. An unknown key is an error, because a setting that is silently ignored is
+noticed too late.
 """
 
 import os
@@ -22,7 +23,7 @@ from topoalign.plugin_config.configuration import Configuration, ConfigurationFi
 
 # Finds the configuration files inside a wrapper: a ConfigMap, or the values of a Helm chart.
 #
-# NVIDIA's charts carry several configurations by name, one for each kind of node. Each value is a file of its own:
+# NVIDIA's charts contain several named configurations, one for each kind of node. Each value is a complete file:
 #
 # - `data` of a ConfigMap, also of one in a List or among several YAML documents
 # - `config.map` in the values of the chart nvidia-device-plugin, and `devicePlugin.config.data` in those of
@@ -35,11 +36,11 @@ from topoalign.plugin_config.configuration import Configuration, ConfigurationFi
 
 CONFIG_MAP = "ConfigMap"
 VALUES = (("config", "map"), ("devicePlugin", "config", "data"))
-"""The last fields of a path whose values are files."""
+"""The last keys of the path of a mapping whose values are files."""
 
 
 class Wrapped(NamedTuple):
-    """A configuration file, and the field of the wrapper that holds it."""
+    """A configuration file, and the field of the wrapper that contains it."""
 
     field: str
     """Its path; "" for a file that is no wrapper."""
@@ -48,13 +49,13 @@ class Wrapped(NamedTuple):
 
 
 def configurations(raw: bytes, path: Path) -> list[Wrapped]:
-    """The configurations in a file, at least one, in its order. Raises InvalidDocument."""
+    """The configurations in a file, at least one, in the order of the file. Raises InvalidDocument."""
     parts = configuration_file.mappings_in(raw, str(path))
     return files(parts, str(path)) or [Wrapped("", documents.parse_document(raw, str(path)))]
 
 
 def files(parts: Sequence[FieldMapping], source: str) -> list[Wrapped]:
-    """The files that wrappers among these mappings hold."""
+    """The files inside those of these mappings that are wrappers."""
     return [
         Wrapped(
             field := configuration_file.field_of((*path, str(key))),
@@ -67,7 +68,7 @@ def files(parts: Sequence[FieldMapping], source: str) -> list[Wrapped]:
 
 
 def _values(part: FieldMapping) -> tuple[configuration_file.Path, Mapping[object, object]]:
-    """The path of a mapping whose values are files, and the mapping; empty where there is none."""
+    """The path of a mapping whose values are files, and the mapping; empty if there is none."""
     if part.content.get("kind") == CONFIG_MAP:
         data = part.content.get("data")
         return (*part.path, "data"), data if isinstance(data, dict) else {}
@@ -94,7 +95,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
     configuration: Configuration
     origins: Mapping[str, str]
-    """Path of a field -> `file`, or the variable that goes before it. A field that is not here has its default."""
+    """Path of a field -> `file`, or the variable that overrides it. A field that is not listed has its default."""
     findings: tuple[ConfigurationFinding, ...]
     """Fields that have no effect."""
 
@@ -114,8 +115,8 @@ def load_plugin_config(path: Path) -> Loaded:
 
 def load_content(raw: bytes, path: Path, environment: Mapping[str, str]) -> Loaded:
     """
-    The configuration in the bytes of a file, also of a wrapper that holds one. Raises InvalidDocument, and InvalidField with
-    the path of the first field that is wrong.
+    The configuration in the bytes of a file, which can be a wrapper that contains one. Raises InvalidDocument, and
+    InvalidField with the path of the first field that is wrong.
     """
     found = configurations(raw, path)
     if len(found) > 1:
@@ -136,9 +137,10 @@ def load_wrapped(found: Wrapped, environment: Mapping[str, str]) -> Loaded:
 
 def interpret_document(document: documents.Document, environment: Mapping[str, str]) -> Loaded:
     """
-    The configuration that a document and the environment make up; {} is no file at all.
+    The configuration from a document and the environment; {}: no file.
 
-    Raises InvalidField with the path of the first field that is wrong or cannot be met, or with the variable it is from.
+    Raises InvalidField with the path of the first field that is wrong or not supported, or with the variable that set
+    it.
     """
     document = nvidia_fields.rename_hook_path(document)
     origins = dict.fromkeys(flatten_document(document), FROM_FILE)
@@ -159,7 +161,7 @@ def interpret_document(document: documents.Document, environment: Mapping[str, s
 
 
 def flatten_document(content: object, path: str = "") -> dict[str, object]:
-    """The values of a document by their paths; a list is one value, except where it is one of mappings."""
+    """The values of a document by their paths; a list is one value, except a list of mappings."""
     if isinstance(content, dict) and content:
         below = [(f"{path}.{key}" if path else str(key), inner) for key, inner in content.items()]
     elif isinstance(content, list | tuple) and content and all(isinstance(item, dict) for item in content):

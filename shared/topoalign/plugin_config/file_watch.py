@@ -1,9 +1,9 @@
 """
-A configuration that follows changes of its file.
+Keeps a configuration up to date with its file.
 
-The file is read every two seconds and on SIGHUP, and its content is compared: a ConfigMap is changed by swapping a
-link, and times and sizes do not show every change. Invalid content changes nothing: the configuration in use stays. The
-log names the error once, and /readyz?verbose and a metric show it as long as it lasts.
+The file is read every two seconds and on SIGHUP, and its content is compared, because a ConfigMap changes by a new
+symbolic link, and times and sizes do not show every change. Invalid content changes nothing: the current configuration
+stays in use. The log reports the error once; /readyz?verbose and a metric show it until it is corrected.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,25 +22,25 @@ from topoalign.plugin_config.file import read_configuration_file as content_of
 
 VARIABLE = "TOPOALIGN_CONFIG"
 POLL_SECONDS = 2.0
-"""Between two looks: a kubelet takes up to a minute to bring a changed ConfigMap to the node."""
+"""Seconds between two reads. A kubelet takes up to a minute to update a ConfigMap on the node."""
 
 log = structlog.get_logger("topoalign.plugin_config")
 
 
 class ConfigurationFile:
-    """Keeps the configuration in use up to date. Without a file it comes from the environment, and never changes."""
+    """Keeps the configuration in use up to date. Without a file, it comes from the environment and never changes."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Reads it. Raises NotFound, InvalidDocument or InvalidField: a first configuration that is wrong is no start."""
+        """Reads the file. Raises NotFound, InvalidDocument or InvalidField: the first configuration must be valid."""
         self._environment = environment
         self.path, self._content, self.loaded = read_first(environment)
         self._refused: bytes | str | None = None
-        """The content that was refused last, or why there was none."""
+        """The content that was refused last, or why it could not be read."""
         self._looking = anyio.Lock()
         self.reason_not_current: str | None = None
         """Why the current file is not in use; None if it is."""
         self.changed = anyio.Event()
-        """Set when another configuration comes into use; there is a new event for the next by then."""
+        """Set when another configuration comes into use; a new event then replaces it."""
         self._kept_up = False
         self._log("configuration read")
 
@@ -50,7 +50,7 @@ class ConfigurationFile:
         return self.loaded.configuration
 
     async def keep_up(self, clock: Clock, asked: Callable[[], Awaitable[None]]) -> None:
-        """Looks again and again, and whenever `asked` returns; until cancelled. One of those who call it does so for all."""
+        """Reads the file periodically and whenever `asked` returns, until cancelled. Only the first caller reads it."""
         if self._kept_up:
             await anyio.sleep_forever()
         self._kept_up = True
@@ -88,7 +88,7 @@ class ConfigurationFile:
             return self._accept(found)
 
     def _accept(self, found: Loaded) -> bool:
-        """Returns whether it is another one. Logs that it is, or that the file is no longer wrong."""
+        """Returns whether the configuration is new. Logs a new one, or that the file is valid again."""
         other = found.configuration != self.current
         recovered = self.reason_not_current is not None
         self.loaded = found
@@ -114,7 +114,7 @@ class ConfigurationFile:
         self.reason_not_current = f"{self.path} is not in use: {error.finding}"
 
     def _log(self, event: str) -> None:
-        """Logs the findings; nothing without a file and without a variable of NVIDIA's."""
+        """Logs an event with the findings, unless there is neither a file nor a variable of NVIDIA's plugin."""
         findings = [str(finding) for finding in self.loaded.findings]
         if self.path is not None or self.loaded.origins:
             variables = sorted(set(self.loaded.origins.values()) & nvidia_fields.VARIABLES.keys())
@@ -136,5 +136,5 @@ def read_first(environment: Mapping[str, str]) -> tuple[Path | None, bytes, Load
 
 
 def parse_configuration(content: bytes, path: Path | None, environment: Mapping[str, str]) -> Loaded:
-    """Raises InvalidDocument, and InvalidField with the path of the first field that is wrong."""
+    """The configuration of a file; `path` None: only of the environment. Raises InvalidDocument, InvalidField."""
     return load_content(content, path, environment) if path is not None else interpret_document({}, environment)

@@ -1,9 +1,9 @@
 """
-The files of HAMi-core on a node: its library, and the list by which the dynamic linker loads that into every program of a
-container (ld.so.preload).
+The files of HAMi-core on a node: its library, and the list with which the dynamic linker loads the library into every
+program of a container (ld.so.preload).
 
-`topoalign hook install` puts both below one directory, and the allocator has containers mount them. Where the library is in
-a container is fixed: it looks for itself there.
+`topoalign hook install` copies both into one directory, and the allocator mounts them into containers. The path of the
+library in a container is fixed, because the library looks for itself there.
 
     <root>/libvgpu.so       mounted read-only at /usr/local/vgpu/libvgpu.so
     <root>/ld.so.preload    mounted read-only at /etc/ld.so.preload: one line, the path of the library in a container
@@ -24,14 +24,14 @@ CONTAINER_LIBRARY = f"{CONTAINER_ROOT}/{LIBRARY}"
 CONTAINER_PRELOAD = "/etc/ld.so.preload"
 PRELOADED = f"{CONTAINER_LIBRARY}\n".encode()
 LARGEST = 256 * 1024 * 1024
-"""Bytes of a library at most. HAMi-core's has less than one MiB; a much larger file is something else."""
+"""Maximum size of a library in bytes. HAMi-core's has less than one MiB; a much larger file is something else."""
 
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 """The header of a 64-bit ELF file: ident, type, machine, version, entry, offsets of both tables, flags, and their sizes."""
 SEGMENT = struct.Struct("<IIQQQQQQ")
 """Type, flags, offset, two addresses, size in the file, size in memory, alignment."""
 IDENT = b"\x7fELF\x02\x01"
-"""64 bits, little endian: as all machines with NVIDIA's driver."""
+"""64 bits, little endian, as on all machines with NVIDIA's driver."""
 SHARED = 3
 LOADED = 1
 DYNAMIC = 2
@@ -53,7 +53,7 @@ class NoLibrary(BadRequest):
 
 
 def check_library(content: bytes, machine: str) -> None:
-    """Raises NoLibrary for what is no whole ELF shared object for this machine (`x86_64`, `aarch64`)."""
+    """Raises NoLibrary unless this is a complete ELF shared object for this machine (`x86_64`, `aarch64`)."""
     if machine not in MACHINES:
         raise NoLibrary(f"there is none for {clean(machine)}")
     if len(content) < HEADER.size or not content.startswith(IDENT):
@@ -76,9 +76,9 @@ def check_library(content: bytes, machine: str) -> None:
 
 
 def find_missing_file(root: Path) -> str | None:
-    """The file of a root that containers could not be given: `libvgpu.so` or `ld.so.preload`; None: none is missing."""
+    """The file that is missing or wrong below a root: `libvgpu.so` or `ld.so.preload`; None: both are correct."""
     for name in (LIBRARY, PRELOAD):
-        if not os.path.isfile(root / name):  # Path.is_file raises where a directory on the way is closed
+        if not os.path.isfile(root / name):  # Path.is_file raises if a parent directory is not accessible
             return name
     try:
         with open(root / PRELOAD, "rb") as file:

@@ -1,14 +1,14 @@
 """
-The directories and the files of MPS on a node: what `topoalign mps` makes, and what the allocator looks at.
+The directories and files of MPS on a node, which `topoalign mps` creates and the allocator reads.
 
 For each resource there is a directory below the root, `<root>/nvidia.com/gpu`, with the pipes of its control daemon
-(`pipe`), its log (`log`) and, while the daemon serves, the file `serves`: which devices, in how many shares. A container
-sees its pipes at `/mps/nvidia.com/gpu/pipe` and the root's `shm` at /dev/shm, as with NVIDIA's device plugin v0.20.0. The
-two resources of GPUs in units have one directory, which is called after that of computing time.
+(`pipe`), its log (`log`) and, while the daemon serves, the file `serves`: which devices, in how many shares. A
+container sees its pipes at `/mps/nvidia.com/gpu/pipe` and the root's `shm` at /dev/shm, as with NVIDIA's device plugin
+v0.20.0. The two resources of GPUs in units have one directory, which is named after the resource of computing time.
 
-`topoalign mps` holds a lock (flock) on the file `serves` from before the file has its name. So a reader in another container
-knows without a process id, a clock or a call whether the writer lives: the kernel takes the lock from a process that is
-killed, and a file without a lock is ignored.
+`topoalign mps` locks the file `serves` (flock) before it gives the file its name. So a reader in another container can
+tell whether the writer is alive, without a process id, a clock or a call: the kernel releases the lock of a process
+that is killed, and a file without a lock is ignored.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ from topoalign.core.model.ids import DeviceID, ResourceName
 
 CONTAINER_ROOT = Path("/mps")
 """
-The mount point of the root in containers: in those that use it and, by the deployment, in the agent's and the daemon's.
+The mount point of the root in containers that use MPS and, by the manifests, in those of the agent and the daemon.
 """
 SHM = "shm"
 CONTAINER_SHM = "/dev/shm"  # noqa: S108  # a mount point in a container, no temporary file
@@ -30,7 +30,7 @@ PIPE = "pipe"
 LOG = "log"
 SERVES = "serves"
 MOST_BYTES = 65_536
-"""Bytes of the file `serves`: 32 GPUs are 2,000 bytes."""
+"""Maximum size of the file `serves` in bytes. 32 GPUs need 2,000 bytes."""
 
 
 class Serves(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +40,8 @@ class Serves(msgspec.Struct, frozen=True, kw_only=True):
     """Uuids of GPUs."""
     replicas: int
     """
-    Shares of each GPU: the limits of a client are the GPU's memory and threads divided by it. 0: the daemon has no limits,
-    because the containers have their own.
+    Shares of each GPU: a client is limited to the GPU's memory and threads divided by this number. 0: the daemon sets
+    no limits, because the containers have their own.
     """
 
 
@@ -88,7 +88,7 @@ class Announcement:
         self._file: int | None = None
 
     def publish(self, serves: Serves) -> None:
-        """Writes that the daemon serves this. Raises OSError."""
+        """Writes what the daemon serves. Raises OSError."""
         self.withdraw()
         draft = self._path.with_name(f".{SERVES}.{os.getpid()}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -98,7 +98,7 @@ class Announcement:
         os.replace(draft, self._path)
 
     def withdraw(self) -> None:
-        """Removes the file, and gives up its lock."""
+        """Removes the file and releases its lock."""
         file = self._file
         self._file = None
         if file is not None:

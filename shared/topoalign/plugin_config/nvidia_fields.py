@@ -1,9 +1,9 @@
 """
 Fields of NVIDIA's device plugin without effect here, and the variables that take precedence over its file.
 
-If only the image of a DaemonSet is replaced, its environment and its config map stay. So the variables of NVIDIA's
-plugin have the same meaning here. A field of its file that has no meaning here is either named once in the log, if the
-node works without it, or refused, if it would not.
+If only the image of a DaemonSet is replaced, its environment and its ConfigMap stay. So the variables of NVIDIA's
+plugin have the same meaning here. A field of its file can have no meaning here. If the node works without the field,
+the log names it once. Otherwise, the field is refused.
 
 Source: k8s-device-plugin v0.20.0, its file of version v1 and the flags of its command.
 """
@@ -17,7 +17,7 @@ from topoalign.kubelet.files.kubelet_configuration import FALSE, TRUE
 KUBELET_SOCKET = "/var/lib/kubelet/device-plugins/kubelet.sock"
 
 FILE = "CONFIG_FILE"
-"""Names the file for that plugin."""
+"""The variable that names that plugin's configuration file."""
 
 
 def parse_boolean(value: str) -> object:
@@ -36,7 +36,7 @@ def parse_numbers(value: str) -> object:
 
 
 class NvidiaVariable(NamedTuple):
-    """A variable of NVIDIA's plugin: the field it stands for, and how its text becomes a value of it."""
+    """A variable of NVIDIA's plugin: the field that it sets, and the function that parses its text."""
 
     field: str
     read: Callable[[str], Any] = str
@@ -80,14 +80,14 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     "flags.useNodeFeatureAPI": "it is for gpu-feature-discovery, which labels the node and may go on running",
     "flags.gfd": "it is for gpu-feature-discovery, which labels the node and may go on running",
 }
-"""Field -> why the node does as well without it. Its value is not read."""
+"""Field -> why the node does not need it. Its value is not read."""
 
 
 class UnsupportedField(NamedTuple):
-    """A field of NVIDIA's file that cannot be met here."""
+    """A field of NVIDIA's file that is not supported."""
 
     unless: tuple[object, ...]
-    """Values with which it asks for nothing that is not done anyway."""
+    """Values that are accepted, because they request what is done anyway."""
     finding: str
     remedy: str
 
@@ -137,7 +137,7 @@ def rename_hook_path(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve_nvidia_fields(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The document without NVIDIA's own fields, and why some have no effect. Raises InvalidField for an unmet one."""
+    """The document without NVIDIA's own fields, and why some have no effect. Raises InvalidField for a refused one."""
     strategy = value_at(document, "flags.plugin.deviceListStrategy")
     if isinstance(strategy, str):
         document = with_value(document, "flags.plugin.deviceListStrategy", [strategy])
@@ -158,14 +158,16 @@ def resolve_nvidia_fields(document: dict[str, Any]) -> tuple[dict[str, Any], dic
 
 
 def value_at(document: object, field: str) -> Any:
-    """None where the field is not there, or something above it is no mapping."""
+    """The value of a field; None if the field is missing or one of its parents is not a mapping."""
     for key in field.split("."):
         document = document.get(key) if isinstance(document, dict) else None
     return document
 
 
 def with_value(document: dict[str, Any], field: str, value: object) -> dict[str, Any]:
-    """The document with this value at a path. A value on the path that is no mapping stays, to be refused later."""
+    """
+    The document with this value at a path. If a parent is not a mapping, nothing changes: a later check refuses it.
+    """
     key, _, below = field.partition(".")
     inner = document.get(key, {})
     if below and not isinstance(inner, dict):
@@ -174,7 +176,7 @@ def with_value(document: dict[str, Any], field: str, value: object) -> dict[str,
 
 
 def drop_field(document: dict[str, Any], field: str) -> dict[str, Any]:
-    """The same without this field, which it has."""
+    """The document without this field, which it must have."""
     key, _, below = field.partition(".")
     if below:
         return {**document, key: drop_field(document[key], below)}

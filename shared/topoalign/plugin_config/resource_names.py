@@ -1,9 +1,10 @@
 """
 Names of resources, and patterns that select devices by name.
 
-A device plugin may register extended resources only. Their rule (Kubernetes v1.36, IsExtendedResourceName): a domain,
-`/`, and a name of at most 63 letters, digits, `-`, `_` and `.`, the first and the last a letter or a digit; nothing of
-`kubernetes.io`, and still a qualified name with `requests.` before it, because a quota uses that name.
+A device plugin can register only extended resources. The rule for their names (Kubernetes v1.36,
+IsExtendedResourceName): a domain, `/`, and a name of at most 63 letters, digits, `-`, `_` and `.`, which begins and
+ends with a letter or a digit. The domain must not contain `kubernetes.io`. With the prefix `requests.`, the name must
+still be a qualified name, because quotas use it.
 """
 
 import glob
@@ -25,7 +26,7 @@ _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?", re.ASCII)
 
 
 def resource(path: str, text: str, domain: str = GPU_DOMAIN) -> ResourceName:
-    """The name with its domain, or with this one. Raises InvalidField for a name that Kubernetes would not take."""
+    """The name with its domain, or else `domain`. Raises InvalidField for a name that Kubernetes does not accept."""
     name = ResourceName(text if "/" in text else f"{domain}/{text}")
     of, _, local = name.partition("/")
     why = None
@@ -45,10 +46,10 @@ def resource(path: str, text: str, domain: str = GPU_DOMAIN) -> ResourceName:
 
 
 def found_in(pattern: str, name: str) -> bool:
-    """Whether a part of the name fits the pattern (`*` stands for anything), as in NVIDIA's device plugin v0.20.0."""
+    """Whether a part of the name matches the pattern (`*`: anything), as in NVIDIA's device plugin v0.20.0."""
     return matches_pattern(f"*{pattern}*", name)
 
 
 def matches_pattern(pattern: str, name: str) -> bool:
-    """Whether the whole name fits the pattern, in which `*` stands for anything and no other character is special."""
+    """Whether the whole name matches the pattern. `*` stands for anything; no other character is special."""
     return fnmatchcase(name, glob.escape(pattern).replace("[*]", "*"))

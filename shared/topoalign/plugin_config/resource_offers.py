@@ -1,12 +1,12 @@
 """
 The offers of a node to the kubelet: its devices, grouped into resources by a configuration.
 
-First every device gets its resource as an unshared device (`topoalign.plugin_config.bases`). Then devices shared in time or
-by MPS are offered several times; GPUs in units are offered as two resources; GPUs and MIG instances in slots are offered
-once for each slot. Each device is offered once, as a whole or in parts. If a configuration names something that this node
-does not have, a finding reports it and it is skipped: one file can serve a whole fleet. MPS cannot share a GPU in MIG mode.
-If the configuration asks for that, neither shares nor the whole device are offered, because the configuration did not ask
-for a whole device.
+First, every device gets the resource that it has without sharing (`topoalign.plugin_config.bases`). Then devices that
+are shared by time slicing or MPS are offered several times, GPUs in units are offered as two resources, and GPUs and
+MIG instances in slots are offered once for each slot. No device is offered both as a whole and in parts. If a
+configuration names something that this node does not have, a finding reports it and it is skipped: one file can serve a
+whole fleet. MPS cannot share a GPU in MIG mode. If the configuration requests that, neither shares nor the whole device
+are offered, because the configuration did not request a whole device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ from topoalign.plugin_config.configuration import (
 
 Way = Literal["time-slicing", "mps"]
 Terms = dict[DeviceID, tuple[Offer, ...]]
-"""Device -> how it is offered, as offers without devices: devices with equal terms are one offer."""
+"""Device -> its offers, with empty `devices`. Devices with equal terms become one offer."""
 
 
 class ResourceOffers(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class ResourceOffers(msgspec.Struct, frozen=True, kw_only=True):
 
 def offer_resources(topology: Topology, configuration: Configuration, before: Sequence[Offer] = ()) -> ResourceOffers:
     """
-    The offers of a node in the hardware's order, and findings; `before` is what was offered under the same configuration.
+    The offers of a node in the hardware's order, and findings. `before`: earlier offers under the same configuration.
 
     Never raises for a valid topology and a configuration that has been checked.
     """
@@ -99,7 +99,7 @@ def offer_resources(topology: Topology, configuration: Configuration, before: Se
 
 def find_enforcement(sharing: SharingSection, mine: Limiter) -> tuple[Way, Limiter | None]:
     """
-    The sharing strategy and the library that limit containers to their units or slots. `mine`: the only library that fits
+    The sharing strategy and the library that limit containers to their units or slots. `mine`: the only library for
     this way of sharing (vcuda for units, hami-core for slots). MPS limits both.
     """
     if sharing.limiter == "mps":
@@ -219,7 +219,9 @@ def choose_shared_devices(
 
 
 def within_limits(divided: Mapping[Offer, Sequence[DeviceID]], findings: Findings) -> list[Offer]:
-    """The offers up to the number of devices that a node can list. `divided`: offers without devices -> their devices."""
+    """
+    The offers within the number of devices that a node can list. `divided`: offers without devices -> their devices.
+    """
     found = []
     left = MOST_HANDED_OUT
     for offer, devices in divided.items():

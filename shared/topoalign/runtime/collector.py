@@ -1,8 +1,8 @@
 """
-Keeps the garbage collector away from objects that live until the process ends.
+Excludes objects that exist until the process ends from garbage collection.
 
-Modules and what they define stay until the process ends. A node agent imports some hundred thousand such objects before its
-first list of devices, for which pods wait, and the collector would look through them again and again.
+Modules and their contents exist until the process ends. A node agent imports some hundred thousand such objects before
+it first lists its devices, for which pods wait. The collector would scan these objects again and again.
 """
 
 import gc
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Switches the collector off for imports; what is there afterwards is not looked at any more."""
+    """Disables the collector during imports, and excludes all objects that then exist from later collections."""
     gc.disable()
     try:
         yield

@@ -1,13 +1,14 @@
 """
-Bounds what one peer can take of the HTTP servers of a process: connections, memory and time (`fair_share`).
+Limits the connections, the memory and the time that one peer can use in the HTTP servers of a process (`fair_share`).
 
-Each connection takes a file descriptor, and the process needs others: its journal, the kubelet's socket. So there is a
-limit far below that of the system. At the limit the peer with the most connections gives one up, and the new one is served:
-a probe of /livez succeeds however many connections other clients hold, and in whatever state.
+Each connection uses a file descriptor, and the process needs descriptors for other things, such as its journal and the
+kubelet's socket. So the limit on connections is far below the system's limit on file descriptors. At the limit, the
+server closes a connection of the peer with the most connections and serves the new one. So a probe of /livez succeeds,
+regardless of how many connections other clients have open and which state they are in.
 
-A connection has one request in work. The next one begins when its turn comes, once the answer before it has been handed to
-the system; a peer that does not read its answer is closed after `WRITE_SECONDS`. A request whose connection is lost is not
-worked on any more.
+A connection processes one request at a time. The next request begins in its turn, after the previous response has been
+passed to the system. If a peer does not read its response, the connection is closed after `WRITE_SECONDS`. If a
+connection is lost, its request is cancelled, unless it called `outlive_connection`.
 """
 
 import asyncio
@@ -28,38 +29,38 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
 MOST = 256
-"""Upper bound of open connections. Monitoring and people need a handful."""
+"""Maximum number of open connections. Monitoring and operators need only a few."""
 PART = 8
-"""HTTP uses at most one eighth of the file descriptors that the process may have."""
+"""HTTP uses at most one eighth of the file descriptors that the process can open."""
 WRITE_SECONDS = 10.0
-"""How long a written answer may wait to be read: Prometheus gives up after the same time."""
+"""How long a peer can take to read a written response: as long as Prometheus' default time-out of a scrape."""
 HEAD_SECONDS = 4.0
-"""How long the head of a request may take, from its first byte."""
+"""Time-out of the head of a request, from its first byte."""
 MOST_HEAD_BYTES = 64 * 1024
-"""Of the head of a request, its address and its headers, with the trailers; and of the framing of a body in chunks."""
+"""Maximum size of the URL, the headers and the trailers of a request. It also limits the framing of a chunked body."""
 MOST_PIPELINED = 4
-"""Requests of a connection that wait behind the one in work. No client of Kubernetes sends any."""
+"""Maximum number of pipelined requests that wait on one connection. Kubernetes clients do not pipeline requests."""
 PART_BYTES = 32 * 1024
-"""A body is passed on in parts of at least so many bytes: at the 64 KiB that uvicorn keeps, the peer has to wait."""
+"""Minimum size of the parts of a body, except the last one. uvicorn stops reading at 64 KiB."""
 PROBES = ("/livez", "/readyz")
-"""Prefixes of the paths of a kubelet's probes: the probes of an address have a share of their own."""
+"""Path prefixes of the kubelet's probes. The probes from an address have their own fair share."""
 
 
 class HttpConnection(HttpToolsProtocol):
     """
-    A connection of uvicorn with its peer's fair share, with limits on the head of a request, and with errors in JSON.
+    An HTTP connection of uvicorn with fair sharing among peers, limits on the head of a request, and errors in JSON.
 
-    A request whose head is not complete in time is answered and ended.
+    If the head of a request is not complete in time, the connection responds with an error and closes.
     """
 
     connections: Any  # OpenConnections
     peer: Peer = ("",)
     since = 0.0
-    """When the server began to wait for the peer, by the loop's clock. During a request it may be its beginning."""
+    """When the server began to wait for the peer, by the event loop's clock. During a request, it can be its start."""
     has_begun = False
-    """Whether bytes of the next request have come."""
+    """Whether bytes of the next request have arrived."""
     in_work: Any = None
-    """uvicorn's request that is answered now; None: none has come. The parser reads on behind it."""
+    """The current or the last request, as uvicorn's cycle; None: no request yet. The parser can be ahead of it."""
     _write_timer: asyncio.TimerHandle | None = None
     _task: "asyncio.Task[Any] | None" = None
     _working: Working | None = None
@@ -67,36 +68,36 @@ class HttpConnection(HttpToolsProtocol):
     head_seconds = HEAD_SECONDS
     _head_timer: asyncio.TimerHandle | None = None
     _is_idle = True
-    """Whether nothing of a request has come after the last one."""
+    """Whether nothing has arrived since the end of the last request."""
     _head_is_complete = True
-    """Whether the head of a request has come, or nothing of it."""
+    """Whether the head of the request is complete, or nothing of it has arrived."""
     _is_first = True
-    """Whether no request has begun in what has come since the connection was idle."""
+    """Whether no request has begun since the connection was idle."""
     _is_refused = False
-    """Whether the request is answered already, as its head is too long."""
+    """Whether the request was answered with an error because its head is too long."""
     _head_bytes = 0
-    """Of the address and the headers that were read, and of the trailers behind a body."""
+    """Bytes of the URL, the headers and the trailers that have arrived."""
     _raw_bytes = _body_bytes = 0
-    """What has come of the request, and what of it is its body."""
+    """Bytes of the request that have arrived, and those of its body."""
 
     def __init__(self, *of_uvicorn: Any, turns: RequestTurns, **named: Any) -> None:
-        """`turns`: those of all servers of the process."""
+        """`turns`: shared by all servers of the process."""
         super().__init__(*of_uvicorn, **named)
         self._turns = turns
         self.app = self._answer
         self._part_has_come = asyncio.Event()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Accepts the connection, closes another at the limit, and charges the peer for the time of this."""
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Accepts the connection, closes another one at the limit, and charges the peer for the time this takes."""
         self.since = self.loop.time()
         self.peer = peer_of(transport)
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=1)  # else a little that is unread would be noticed by nobody
+        transport.set_write_buffer_limits(high=1)  # otherwise a short unread response would not be noticed
         make_room(self.connections)
         self._turns.charge(Working(self.peer, self._turns), self.loop.time() - self.since)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the work on its request."""
+        """Cancels the request in progress, unless it outlives the connection."""
         self._stop_head_timer()
         self._stop_write_timer()
         super().connection_lost(exc)
@@ -107,7 +108,7 @@ class HttpConnection(HttpToolsProtocol):
         self._part_has_come.set()
 
     def data_received(self, data: bytes) -> None:
-        """Takes bytes. A head must end in time, and what is no body must not exceed the limit of a head."""
+        """Receives bytes. Limits the time for the head, and the size of everything except the body."""
         if self._is_idle:
             self._begin_request()
             self._is_first = True
@@ -121,11 +122,11 @@ class HttpConnection(HttpToolsProtocol):
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self.head_seconds, self._end_slow_head)
         if not self._is_idle and self._raw_bytes - self._body_bytes > MOST_HEAD_BYTES + self._body_bytes:
-            self._refuse()  # as chunks with long extensions, or with a byte each
+            self._refuse()  # such as chunks with long extensions, or chunks of one byte
 
     def on_message_begin(self) -> None:
-        """A request has begun. Raises ValueError, which ends the connection, where too many wait for their turn."""
-        if not self._is_first:  # it came together with the one before; lines without text may come before the first
+        """Begins a request. Raises ValueError, which closes the connection, if too many requests wait on it."""
+        if not self._is_first:  # it arrived together with the previous one; empty lines can precede the first
             self._begin_request()
         self._is_first = False
         if len(self.pipeline) >= MOST_PIPELINED:
@@ -133,12 +134,12 @@ class HttpConnection(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """A part of the address has come."""
+        """Receives a part of the URL."""
         self._head_bytes += len(url)
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header or a trailer has come."""
+        """Receives a header or a trailer."""
         self._head_bytes += len(name) + len(value) + len(b": \r\n")
         if self._head_bytes > MOST_HEAD_BYTES:
             self._refuse()
@@ -146,13 +147,13 @@ class HttpConnection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head of a request has come."""
+        """Receives the end of the head."""
         self._head_is_complete = True
         if not self._is_refused:
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body has come."""
+        """Receives a part of the body."""
         self._body_bytes += len(body)
         if self._is_refused:
             return
@@ -161,7 +162,7 @@ class HttpConnection(HttpToolsProtocol):
             self._part_has_come.set()
 
     def on_message_complete(self) -> None:
-        """A whole request has come."""
+        """Receives the end of a request."""
         self._is_idle = True
         if self._is_refused:
             return
@@ -175,24 +176,24 @@ class HttpConnection(HttpToolsProtocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Starts the time-out of `WRITE_SECONDS` for a peer that has not read all of the answer."""
+        """Starts the time-out of `WRITE_SECONDS` for a peer that has not read the whole response."""
         super().pause_writing()
         self._wait_from_now()
         self._stop_write_timer()
         self._write_timer = self.loop.call_later(WRITE_SECONDS, self.end)
 
     def resume_writing(self) -> None:
-        """Stops the time-out once the peer has read the answer."""
+        """Stops the time-out after the peer has read the response."""
         self._stop_write_timer()
         self._wait_from_now()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Answers what is not HTTP."""
+        """Responds with an error to data that is not HTTP."""
         self._end_with(400, "BadRequest", msg.rstrip("."))
 
     def is_waited_for(self) -> bool:
-        """Whether the server waits for the peer: to send a request, or to read an answer."""
+        """Whether the server waits for the peer to send a request or to read a response."""
         cycle = self.in_work
         return cycle is None or cycle.response_complete or cycle.more_body or self.flow.write_paused
 
@@ -202,7 +203,7 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.abort()
 
     async def _answer(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """Runs the application in the request's turn, once the peer has read the last answer."""
+        """Runs the application in the turn of the request, after the peer has read the previous response."""
         peer = (*self.peer, "probe") if scope["path"].startswith(PROBES) else self.peer
         self._working = Working(peer, self._turns)
         self._task = asyncio.current_task()
@@ -214,7 +215,7 @@ class HttpConnection(HttpToolsProtocol):
             await self.config.loaded_app(scope, receive, send)
 
     async def _receive_part(self, request: Any, receive: "Receive") -> "Message":
-        # A task that wakes for each byte of a slow body costs several times what the parser does.
+        # Waking the task for each byte of a slow body would cost several times as much as parsing it.
         while request.more_body and len(request.body) < PART_BYTES and not request.disconnected:
             if request.waiting_for_100_continue:
                 break
@@ -227,8 +228,8 @@ class HttpConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """The parser reads nothing behind a request for another protocol, so the answer to it is the last one."""
-        if self.cycle is not None:  # a refused head has none
+        """Closes the connection after the response, because the parser reads nothing after an upgrade request."""
+        if self.cycle is not None:  # a refused head has no cycle
             self.cycle.keep_alive = False
 
     def _begin_request(self) -> None:
@@ -239,16 +240,16 @@ class HttpConnection(HttpToolsProtocol):
         self._end_with(408, "TooSlow", f"the head of a request did not come within {self.head_seconds:g} s")
 
     def _refuse(self) -> None:
-        """Answers a request whose head is too long, and passes on nothing more of it."""
+        """Responds with an error to a request whose head is too long, and ignores the rest of the request."""
         self._is_refused = True
         self._end_with(431, "TooLarge", f"the head of a request has more than {MOST_HEAD_BYTES} bytes")
 
     def _end_with(self, status: int, code: str, finding: str) -> None:
-        """Answers with an error, and closes, if the connection is not ending anyway."""
+        """Responds with an error and closes the connection, unless it is already closing."""
         if self.transport.is_closing():
             return
         if self.in_work is not None and self.in_work.response_started and not self.in_work.response_complete:
-            self.end()  # the client would read the error as a part of the answer before
+            self.end()  # the client would read the error as a part of the previous response
             return
         body = msgspec.json.encode({"code": code, "finding": finding, "remedy": "send a whole HTTP/1.1 request"})
         head = (
@@ -280,27 +281,28 @@ def peer_of(transport: asyncio.BaseTransport) -> Peer:
 
 
 def make_room(connections: OpenConnections[Any]) -> None:
-    """Closes a connection of a server if there are more than allowed."""
+    """Closes one of these connections if there are more than `most()`."""
     if len(connections) > most():
         connections.first_to_close().end()
 
 
 def most() -> int:
-    """Connections that may be open now."""
+    """Maximum number of open connections, by the current limit on file descriptors."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MOST if descriptors == resource.RLIM_INFINITY else max(4, min(MOST, descriptors // PART))
 
 
 HANDSHAKE_SECONDS = 0.002
-"""Time for the keys of a handshake. It is charged at once, because the work is done when parts of the handshake arrive."""
+"""CPU time of a handshake's cryptography. It is charged in advance, because the work is done when data arrives."""
 
 
 class Handshake(asyncio.Protocol):
     """
     Handles a connection until the end of its TLS handshake, then passes it to `http`.
 
-    asyncio alone shows a connection only after its handshake, for which a client may take a minute: connections without one
-    would not be counted, and could use up all file descriptors. So here a handshake counts, and takes a turn.
+    asyncio reports a connection only after its handshake, which can take a client a minute. Connections in a handshake
+    would not be counted and could use up all file descriptors. So this class counts a connection from its start, and a
+    handshake waits for its turn.
     """
 
     transport: asyncio.Transport
@@ -312,10 +314,10 @@ class Handshake(asyncio.Protocol):
         self._turns = turns
         self._connections = http.connections
         self._early: list[bytes] = []
-        """Bytes of the first request that came together with the end of the handshake."""
+        """Bytes of the first request that arrived together with the end of the handshake."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Registers the connection, and waits for its turn."""
+        """Registers the connection and starts the handshake in its turn."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.pause_reading()
@@ -335,7 +337,7 @@ class Handshake(asyncio.Protocol):
         self._task.cancel()
 
     def is_waited_for(self) -> bool:
-        """As of `HttpConnection`."""
+        """Always true: see `HttpConnection`."""
         return True
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""The context that a service receives when it starts. It is the same type for all services."""
+"""Defines the context that a service receives when it starts: the same type for all services."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -25,20 +25,20 @@ PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 Page = Callable[[], Awaitable[tuple[bytes, str]]]
-"""Makes a page at each request for it: its body and content type. A TopoalignError that it raises is the answer then."""
+"""Returns the body and the content type of a page. If it raises a TopoalignError, that is the response."""
 
 Series = Callable[[], AsyncIterator[bytes]]
-"""Writes whole families in Prometheus' text format, in chunks between which the loop gets a turn."""
+"""Writes whole metric families in Prometheus' text format, in chunks. Other tasks can run between two chunks."""
 
 
 class Reload:
-    """A request of the operator to read files again (SIGHUP). One task waits for it, on behalf of all."""
+    """An operator's request to read files again (SIGHUP). One task waits for it on behalf of all."""
 
     def __init__(self) -> None:
         self._asked = anyio.Event()
 
     def ask(self) -> None:
-        """Request that files are read again, as SIGHUP does."""
+        """Requests that files are read again, as SIGHUP does."""
         self._asked.set()
 
     async def wait(self) -> None:
@@ -48,41 +48,41 @@ class Reload:
 
 
 class Drain:
-    """The time between SIGTERM and the end of the services: no readiness page is ready, and clients move elsewhere."""
+    """The time between SIGTERM and the stop of the services. No readiness page is ready, so clients move elsewhere."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """A service that drains sets its own; the default ends the services at once."""
+        """Set by a service that drains; by default, the services stop at once."""
         self.begun = anyio.Event()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a service receives at its start. Services of one process share it; services in four processes have one each."""
+    """What a service receives at its start. All services of one process share one context."""
 
     bus: Bus
     hub: Bus | None = None
-    """The bus to other processes, if `bus` is a shorter path to the services of this process; None if they are the same."""
+    """The bus to other processes, if `bus` is a NodeBus; None: `bus` itself is that bus."""
     near: Bus | None = None
-    """The bus of this process alone, where `bus` is that and `hub`; None if there is none."""
+    """The bus within this process, if `bus` is a NodeBus; None: there is none."""
     clock: Clock
     environment: Mapping[str, str]
-    """`TOPOALIGN_*` settings: options of the command line, else the environment of the process."""
+    """`TOPOALIGN_*` settings: options of the command line, or the environment of the process."""
     checks: dict[str, Check] = field(default_factory=dict)
     """Readiness checks by name; a service adds its own."""
     readiness: dict[str, dict[str, Check]] = field(default_factory=dict)
     """
-    Name of a Service -> the readiness checks of what it needs, which /readyz/NAME answers; a service adds its own before it
+    Name of a Service -> the readiness checks that it needs, shown by /readyz/NAME; a service adds its own before it
     reports that it has started.
     """
     life: dict[str, Check] = field(default_factory=dict)
-    """Checks of /livez by name: failures that only a restart of the process can end."""
+    """Checks of /livez by name: failures that only a restart of the process can correct."""
     notes: dict[str, Check] = field(default_factory=dict)
     """Conditions that an operator should know although the process is ready, by name; shown by /readyz?verbose."""
     reload: Reload = field(default_factory=Reload)
     drain: Drain = field(default_factory=Drain)
     turns: RequestTurns = field(default_factory=RequestTurns)
-    """The turns in which the HTTP servers of the process answer."""
+    """The turns of the requests to the HTTP servers of the process."""
     routes: "list[BaseRoute]" = field(default_factory=list)
     """HTTP routes in addition to /livez, /readyz and /metrics; a service adds its own before it reports its start."""
     pages: dict[str, Page] = field(default_factory=dict)
@@ -90,14 +90,18 @@ class Context:
     collectors: list[Collector] = field(default_factory=list)
     """The metrics of /metrics; a service adds its own."""
     series: list[Series] = field(default_factory=list)
-    """What /metrics shows behind `metrics`: families that a service writes itself, because they have too many series to be
-    made again at each scrape."""
+    """
+    Metric families that /metrics shows after `metrics`. Services write them directly, because they have too many series
+    to be rebuilt at each scrape.
+    """
     superseded: anyio.Event = field(default_factory=anyio.Event)
-    """Set by a service when another process takes this one's place: all services end, and this one waits to be stopped."""
+    """
+    Set by a service when another process replaces this one: all services stop, and this process waits for its stop.
+    """
 
     @cached_property
     def metrics(self) -> "CollectorRegistry":
-        """The registry of Prometheus behind /metrics: the collectors, and what a service registers here itself."""
+        """The Prometheus registry of /metrics: the collectors, and metrics that services register here directly."""
         return registry_of(self.collectors)
 
     @cached_property

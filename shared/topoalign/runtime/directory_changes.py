@@ -1,12 +1,13 @@
 """
 Wakes tasks that wait for a change in a directory, as reported by the kernel (inotify(7)).
 
-Reported are entries that are created, removed, renamed, written or given other attributes, and the removal of the directory
-itself; changes in subdirectories are not. A task that waits reads the directory itself to find the change, and also reads it
-periodically: some file systems report nothing, and a mount that hides a directory is no change of it.
+The kernel reports entries that are created, removed, renamed, written or given other attributes, and the removal of the
+directory itself. It does not report changes in subdirectories. A task that waits reads the directory itself to find the
+change. It also reads it periodically, because some file systems report nothing, and a mount over a directory is not
+reported.
 
-A task takes `next_change`, calls `watch`, reads the directories, and then waits. So no change between the reading and the
-wait is missed. If a directory cannot be watched, `watch` returns False, and the caller polls.
+A task gets `next_change`, calls `watch`, reads the directories, and then waits. So it does not miss a change between
+reading and waiting. If a directory cannot be watched, `watch` returns False, and the caller polls.
 """
 
 import asyncio
@@ -35,10 +36,10 @@ class DirectoryChanges:
 
     def __init__(self) -> None:
         self.next_change = anyio.Event()
-        """Set at the next change, which also replaces it by a new event."""
+        """Set at the next change; a new event then replaces it."""
         self._is_listening = False
         self._library: Any = None
-        """The C library, once something is watched: ctypes is not imported before."""
+        """The C library; None until a directory is watched, because ctypes is imported only then."""
         self._descriptor = -1
 
     async def run(self) -> None:
@@ -69,11 +70,11 @@ class DirectoryChanges:
         return all(each in watched or (each.parent in watched and not each.exists()) for each in directories)
 
     async def wait(self, change: anyio.Event, clock: Clock, seconds: float) -> None:
-        """Returns once `change`, which was `next_change`, is set, and after so many seconds at most."""
+        """Waits until `change` (a former `next_change`) is set, but at most this many seconds."""
         await wait_for_first(change.wait, partial(clock.sleep, seconds))
 
     def _open(self) -> bool:
-        """Starts inotify. Returns False if the kernel has none, or no instance left."""
+        """Starts inotify. Returns False if the kernel has no inotify or no free instance."""
         import ctypes
 
         try:
@@ -87,7 +88,7 @@ class DirectoryChanges:
         return True
 
     def _watch(self, directory: Path) -> bool:
-        """Has no effect on one that is watched already."""
+        """Watches a directory; no effect if it is watched already."""
         return bool(self._library.inotify_add_watch(self._descriptor, os.fsencode(directory), MASK) >= 0)
 
     def _take_changes(self) -> None:

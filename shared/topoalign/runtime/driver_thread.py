@@ -1,14 +1,14 @@
 """
-The one thread in which a driver makes its blocking calls, with a deadline for each of them.
+Runs a driver's blocking calls in a single thread, with a deadline for each call.
 
-A call into a driver library or a file of /sys may hang for ever, and a thread cannot be stopped from outside. So work
-runs in a daemon thread, which does not keep the process from ending, and it reports each call before it makes it. If a
-call takes too long, the caller gets an error with the name of the call and continues; the work ends at its next call.
-Until then no other work begins, so a driver that hangs blocks one thread and never two. Work whose caller was cancelled ends
-at its next call, too: later work waits for that, as long as the call is not late.
+A call of a driver library or an access to a file in /sys can hang forever, and a thread cannot be stopped from outside.
+So the work runs in a daemon thread, which does not prevent the process from ending, and it reports each call before it
+makes it. If a call takes too long, the caller gets an error with the name of the call and continues; the work ends at
+its next call. Until then, no other work begins, so a driver that hangs blocks only one thread. If a caller is
+cancelled, its work also ends at its next call. Later work waits for that, unless the call exceeds its deadline.
 
-If the process was stopped, or got no CPU, a late call does not prove that it hangs: if the loop itself wakes late, the
-deadline begins again.
+If the process was paused or got no CPU time, a late call does not prove that the driver hangs. So if the event loop
+itself wakes late, the deadline starts again.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from topoalign.runtime.tasks import background
 T = TypeVar("T")
 
 LATE_SECONDS = 1.0
-"""Above what a loaded machine takes for a turn."""
+"""Longer than an iteration of the event loop takes on a loaded machine."""
 MORE = "raise the limits of tasks and memory for this service"
 
 
@@ -34,16 +34,16 @@ class Abandoned(Exception):
 
 
 class CallProgress:
-    """Told by the work, before each call that may block, what is called."""
+    """Records the call that the work makes. The work calls this object before each call that can block."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.abandoned = False
         self.current = ("the first step", clock.monotonic())
-        """The call under way and when it began. One tuple, because two threads share it."""
+        """The call in progress and when it began. One tuple, because two threads share it."""
 
     def __call__(self, call: str) -> None:
-        """Raises Abandoned once nobody waits for the work."""
+        """Records the next call. Raises Abandoned if nobody waits for the work any more."""
         if self.abandoned:
             raise Abandoned
         self.current = (call, self._clock.monotonic())
@@ -53,23 +53,25 @@ class DriverThread:
     """Runs the blocking work of one driver, one piece at a time."""
 
     def __init__(self, driver: str, clock: Clock, deadline: float) -> None:
-        """`deadline` is in seconds and holds for each call."""
+        """`deadline` is in seconds and applies to each call."""
         self._driver = driver
         self._clock = clock
         self._deadline = deadline
         self._under_way: tuple[CallProgress, Future[Any]] | None = None
 
     async def run(self, work: Callable[[CallProgress], T]) -> T:
-        """The work's result. Raises what it raises, and DriverFault for a call that does not end, or without a thread."""
+        """
+        Runs the work and returns its result. Raises its errors, and DriverFault if a call hangs or no thread starts.
+        """
         while self._under_way is not None:
             steps, earlier = self._under_way
-            async with background() as tasks:  # earlier work ends first, however it does
+            async with background() as tasks:  # earlier work ends first, even if it fails
                 tasks.start_soon(self._watch, steps, steps.current[1])
                 await asyncio.gather(asyncio.wrap_future(earlier), return_exceptions=True)
         steps = CallProgress(self._clock)
         result = Future[T]()
         self._under_way = steps, result
-        result.set_running_or_notify_cancel()  # only the thread may end it now
+        result.set_running_or_notify_cancel()  # from now on, only the thread may complete it
         thread = threading.Thread(target=partial(self._do, work, steps, result), name=self._driver, daemon=True)
         try:
             thread.start()
@@ -88,7 +90,7 @@ class DriverThread:
     def _do(self, work: Callable[[CallProgress], T], steps: CallProgress, result: "Future[T]") -> None:
         try:
             done = work(steps)
-        except BaseException as error:  # whatever it is, it belongs to whoever waits
+        except BaseException as error:  # the caller receives every error
             self._under_way = None
             result.set_exception(error)
         else:
@@ -96,7 +98,7 @@ class DriverThread:
             result.set_result(done)
 
     async def _watch(self, steps: CallProgress, awake: float) -> None:
-        """Raises DriverFault when a call takes too long. `awake`: since when the loop is known to run."""
+        """Raises DriverFault when a call takes too long. `awake`: time since which the event loop is known to run."""
         while True:
             _, since = steps.current
             due = max(since, awake) + self._deadline

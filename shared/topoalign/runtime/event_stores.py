@@ -3,14 +3,14 @@ The stores on the bus: their subjects, their limits, and how they are created, c
 
 They are defined as data, with the field names of NATS' stream configuration, so that both buses and the documentation
 use the same definitions. `create_or_change_stores` is the administrative step that creates missing stores and changes
-those of another version (`topoalign stores apply`). It does not change limits of age and size, because an administrator
+those of another version (`topoalign stores apply`). It does not change limits on age and size, because an administrator
 may have set them. Services do not create or change stores: an account that may manage streams may publish on every
 subject, so no service has this permission.
 
-The subjects of the stores of facts follow from the table of events (`wire.SUBJECTS`).
+The subjects of the stores of facts are derived from the table of events (`wire.SUBJECTS`).
 
-The limits of age and bytes may cut off old events, because state never depends on old events: allocators publish
-snapshots, and of a node's hardware and reservations only the newest messages matter.
+The limits on age and size can delete old events. State never depends on old events: allocators publish snapshots, and
+only the newest messages about a node's hardware and reservations matter.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,13 +31,13 @@ SCHEMA = {"topoalign.owner": "topoalign", "topoalign.schema": "1"}
 """Written into every store: its owner, and the version of these settings."""
 
 ANSWERED = ("admission", "allocator", "discovery", "hints", "devices", "registry", "stored")
-"""First tokens that no store may take: those of requests, which NATS would acknowledge, and of `NEWS`."""
+"""First tokens that no store may contain: those of requests, which NATS would acknowledge, and that of `NEWS`."""
 NOT_FOUND = 10059
 NAME_IN_USE = 10058
-"""NATS' error codes of a stream that does not exist, and of one that exists with another configuration."""
+"""NATS' error codes for a stream that does not exist, and for one that exists with another configuration."""
 SUBJECTS_OVERLAP = 10065
 NO_JETSTREAM = 10039
-"""NATS' error code for a request of an account without streams, for example that of a node."""
+"""NATS' error code for a request from an account without JetStream, for example that of a node."""
 
 
 NEWS = f"{PREFIX}.stored"
@@ -66,12 +66,12 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     description: str
     subjects: tuple[str, ...]
     max_age: int
-    """Nanoseconds; 0 for ever."""
+    """Nanoseconds; 0: no limit."""
     max_bytes: int
     """NATS reserves this much of its `max_file_store`."""
     max_msgs_per_subject: int = -1
     duplicate_window: int = 600 * SECOND
-    """A message id received again within it is stored once. Ten minutes: longer than any outbox waits between two tries."""
+    """Time within which a repeated message id is stored once. No outbox waits as long between two tries."""
     discard: str = "old"
     retention: str = "limits"
     storage: str = "file"
@@ -79,7 +79,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     num_replicas: int = 1
     allow_atomic: bool = False
     allow_direct: bool = True
-    """Followers read by `$JS.API.DIRECT.GET.<stream>`, which needs no consumer."""
+    """Followers read with `$JS.API.DIRECT.GET.<stream>`, which needs no consumer."""
     republish: Republish = Republish()
     metadata: dict[str, str] = msgspec.field(default_factory=SCHEMA.copy)
 
@@ -96,7 +96,7 @@ ALLOCATIONS = Store(
     description="Allocations, in the order in which they became true.",
     subjects=stream_subjects(Stream.ALLOCATIONS),
     max_age=30 * DAY,
-    max_bytes=512 * MIB,  # some 800,000 events
+    max_bytes=512 * MIB,  # about 800,000 events
 )
 RESERVATIONS = Store(
     name=Stream.RESERVATIONS,
@@ -112,10 +112,10 @@ NODES = Store(
     description="The newest hardware, health and usage facts of every node.",
     subjects=stream_subjects(Stream.NODES),
     max_age=0,  # a node that has not changed for a year is still there
-    # Of each node, five topologies (up to 40 kB each) and five usages (14 kB each with 30 pods, 48 kB with 100). That
-    # is enough for 3,900 nodes with 30 pods or 2,400 with 100; for 9,700 or 3,800 if their topology never changed.
-    # Beyond that NATS deletes the oldest facts, and a writer whose newest fact is gone publishes it again within a
-    # minute.
+    # Each node has up to five topologies (up to 40 kB each) and five usages (14 kB each with 30 pods, 48 kB with 100).
+    # So the store has space for 3,900 nodes with 30 pods or 2,400 nodes with 100. If no topology ever changed, these
+    # numbers are 9,700 and 3,800. If the store is full, NATS deletes the oldest facts. A writer whose newest fact was
+    # deleted publishes it again within a minute.
     max_bytes=1024 * MIB,
     max_msgs_per_subject=5,
     republish=Republish(headers_only=True),
@@ -130,12 +130,12 @@ DEADLETTERS = Store(
 STORES = (ALLOCATIONS, RESERVATIONS, NODES, DEADLETTERS)
 
 BOUNDS = ("max_age", "max_bytes", "max_msgs", "num_replicas", "storage", "duplicate_window", "max_msgs_per_subject")
-"""Fields that an administrator may set otherwise; `create_or_change_stores` leaves them as they are."""
+"""Fields that an administrator may change; `create_or_change_stores` keeps their values."""
 FOREIGN = ("mirror", "sources", "subject_transform", "allow_msg_schedules", "allow_rollup_hdrs", "allow_msg_ttl")
 """Fields that must not be set: with them a store could contain messages that no service published, or lack messages."""
 
 Request = Callable[[str, bytes], Awaitable[bytes]]
-"""Asks NATS' JetStream API; raises BusUnavailable and BusRefused."""
+"""Sends a request to NATS' JetStream API and returns the response; raises BusUnavailable and BusRefused."""
 
 
 class StoreRefusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,7 +155,7 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Info(msgspec.Struct, frozen=True, kw_only=True):
-    """NATS' information about a stream, or its refusal."""
+    """NATS' information about a stream, or an error."""
 
     config: dict[str, object] = {}
     state: StreamState = StreamState()
@@ -173,7 +173,7 @@ def store_of(message: Message) -> Stream:
 
 
 def store_of_batch(messages: Sequence[Message]) -> Stream:
-    """The stream of an atomic batch. Raises BusRefused for several streams, too many messages, or a subject twice."""
+    """The stream of an atomic batch, RESERVATIONS. Raises BusRefused for others, a repeated subject or a long batch."""
     streams = {store_of(message) for message in messages}
     subjects = {message.subject for message in messages}
     if streams != {Stream.RESERVATIONS} or len(messages) > MOST_IN_BATCH or len(subjects) < len(messages):
@@ -185,7 +185,7 @@ def store_of_batch(messages: Sequence[Message]) -> Stream:
 
 
 def check_size(subject: str, body: bytes) -> None:
-    """Raises BusRefused for more than NATS carries by default."""
+    """Raises BusRefused for a body that is larger than NATS accepts by default."""
     if len(body) > LARGEST_BODY:
         raise BusRefused(
             f"a message of {len(body)} bytes on {clean(subject, 200)} is more than {LARGEST_BODY}",
@@ -195,7 +195,7 @@ def check_size(subject: str, body: bytes) -> None:
 
 @lru_cache(maxsize=4096)
 def matches_subject(pattern: str, subject: str) -> bool:
-    """Whether a subject fits a pattern: `*` stands for one token, `>` at the end for one or more."""
+    """Whether a subject matches a pattern: `*` stands for one token, `>` at the end for one or more."""
     wanted = pattern.split(".")
     tokens = subject.split(".")
     if wanted[-1] == ">":
@@ -207,14 +207,15 @@ def matches_subject(pattern: str, subject: str) -> bool:
 
 
 def has_only(stream: Stream, pattern: str) -> bool:
-    """Whether every message that a stream takes fits this pattern."""
+    """Whether every message of a stream has a subject that matches this pattern."""
     taken = next(store.subjects for store in STORES if store.name == stream)
     return pattern.endswith(">") and all(matches_subject(pattern, subject) for subject in taken)
 
 
 async def create_or_change_stores(request: Request, replicas: int | None) -> list[str]:
     """
-    Creates the stores that are missing and changes those that differ, bounds excepted. Returns a line for each change.
+    Creates missing stores and changes those that differ, except for the fields in `BOUNDS`. Returns a line for each
+    change.
 
     `replicas` is 1 or 3; None: a new store gets 1, and an existing one keeps its number. Raises BusUnavailable, and
     BusRefused with the store and the reason, also for a stream of this name that is not topoalign's.
@@ -238,7 +239,7 @@ async def create_or_change_stores(request: Request, replicas: int | None) -> lis
             done = f"changed {', '.join(changed)} of {store.name}"
         answer = await request(f"$JS.API.STREAM.{verb}.{store.name}", msgspec.json.encode(wanted))
         error = msgspec.json.decode(answer, type=Info).error
-        if error is not None and error.err_code == NAME_IN_USE:  # created by another meanwhile
+        if error is not None and error.err_code == NAME_IN_USE:  # another client has created it meanwhile
             continue
         if error is not None:
             raise store_error(f"store {store.name}", error)
@@ -265,11 +266,11 @@ def check_owner(wanted: Store, found: dict[str, object]) -> None:
 
 
 def changed_fields(wanted: Store, found: dict[str, object]) -> list[str]:
-    """The fields of a stream that differ from what is wanted; metadata and description aside."""
+    """The fields of a stream that differ from the wanted ones, except metadata and description."""
     expected: dict[str, object] = msgspec.json.decode(msgspec.json.encode(wanted))
     expected |= dict.fromkeys(FOREIGN)
     compared = expected.keys() - {"description", "metadata"}
-    # NATS omits what is empty.
+    # NATS omits empty fields.
     return [
         field for field in expected if field in compared and (expected[field] or None) != (found.get(field) or None)
     ]
@@ -283,7 +284,7 @@ def kept_bounds(store: Store, found: dict[str, object], replicas: int | None) ->
 
 
 def store_error(what: str, refusal: StoreRefusal) -> BusRefused | BusUnavailable:
-    """The error for NATS' answer. A cluster that elects a leader answers 503, which passes by itself."""
+    """Turns an error of NATS into an exception. A cluster that elects a leader answers 503, which is temporary."""
     text = clean(refusal.description or f"error {refusal.code}", 200)
     if refusal.code in (408, 503) and refusal.err_code not in (10023, NO_JETSTREAM):
         return BusUnavailable(f"{what}: NATS reports {text!r} ({refusal.err_code})")

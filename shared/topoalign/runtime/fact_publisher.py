@@ -1,10 +1,10 @@
 """
 Publishes facts of which this process is the only writer.
 
-The store on the bus drops a message whose id it has seen. If another client publishes under ids of this writer, by
-mistake or on purpose, the facts of this writer would be dropped. So a fact whose id is taken is published under another
-id, which nobody can predict. Subscribers identify facts by the numbers in the body, so a fact that is stored twice is
-delivered once.
+The store on the bus drops a message whose id it has seen. If another client publishes with ids of this writer, by
+mistake or on purpose, the store would drop the facts of this writer. So a fact whose id is taken is published with
+another id, which nobody can predict. Subscribers identify facts by the numbers in the body, so a fact that is stored
+twice is delivered once.
 """
 
 from secrets import token_hex
@@ -23,12 +23,12 @@ class FactPublisher:
 
     def __init__(self, bus: Bus) -> None:
         self.taken = 0
-        """Publications whose id the store had for another message, or that could not be compared with what it has."""
+        """Publications whose id the store already had, for another message or for one that could not be compared."""
         self._bus = bus
         self._finding = ""
 
     async def publish(self, message: Message) -> int:
-        """As `Bus.publish`; under another id where the message's own is taken, which is logged the first time."""
+        """Publishes as `Bus.publish` does, or with another id if the message's is taken. Logs the first such case."""
         try:
             return await self._bus.publish(message)
         except IdTaken as error:
@@ -40,7 +40,7 @@ class FactPublisher:
         return await self._bus.publish(wire.with_message_mark(message, token_hex(8)))
 
     def note(self) -> str | None:
-        """The note for /readyz?verbose: facts went out under other ids since the start."""
+        """The note for /readyz?verbose if facts were published with other ids since the start; None otherwise."""
         if not self.taken:
             return None
         return f"{self.taken} facts went out under other ids than their own; the last because {self._finding}"

@@ -1,20 +1,20 @@
 """
-Divides a server fairly among its peers: chooses the next request to work on, and the connection to close at the limit.
+Shares a server fairly among its peers: chooses the request that runs next, and the connection to close at the limit.
 
-A peer is an address. Each peer has an equal share of the time and of the connections, however many requests and
-connections it has. What a peer does not use is left to the others.
+A peer is an address. Each peer has an equal share of the time and of the connections, regardless of how many requests
+and connections it has. Other peers can use what a peer does not use.
 
-**Time.** Requests work in short slices. The next slice is for the peer that has had the least time (start-time fair
-queueing, Goyal, Vin and Cheng, 1996), and of its requests for the one that has had the least time (least attained service).
-A peer that was idle may catch up `CATCH_UP_SECONDS` of the time that it did not use. Example: a peer has had large requests
-in work for a while. The small request of another peer goes first, and so does its next one after a pause. Where it sends one
-after the other without a pause, the two peers get slices in turn.
+**Time.** Requests run in short slices. The next slice goes to the peer that has used the least time (start-time fair
+queueing, Goyal, Vin and Cheng, 1996), and among its requests to the one that has used the least time (least attained
+service). A peer that was idle can catch up on at most `CATCH_UP_SECONDS` of unused time. Example: one peer has been
+running large requests for a while. A small request of another peer runs first, and after a pause, so does its next one.
+If the other peer sends one request after another without a pause, the slices alternate between the two peers.
 
-**Connections.** The peer with the most connections gives one up: the one that the server has waited for the longest.
-Example: a request that has been coming for 3 s, however many bytes of it have come, is closed before a connection that has
-been idle for a second, and both before one that was made a moment ago.
+**Connections.** At the limit, the peer with the most connections loses one: that on which the server has waited longest
+for the peer. Example: a request has been arriving for 3 s, no matter how many bytes have arrived. Its connection is
+closed before one that has been idle for 1 s, and both are closed before a new one.
 
-Nothing here does I/O or reads the time.
+This module does no I/O and does not read the time.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,19 +25,19 @@ from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 CATCH_UP_SECONDS = 0.05
-"""The time of one call of a scheduler about thousands of nodes."""
+"""The duration of one scheduler extender call with thousands of nodes."""
 
 Peer = tuple[str, ...]
-"""The address of a peer. A second element gives some of its requests (probes) a share of their own."""
+"""The address of a peer. A second element gives some of its requests (probes) their own share."""
 
 
 class ServedRequest:
-    """A request under way; compared by identity."""
+    """A request in progress; compared by identity."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.seconds = 0.0
-        """Seconds that it has worked."""
+        """Seconds that it has run."""
 
 
 R = TypeVar("R", bound=ServedRequest)
@@ -48,37 +48,39 @@ class FairQueue(Generic[R]):
 
     def __init__(self) -> None:
         self._waiting: dict[Peer, list[tuple[float, int, R]]] = {}
-        """The requests of a peer as a heap: by the time that each has had, then in the order of `add`."""
+        """Peer -> a heap of its requests, ordered by the time that each has used, then in the order of `add`."""
         self._used: dict[Peer, float] = {}
-        """Seconds at which a peer's next slice starts on a clock that only slices move."""
+        """Peer -> the virtual time in seconds at which its next slice starts."""
         self._now = 0.0
-        """The start of the newest slice on that clock."""
+        """The virtual time: the start of the newest slice."""
         self._numbers = count()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def add(self, request: R) -> None:
-        """The request waits for a slice."""
+        """Adds a request that waits for a slice."""
         if request.peer not in self._waiting:
             self._waiting[request.peer] = []
             self._used[request.peer] = self._start(request.peer)
         heappush(self._waiting[request.peer], (request.seconds, next(self._numbers), request))
 
     def take(self) -> R:
-        """Removes and returns the request whose slice is next; among equal peers that of the one that waits longest."""
+        """
+        Removes and returns the request that runs next; among equal peers, that of the peer that has waited longest.
+        """
         peer = min(self._waiting, key=self._used.__getitem__)
         self._now = max(self._now, self._used[peer])
         request = heappop(self._waiting[peer])[2]
         if not self._waiting[peer]:
             del self._waiting[peer]
-        if len(self._used) > 2 * len(self._waiting) + 1:  # peers that were idle for long start like new ones
+        if len(self._used) > 2 * len(self._waiting) + 1:  # peers that were idle for a long time start like new ones
             oldest = self._now - CATCH_UP_SECONDS
             self._used = {each: used for each, used in self._used.items() if used > oldest or each in self._waiting}
         return request
 
     def charge(self, request: R, seconds: float) -> None:
-        """The request, which does not wait, has worked for so long."""
+        """Records that a request, which is not in the queue, has run for this many seconds."""
         request.seconds += seconds
         self._used[request.peer] = self._start(request.peer) + seconds
 
@@ -105,7 +107,7 @@ P = TypeVar("P", bound=ServedConnection)
 
 
 class OpenConnections(Generic[P]):
-    """The connections of a server by peer, those of a peer in the order of `since`."""
+    """The connections of a server by peer, for each peer in the order of `since`."""
 
     def __init__(self) -> None:
         self._by_peer: dict[Peer, dict[P, None]] = {}
@@ -117,7 +119,7 @@ class OpenConnections(Generic[P]):
         return chain.from_iterable(self._by_peer.values())
 
     def add(self, connection: P) -> None:
-        """Adds a connection that was made now."""
+        """Adds a new connection."""
         self._by_peer.setdefault(connection.peer, {})[connection] = None
 
     def discard(self, connection: P) -> None:
@@ -128,13 +130,13 @@ class OpenConnections(Generic[P]):
             self._by_peer.pop(connection.peer, None)
 
     def renew(self, connection: P) -> None:
-        """The server waits for the peer of this connection from now on."""
+        """Records that the server waits for the peer of this connection from now on."""
         held = self._by_peer.get(connection.peer, {})
         if connection in held:
             held[connection] = held.pop(connection)
 
     def first_to_close(self) -> P:
-        """The connection that makes room for others. At least one is needed."""
+        """The connection to close so that there is room for another one. There must be at least one."""
         most = max(map(len, self._by_peer.values()))
         largest = [held for held in self._by_peer.values() if len(held) == most]
         by_age: Callable[[], Iterator[P]] = partial(merge, *largest, key=attrgetter("since"))

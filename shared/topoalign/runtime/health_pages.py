@@ -1,10 +1,10 @@
 """
 The HTTP pages of a process: /livez, /readyz, /metrics, and pages of its services.
 
-/livez answers as long as the event loop runs, and is 503 while the loop is too late to be useful. /readyz is 200 when
-every check of the context passes, else 503 with the reasons; `?verbose` lists all checks, and notes of conditions that
-do not stop the process from working. /readyz/NAME has only the checks of what one Service needs (`Context.readiness`),
-for the readiness probe of its pods. The server listens on the loopback address by default.
+/livez responds as long as the event loop runs, with status 503 while the loop is delayed too much. /readyz has status
+200 if every check of the context passes, otherwise 503 with the reasons. `?verbose` lists all checks, and notes about
+conditions in which the process still works. /readyz/NAME has only the checks that one Service needs
+(`Context.readiness`), for the readiness probe of its pods. The server listens on the loopback address by default.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
@@ -30,7 +30,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 async def serve_http(
     context: Context, host: str, port: int, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serves the pages until cancelled; has started, with its URL, once it listens. Port 0: any. Raises AddressInUse."""
+    """Serves the pages until cancelled. Reports its start and URL when it listens. Port 0: any. Raises AddressInUse."""
     await serve_application(
         build_application(context), listen_on_port(host, port), turns=context.turns, task_status=task_status
     )
@@ -47,7 +47,7 @@ def build_application(context: Context) -> Starlette:
         return endpoint
 
     async def metrics(request: Request) -> Response:
-        own = generate_latest(context.metrics)  # before the answer begins, so that a defect is an error
+        own = generate_latest(context.metrics)  # before the response begins, so that a defect is an error
         return StreamingResponse(exposition(own, context.series), headers={"content-type": CONTENT_TYPE_LATEST})
 
     register_build(context.metrics)
@@ -69,7 +69,7 @@ def register_build(registry: CollectorRegistry) -> None:
 
 
 def page_endpoint(page: Page) -> Endpoint:
-    """Makes an endpoint of a page. A TopoalignError that the page raises becomes status 503, as in the API."""
+    """Makes an endpoint for a page. A TopoalignError that the page raises becomes status 503, as in the API."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -83,7 +83,7 @@ def page_endpoint(page: Page) -> Endpoint:
 
 
 async def exposition(own: bytes, series: Iterable[Series]) -> AsyncGenerator[bytes, None]:
-    """Yields the page of metrics: those of the process, then the series that its services write."""
+    """Yields the page of metrics: those of the process, then the series that its services write themselves."""
     yield own
     for write in series:
         await take_turn()
@@ -107,7 +107,7 @@ def check_response(checks: Mapping[str, Check], failing: str, *, verbose: bool, 
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
-    """Answers a request for an unknown page or with a wrong method with an error as in the API."""
+    """Responds to an unknown page or a wrong method with an error in the format of the API."""
     assert isinstance(error, HTTPException)
     body = {
         "code": "NotFound" if error.status_code == 404 else "BadRequest",

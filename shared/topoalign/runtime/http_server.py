@@ -1,8 +1,8 @@
 """
-An HTTP server as one task among others: it listens before it reports that it has started, and ends in order.
+Runs an HTTP server as a task: it listens before it reports its start, and it shuts down gracefully.
 
-It is uvicorn on a given socket, and leaves signals to the runner. What it serves is a parameter: the pages of a process
-(`health`), the scheduler's protocol of the registry.
+It is uvicorn on a given socket. The runner handles signals. The server serves any application: the pages of a process
+(`health_pages`), or the registry's scheduler extender.
 """
 
 import asyncio
@@ -26,19 +26,20 @@ from topoalign.runtime.request_turns import RequestTurns
 log = logging.getLogger("uvicorn.error")
 
 GRACE_SECONDS = 2
-"""How long open requests and event streams may go on once the process stops."""
+"""How long open requests and event streams can continue after the server begins to stop."""
 LOOK_SECONDS = 0.005
-"""Between two checks whether all connections are closed: most are at the first one."""
+"""Seconds between two checks whether all connections are closed. Most are closed at the first check."""
 CLOSE = (b"connection", b"close")
 IDLE_SECONDS = 5
-"""Default of the time after which a connection without requests is closed."""
+"""Default of the time after which an idle connection is closed."""
 ACCEPTED_AT_ONCE = 4
-"""Connections that are accepted in one round of the event loop: about a millisecond of work, and no more than there are file
-descriptors for where those are few."""
+"""
+Connections accepted in one iteration of the event loop: a millisecond of work, and safe if descriptors are scarce.
+"""
 BACKLOG = 1024
-"""Connections that may wait to be accepted. Where more wait, the client of the next one tries again only after a second."""
+"""Connections that can wait to be accepted. If more connections wait, the next client retries only after a second."""
 UNREAD_BYTES = 128 * 1024
-"""Bytes of an answer that the system buffers for a peer that does not read it. Its default is megabytes."""
+"""Bytes of a response that the system buffers for a peer that does not read it. The system's default is megabytes."""
 
 
 class AddressInUse(Unavailable):
@@ -51,50 +52,50 @@ class AddressInUse(Unavailable):
 
 class HttpServer(uvicorn.Server):
     """
-    uvicorn as one task among others: the runner handles signals, and the start is reported.
+    uvicorn as a task: the runner handles signals, and the server reports its start.
 
-    After `stop` it ends as soon as all answers are sent. uvicorn's own server looks ten times a second whether it is to end.
+    After `stop`, it ends when all responses are sent. uvicorn's own server polls ten times a second.
     """
 
     def __init__(self, config: uvicorn.Config, url: str, task_status: TaskStatus[str]) -> None:
         super().__init__(config)
-        self.server_state.connections = OpenConnections()  # type: ignore[assignment]  # it has what uvicorn uses of a set
+        self.server_state.connections = OpenConnections()  # type: ignore[assignment]  # uvicorn uses only these methods
         self._url = url
         self._task_status = task_status
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Ends the server once its open answers are sent."""
+        """Stops the server after its open responses are sent."""
         self.should_exit = True
         self._stopping.set()
 
     async def close_connections_after(self, draining: anyio.Event) -> None:
-        """From this event on every answer closes its connection, so that clients move to another replica."""
+        """After this event, every response closes its connection, so that clients connect to another replica."""
         await draining.wait()
-        self.config.encoded_headers.append(CLOSE)  # of which the headers are made again each second
-        self.server_state.default_headers.append(CLOSE)  # also of calls that are being answered
+        self.config.encoded_headers.append(CLOSE)  # uvicorn rebuilds the default headers from it each second
+        self.server_state.default_headers.append(CLOSE)  # also for requests in progress
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the runner."""
+        """Leaves signals to the runner."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then report the URL to the task group."""
+        """Starts, then reports the URL to the task group."""
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(BACKLOG)  # asyncio has one number for what may wait and what is accepted at once
+            listener.listen(BACKLOG)  # asyncio uses one number for the backlog and for accepting at once
         self._task_status.started(self._url)
 
     async def main_loop(self) -> None:
-        """Runs until `stop`. Updates the date in the headers of answers each second."""
+        """Runs until `stop`. Updates the date in the headers of responses each second."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._keep_date)
             await self._stopping.wait()
             tasks.cancel_scope.cancel()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accepts nothing more, and ends once what is under way is answered, or after GRACE_SECONDS."""
+        """Accepts no more connections, and ends when all open requests are answered, or after GRACE_SECONDS."""
         for server in self.servers:
             server.close()
         open_now = self.server_state.connections
@@ -112,7 +113,7 @@ class HttpServer(uvicorn.Server):
             )
             for connection in list(open_now):
                 connection.transport.abort()
-            await asyncio.sleep(0)  # uvicorn notices the lost connections, and reports no missing answer then
+            await asyncio.sleep(0)  # uvicorn then notices the lost connections and reports no missing response
             for answer in answers:
                 answer.cancel()
 
@@ -134,9 +135,9 @@ async def serve_application(
     task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """
-    Serves on this socket until cancelled, and closes it; has started, with its URL, once it accepts connections. From
-    `draining` on it accepts connections as before, and closes each after its answer. `turns`: those of all servers of the
-    process; None: it is the only one.
+    Serves on this socket until cancelled, then closes it. Reports its start, with its URL, when it accepts connections.
+    After `draining`, it still accepts connections, but closes each one after its response. `turns`: shared by all
+    servers of the process; None: this is the only server.
     """
     own = turns or RequestTurns()
 
@@ -146,7 +147,7 @@ async def serve_application(
 
     config = uvicorn.Config(
         application,
-        http=connection,  # type: ignore[arg-type]  # which it calls
+        http=connection,  # type: ignore[arg-type]  # uvicorn calls it
         ws="none",
         backlog=ACCEPTED_AT_ONCE,
         log_config=None,
@@ -170,7 +171,7 @@ async def serve_application(
 
 
 async def exit_when_cancelled(server: HttpServer) -> None:
-    """Stops uvicorn when this task is cancelled: uvicorn ends in order after `stop`, but not when it is cancelled."""
+    """Stops uvicorn when this task is cancelled: uvicorn shuts down gracefully after `stop`, not if cancelled."""
     try:
         await anyio.sleep_forever()
     finally:
@@ -178,18 +179,18 @@ async def exit_when_cancelled(server: HttpServer) -> None:
 
 
 def listen_on_port(host: str, port: int, settings: str = "TOPOALIGN_HTTP") -> socket.socket:
-    """A listening TCP socket; port 0: any. `settings`: how the names of its settings begin. Raises AddressInUse."""
+    """A listening TCP socket; port 0: any free port. `settings`: prefix of its settings. Raises AddressInUse."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        dual = family is socket.AF_INET6  # `::` is every address, those of IPv4 too
+        dual = family is socket.AF_INET6  # `::` means all addresses, including IPv4
         listener = socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=dual)
     except (OSError, OverflowError) as error:
         raise AddressInUse(
             f"cannot listen on {clean(host)} port {port}: {clean(str(getattr(error, 'strerror', None) or error))}",
             f"set {settings}_HOST and {settings}_PORT to an address that is free (port 0: any)",
         ) from error
-    # Each connection inherits it. asyncio sets it only where the socket names its protocol, which these do not, and the
-    # second part of an answer would wait 40 ms for the acknowledgement of the first.
+    # Each connection inherits TCP_NODELAY. asyncio sets it only on sockets with an explicit protocol, and
+    # these have none. Without it, the second part of a response would wait 40 ms for the acknowledgement of the first.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES)
     return listener

@@ -1,7 +1,7 @@
 """
 Finds the installed services by entry point (group `topoalign.services`), and their settings.
 
-A service's settings are the Struct in the module `settings` in the package of its entry.
+The settings of a service are the Struct in the module `settings` of the package that contains its entry point.
 """
 
 import re
@@ -16,7 +16,7 @@ from topoalign.runtime.settings import PREFIX, RuntimeSettings
 
 ENTRY_POINTS = "topoalign.services"
 ORDER = ("discovery", "hinting", "allocator", "mps", "registry")
-"""Publishers start before subscribers. Any order works; with this one all are ready soonest."""
+"""Publishers start before subscribers. Any order works; in this order, all services are ready soonest."""
 EVERYWHERE = "every service"
 
 OF_A_SERVICE = re.compile(r"_SERVICE_(?:HOST|PORT)(?:_\w+)?$|_PORT_[0-9]+_(?:TCP|UDP|SCTP)(?:_\w+)?$")
@@ -32,7 +32,7 @@ class ServiceFailed(Unavailable):
 
 
 def load_services(names: Sequence[str]) -> dict[str, Serve]:
-    """Loads the entries of these services. Raises NotFound, and ServiceFailed for one that cannot be loaded."""
+    """Loads the entry points of these services. Raises NotFound, and ServiceFailed for one that cannot be loaded."""
     points = entry_points(names)
     for name in names:
         if name not in points:
@@ -46,15 +46,13 @@ def load_services(names: Sequence[str]) -> dict[str, Serve]:
 
 
 def entry_points(names: Collection[str] | None) -> dict[str, metadata.EntryPoint]:
-    """The services by name: those of this package, and of all others unless it has these; None: of all."""
+    """Service -> its entry point in this package; in all packages if this one lacks a name, or for None."""
     try:
         own = metadata.distribution("topoalign").entry_points.select(group=ENTRY_POINTS)
     except metadata.PackageNotFoundError:  # it runs without being installed
         own = metadata.EntryPoints()
     points = {point.name: point for point in own}
-    if names is None or not points.keys() >= {
-        *names
-    }:  # another package brings it along: all that are installed are read
+    if names is None or not points.keys() >= {*names}:  # another package has it: all installed ones are read
         points |= {point.name: point for point in metadata.entry_points(group=ENTRY_POINTS)}
     return points
 
@@ -65,13 +63,13 @@ def start_order(name: str) -> tuple[int, str]:
 
 
 def settings_by_service(names: Collection[str] | None = None) -> dict[str, type[msgspec.Struct]]:
-    """Service -> its settings Struct, of the process and of these services; None: of all installed ones."""
+    """Service -> its settings Struct, for the process and these services; None: for all installed services."""
     found: dict[str, type[msgspec.Struct]] = {EVERYWHERE: RuntimeSettings}
     points = entry_points(names)
     for name in sorted(points if names is None else points.keys() & {*names}, key=start_order):
         try:
             module = import_module(points[name].module.rpartition(".")[0] + ".settings")
-        except ModuleNotFoundError:  # another's service, with other habits
+        except ModuleNotFoundError:  # a service of another package without this module
             continue
         found.update(
             (name, each)
@@ -82,7 +80,7 @@ def settings_by_service(names: Collection[str] | None = None) -> dict[str, type[
 
 
 def find_unknown_variables(environment: Mapping[str, str], running: Collection[str] = ()) -> list[str]:
-    """Findings about variables with our prefix that are settings of no service. `running`: services that are loaded."""
+    """Findings about variables with our prefix that are not settings of any service. `running`: the loaded services."""
     ours = {name for name, value in environment.items() if name.startswith(PREFIX) and not is_of_kubelet(name, value)}
     if not ours - list_variables(settings_by_service(running)):
         return []
@@ -97,7 +95,7 @@ def list_variables(found: Mapping[str, type[msgspec.Struct]]) -> set[str]:
 
 def is_of_kubelet(variable: str, value: str) -> bool:
     """
-    Whether a kubelet has set a variable for a Service that is named topoalign-something: `TOPOALIGN_NATS_SERVICE_HOST`,
-    `TOPOALIGN_NATS_PORT` (an address), `TOPOALIGN_NATS_PORT_4222_TCP_ADDR`.
+    Whether a kubelet has set this variable for a Service whose name begins with `topoalign-`:
+    `TOPOALIGN_NATS_SERVICE_HOST`, `TOPOALIGN_NATS_PORT` (an address), `TOPOALIGN_NATS_PORT_4222_TCP_ADDR`.
     """
     return bool(OF_A_SERVICE.search(variable) or (variable.endswith("_PORT") and OF_A_PORT.match(value)))

@@ -1,9 +1,9 @@
 """
-Logs: one event name with key-values per line, on stderr, as JSON or for people.
+Configures logging: one event name with key-value pairs per line, on stderr, as JSON or as text for people.
 
-The records of the libraries (grpclib, nats, uvicorn, warnings) take the same path and have the same format. Names and
-messages from outside may contain anything, so control characters are escaped before a line is written. Tracebacks show
-no values of local variables, because these may be secrets.
+The records of the libraries (grpclib, nats, uvicorn, warnings) are processed in the same way and have the same format.
+Names and messages from outside can contain anything, so control characters are escaped before a line is written.
+Tracebacks do not show the values of local variables, because these can be secrets.
 """
 
 import codecs
@@ -18,11 +18,11 @@ from typing import Any
 
 @contextmanager
 def hide_module(module: str) -> Iterator[None]:
-    """Makes a module look not installed for imports in this block, unless it is imported already."""
+    """Makes a module appear not installed for imports in this block, unless it is already imported."""
     if module in sys.modules:
         yield
         return
-    sys.modules[module] = None  # type: ignore[assignment]  # as the import system has it for what shall not be found
+    sys.modules[module] = None  # type: ignore[assignment]  # as the import system marks a missing module
     try:
         yield
     finally:
@@ -38,21 +38,21 @@ LIBRARIES = dict.fromkeys(("nats", "uvicorn", "hpack", "asyncio", "grpclib"), lo
 
 
 LONGEST = 4_000
-"""Characters of one value, so that a long name cannot fill a disk. Tracebacks are not cut."""
+"""Maximum number of characters of one value, so that a long name cannot fill a disk. Tracebacks are not cut."""
 
 
 SELDOM_SECONDS = 60.0
 """
-Between two equal complaints of asyncio: without file descriptors it has one for each try, hundreds in a second. The same of
-grpclib's server, which has one, with a traceback, for each call that a peer breaks off at the wrong moment, and of uvicorn,
-which has one for each request that is no HTTP.
+Minimum seconds between two equal records of some libraries. Without file descriptors, asyncio logs an error for each
+try, hundreds per second. grpclib's server logs one, with a traceback, for each call that a peer aborts at the wrong
+moment. uvicorn logs one for each request that is not HTTP.
 """
 
-codecs.lookup("unicode_escape")  # else read from disk at the first use, which may be when no file can be opened
+codecs.lookup("unicode_escape")  # otherwise loaded at the first use, when it may be impossible to open a file
 
 
 class Seldom(logging.Filter):
-    """Lets the first of equal records through; records are equal if their first lines are."""
+    """Passes the first of several equal records; records are equal if their first lines are equal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def escape_values(logger: Any, name: str, event: EventDict) -> EventDict:
 
 
 def printable(value: object) -> object:
-    """The value with control characters escaped and long texts cut, in all its parts."""
+    """The value with control characters escaped and long texts truncated, at all levels."""
     match value:
         case str():
             return escape(value if len(value) <= LONGEST else f"{value[: LONGEST - 1]}…")
@@ -132,7 +132,7 @@ def printable(value: object) -> object:
 
 
 def escape(text: str, but: str = "") -> str:
-    """Writes what is not printable as Python would: a newline becomes `\\n`, an escape `\\x1b`."""
+    """Escapes characters that are not printable, as Python does: a newline becomes `\\n`, an escape `\\x1b`."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in but else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -1,9 +1,9 @@
 """
 `MemoryBus`: the bus port within one process, for tests and simulation.
 
-It keeps the promises of the bus over NATS and passes the same contract tests: streams with positions, repetitions of
-a message id stored once, the newest few of each subject where only those matter, requests answered one at a time.
-It keeps nothing after the process ends.
+It has the same guarantees as the bus over NATS and passes the same contract tests. The messages of a stream have
+positions, and a repeated message id is stored once. If only the newest messages of each subject matter, a stream keeps
+only these. Requests are answered one at a time. All data is lost when the process ends.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ KEPT_PER_SUBJECT = {
 
 
 class Log:
-    """One stream: messages in the order of their positions, some of which may be gone."""
+    """One stream: messages in the order of their positions, some of which may have been deleted."""
 
     def __init__(self, per_subject: int | None) -> None:
         self.kept: list[Received] = []
@@ -60,8 +60,8 @@ class Log:
 
     def check_expected(self, message: Message, expected: int) -> int | None:
         """
-        None: the newest message of the subject has this position. Else the position of this message, if it was stored after
-        that. Raises BusConflict.
+        None if the newest message of the subject has the position `expected`. Otherwise, the position of this message
+        if it is the next message of the subject. Raises BusConflict in all other cases.
         """
         newest = self.newest.get(message.subject)
         if (newest.position if newest is not None else 0) == expected:
@@ -72,7 +72,9 @@ class Log:
         raise BusConflict(message.subject, expected)
 
     def append_all(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
-        """Stores all of them or none, and returns their positions; those of a repetition. Raises BusConflict, IdTaken."""
+        """
+        Stores all messages or none; returns their positions, also for a repeated batch. Raises BusConflict, IdTaken.
+        """
         there = [self.check_expected(message, expected) for message, expected in batch]
         if None not in there:
             return [position for position in there if position is not None]
@@ -84,7 +86,7 @@ class Log:
         return [self.append(message) for message, _ in batch]
 
     def drop_old(self, subject: str) -> None:
-        """Drops messages beyond the limit for this subject. Age and bytes, which NATS bounds as well, are not bounded."""
+        """Deletes the oldest message of a subject above its limit. Unlike NATS, it limits neither age nor size."""
         if self._per_subject is None:
             return
         positions = self._of_subject[subject]
@@ -94,7 +96,7 @@ class Log:
             self.drop(self.index_after(oldest - 1), self.index_after(oldest))
 
     def drop(self, start: int, stop: int) -> None:
-        """Forgets the messages of these indices, and their ids with them."""
+        """Deletes the messages at these indices, and their ids."""
         for old in self.kept[start:stop]:
             self._ids.pop(old.message.headers.get("Nats-Msg-Id", ""), None)
             if self.newest.get(old.message.subject) is old:
@@ -102,13 +104,13 @@ class Log:
         del self.kept[start:stop]
 
     def forget(self, subject: str) -> None:
-        """Forgets the messages of matching subjects."""
+        """Deletes the messages of matching subjects."""
         for index in reversed(range(len(self.kept))):
             if event_stores.matches_subject(subject, self.kept[index].message.subject):
                 self.drop(index, index + 1)
 
     def index_after(self, position: int) -> int:
-        """The index of the first kept message behind a position."""
+        """The index of the first message after a position."""
         return bisect_right(self.kept, position, key=lambda received: received.position)
 
     def after(self, position: int, subject: str) -> Received | None:
@@ -120,7 +122,7 @@ class Log:
 
 
 class MemoryFollower:
-    """The endless iterator that `MemoryBus.follow` hands out."""
+    """The endless iterator that `MemoryBus.follow` yields."""
 
     def __init__(self, log: Log, subject: str, after: int) -> None:
         self._log = log
@@ -140,7 +142,7 @@ class MemoryFollower:
 
 
 class Responder:
-    """Answers the questions to one endpoint in turn. An asker who gives up does not stop an answer under way."""
+    """Answers the requests to one endpoint in order. A client that gives up does not cancel a request in progress."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -148,7 +150,7 @@ class Responder:
         self._news = anyio.Event()
 
     async def run(self) -> None:
-        """Answers the questions until cancelled."""
+        """Answers requests until cancelled."""
         while True:
             while self._questions:
                 body, answer = self._questions.popleft()
@@ -181,7 +183,7 @@ class MemoryBus:
         return True
 
     async def publish(self, message: Message, expected_last: int | None = None) -> int:
-        """Store a message and return its position. Raises IdTaken, and BusConflict for another newest message."""
+        """Stores a message and returns its position. Raises IdTaken, and BusConflict if `expected_last` is outdated."""
         log = self._logs[event_stores.store_of(message)]
         await anyio.lowlevel.checkpoint()
         there = None if expected_last is None else log.check_expected(message, expected_last)
@@ -199,7 +201,7 @@ class MemoryBus:
         return self._logs[stream].newest.get(subject)
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
-        """Stores messages in this order and returns the position of each; None from the first on that `publish` refuses."""
+        """Stores messages in this order and returns their positions; None from the first one that `publish` refuses."""
         positions: list[int | None] = []
         for message in messages:
             position = None
@@ -222,7 +224,7 @@ class MemoryBus:
         return 0
 
     async def forget(self, stream: Stream, subject: str) -> None:
-        """Delete all messages on a subject."""
+        """Deletes all messages on a subject."""
         await anyio.lowlevel.checkpoint()
         self._logs[stream].forget(subject)
 
@@ -240,7 +242,7 @@ class MemoryBus:
 
     @asynccontextmanager
     async def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AsyncIterator[None]:
-        """Answer these endpoints while the context is open."""
+        """Serves these endpoints while the context is open."""
         responders = [Responder(endpoint) for endpoint in endpoints]
         async with background() as tasks:
             for responder in responders:

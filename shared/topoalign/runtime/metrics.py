@@ -1,8 +1,8 @@
 """
-Metrics of a service for Prometheus: plain numbers, read at each request of /metrics.
+Metrics of a service for Prometheus: plain numbers, read at each scrape.
 
-prometheus_client is imported at the first reading: a process without HTTP never needs it, and a node agent must list its
-devices first.
+prometheus_client is imported at the first scrape: a process without HTTP never needs it, and a node agent first has to
+list its devices.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ class ServiceMetric(NamedTuple):
     name: str
     help: str
     read: Callable[[], float | Mapping[str, float]]
-    """Returns the value; of a metric with a label: label's value -> value."""
+    """Returns the value; for a metric with a label: label value -> value."""
     label: str | None = None
 
     def collect(self) -> "Iterator[Metric]":
@@ -50,10 +50,10 @@ class ServiceMetric(NamedTuple):
 
 
 class Histogram:
-    """Counts numbers by ranges."""
+    """Counts numbers in buckets."""
 
     def __init__(self, name: str, help: str, bounds: tuple[float, ...]) -> None:
-        """`bounds`: the upper bounds of the ranges, ascending; the last range has none."""
+        """`bounds`: the upper bounds of the buckets, ascending, without infinity."""
         self._name = name
         self._help = help
         self._bounds = bounds
@@ -61,12 +61,12 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a number."""
+        """Counts a number."""
         self._counts[next((bound for bound in self._bounds if value <= bound), float("inf"))] += 1
         self._sum += value
 
     def collect(self) -> "Iterator[Metric]":
-        """Yields the metric: for each bound how many numbers were not above it, and the sum of all."""
+        """Yields the metric: for each bound the count of numbers up to it, and the sum of all numbers."""
         from prometheus_client.core import HistogramMetricFamily  # see above
 
         total = 0
@@ -93,7 +93,7 @@ def registry_of(collectors: Sequence[Collector]) -> "CollectorRegistry":
 
 
 LONGEST_LABEL = 253
-"""Characters of a label's value: as many as a name in Kubernetes may have."""
+"""Maximum number of characters of a label value: that of a name in Kubernetes."""
 
 
 def format_header(name: str, meaning: str) -> bytes:
@@ -102,11 +102,11 @@ def format_header(name: str, meaning: str) -> bytes:
 
 
 def format_sample(name: str, value: float, **labels: str) -> bytes:
-    """One sample; its labels in alphabetical order, each one printable, bounded and escaped."""
+    """One sample. Its labels are in alphabetical order; their values are printable, truncated and escaped."""
     pairs = (f'{label}="{escape_label(clean(text, LONGEST_LABEL))}"' for label, text in sorted(labels.items()))
     return f"{name}{{{','.join(pairs)}}} {float(value)}\n".encode()
 
 
 def escape_label(text: str) -> str:
-    """A label's value without an end of its own; `clean` has replaced line ends."""
+    """Escapes a label value; `clean` has already replaced line ends."""
     return text.replace("\\", r"\\").replace('"', r"\"")

@@ -1,13 +1,13 @@
 """
-The accounts of a nats-server: who may publish, request and read what.
+The accounts of a nats-server: who may publish, request and read which subjects.
 
-Each node, the registries, the readers and the administrator have an account of their own, as have the stores.
-Accounts share no subject but those that one exports and another imports. Permissions of users in one account are not
-enough: the server publishes an answer on whatever reply subject a request names, so who may send any request may publish
-on every subject of its account (seen with nats-server 2.15). Across accounts an answer goes only to the account of its
-request.
+Each node has its own account, and so do the registries, the readers, the administrator and the stores. Accounts share
+only the subjects that one exports and another imports. Permissions of users in a shared account would not be
+sufficient. The server publishes a reply on any reply subject that a request names, so a user that may send any request
+can publish on every subject of its account (observed with nats-server 2.15). Between accounts, a reply goes only to the
+account of the request.
 
-The text is a part of a configuration: `include` it in the configuration of nats-server.
+The text is a fragment of configuration: `include` it in the configuration of nats-server.
 """
 
 import json
@@ -23,33 +23,33 @@ ADMIN = "TOPOALIGN_ADMIN"
 REGISTRY = "TOPOALIGN_REGISTRY"
 READERS = "TOPOALIGN_READERS"
 """
-Accounts: of the stores, of the administrator, of the registries, of those who only read. That of the stores imports nothing
-but purges: nats-server takes long to check imports of an account from which thousands of others import.
+The accounts of the stores, of the administrator, of the registries, and of read-only users. The account of the stores
+imports nothing: nats-server needs a long time to check the imports of an account from which thousands of others import.
 """
 P = wire.PREFIX
 EVERY_NODE = NodeName("*")
-"""Instead of the name of a node: one account that all nodes share. Each of them can then publish for the others."""
+"""Used instead of a node's name for one account that all nodes share. Each node can then publish as another node."""
 
 FACTS = tuple(pattern for pattern, writer in wire.SUBJECTS.values() if writer != "registry")
 """The subjects that a node publishes on."""
 NEWS_OF_NODE = (*(f"{kind}.{{node}}" for kind in wire.READINGS), "reservation.{node}")
-"""The news of the stores that a node receives: about its own hardware, and about reservations on it."""
+"""The news of the stores that a node receives, about its own hardware and about reservations on it."""
 OF_ADMIN = ("admission.{node}.*", "devices.{node}.*")
-"""The requests that the services of a node answer to one another and to the administrator."""
+"""The requests to a node's services that only the node itself and the administrator may send."""
 OF_REGISTRY = ("allocator.{node}.*", "discovery.{node}.*")
-"""The requests that they also answer to a registry: none that allocates or releases a device."""
+"""The requests that a registry may also send. None of them allocates or releases a device."""
 OF_READERS = ("allocator.{node}.alive",)
 READS = tuple(f"$JS.API.DIRECT.GET.{stream}" for stream in Stream)
-"""The subjects by which stores are read; they create and change nothing at the server."""
+"""The subjects for reading the stores. Requests on them create and change nothing on the server."""
 PURGE = "$JS.API.STREAM.PURGE.*"
 PURGED_AS = f"{P}.purge.*"
-"""Deletion of messages, and the name of the request in the account of the administrator, which has streams of its own."""
+"""The subject for deleting messages, and its name in the administrator's account, which has its own streams."""
 
 
 def format_accounts(nodes: Mapping[NodeName, str], registry: str, reader: str, admin: str, stores: str) -> str:
     """
-    The block `accounts` of a nats-server's configuration. `nodes`: name -> public key of its user (`U…`), `EVERY_NODE` alone
-    for one account of all; the others are public keys, too.
+    The block `accounts` of a nats-server's configuration. `nodes`: name -> public key of its user (`U…`), or only
+    `EVERY_NODE` for one account that all nodes share. The other parameters are public keys, too.
     """
     reading = [
         *(format_import("service", STORES, each) for each in READS),
@@ -128,7 +128,7 @@ def format_account(
 
 
 def format_service_export(subject: str, to: Iterable[str] = (), *, stream: bool = False) -> str:
-    """The export of a subject whose requests this account answers. `to`: who may import it; empty: all."""
+    """The export of a subject whose requests this account answers. `to`: accounts that may import it; empty: all."""
     allowed = f", accounts: {json.dumps([*to])}" if to else ""
     return f"{{ service: {json.dumps(subject)}{', response_type: stream' if stream else ''}{allowed} }}"
 

@@ -1,5 +1,5 @@
 """
-A local nats-server, for one machine: for `topoalign up` and the tests.
+Runs a local nats-server, for `topoalign up` and the tests.
 
 It listens on the loopback address only, syncs every acknowledged message to disk, and ends with the process that
 started it. Production needs a separate NATS server.
@@ -39,7 +39,7 @@ class NatsServerFailed(Unavailable):
 
 
 def find_nats_server() -> Path:
-    """The program that belongs to this Python, else the one on the PATH. Raises NatsServerFailed if there is none."""
+    """The nats-server of this Python environment, or the one on the PATH. Raises NatsServerFailed if there is none."""
     bundled = str(Path(sysconfig.get_path("scripts")) / "nats-server")
     found = shutil.which(bundled) or shutil.which("nats-server")
     if found is None:
@@ -51,7 +51,7 @@ def find_nats_server() -> Path:
 
 
 def server_configuration(store: Path, port: int | None) -> str:
-    """Its settings. A store that is synced always costs 0.1 ms a message and loses none that was acknowledged."""
+    """The server's configuration. Syncing each message costs 0.1 ms per message and loses no acknowledged message."""
     return (
         f"listen: {json.dumps(f'127.0.0.1:{port if port is not None else -1}')}\n"
         f"log_file: {json.dumps(str(store / 'nats-server.log'))}\n"
@@ -75,7 +75,7 @@ async def local_nats(store: Path, port: int | None = None) -> AsyncIterator[str]
 
 
 async def watch_server(server: "subprocess.Popen[bytes]", store: Path) -> None:
-    """Raises NatsServerFailed if the server ends by itself."""
+    """Raises NatsServerFailed when the server ends."""
     await anyio.to_thread.run_sync(server.wait, abandon_on_cancel=True)
     raise NatsServerFailed(
         f"nats-server has ended with status {server.returncode}: {last_words(store / 'nats-server.log')}",
@@ -84,7 +84,7 @@ async def watch_server(server: "subprocess.Popen[bytes]", store: Path) -> None:
 
 
 def start_server(store: Path, settings: str) -> "subprocess.Popen[bytes]":
-    """Starts it with these settings; it may not listen yet."""
+    """Starts the server with these settings. It may not listen yet when this returns."""
     program = find_nats_server()
     try:
         store.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,23 +101,23 @@ def start_server(store: Path, settings: str) -> "subprocess.Popen[bytes]":
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for us: the server is stopped last
+        start_new_session=True,  # Ctrl-C goes only to this process, which stops the server last
         preexec_fn=end_with_parent,
     )
 
 
 def end_with_parent() -> None:
-    """Runs in the child: the kernel ends it when its parent has ended for any reason."""
+    """Runs in the child process: the kernel then terminates it when its parent ends for any reason."""
     if _libc is not None:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def url_of(server: "subprocess.Popen[bytes]", store: Path) -> str:
-    """Its URL, once it listens."""
+    """The URL of the server, when it listens. Raises NatsServerFailed."""
     ports = store / f"nats-server_{server.pid}.ports"
     with anyio.move_on_after(START_SECONDS):
         while server.poll() is None:
-            with suppress(OSError, ValueError, LookupError):  # not there yet, or not whole
+            with suppress(OSError, ValueError, LookupError):  # missing or incomplete
                 return str(json.loads(ports.read_bytes())["nats"][0])
             await anyio.sleep(0.005)
     raise NatsServerFailed(
@@ -127,7 +127,7 @@ async def url_of(server: "subprocess.Popen[bytes]", store: Path) -> str:
 
 
 def last_words(log: Path) -> str:
-    """The reason of its end: the last fatal line of its log, else the last line."""
+    """Why the server ended: the last fatal line of its log, or else the last line."""
     with suppress(OSError):
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         fatal = [line for line in lines if "[FTL]" in line]
@@ -137,7 +137,7 @@ def last_words(log: Path) -> str:
 
 
 async def stop_server(server: "subprocess.Popen[bytes]") -> None:
-    """Ends it, by force if it takes too long."""
+    """Stops the server, by force after STOP_SECONDS."""
     server.terminate()
     try:
         await anyio.to_thread.run_sync(server.wait, STOP_SECONDS)

@@ -1,9 +1,9 @@
 """
 `NodeBus`: the bus of a node agent, whose services share a process and reach one another with or without NATS.
 
-Messages that concern only the node stay in the process: its own topology and health are delivered at once, and a
-request to a service of this process is answered here. All messages go to NATS as well. So a node that starts before its
-hub, or without one, discovers its hardware and allocates; the hub receives the messages later.
+The node's own topology, health and usage are delivered within the process at once, and also published on NATS. A
+request to a service of this process is answered in the process. So a node that starts before its hub, or without one,
+discovers its hardware and allocates; the hub receives the facts later.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -25,7 +25,7 @@ class NodeBus:
 
     @property
     def near(self) -> Bus:
-        """The bus of this process alone, which receives what concerns the node whether or not the hub answers."""
+        """The bus within this process: it receives messages about the node even if the hub does not respond."""
         return self._local
 
     @property
@@ -34,7 +34,9 @@ class NodeBus:
         return self.hub.connected
 
     async def publish(self, message: Message, expected_last: int | None = None) -> int:
-        """As the hub does; a message of this node's hardware is delivered in the process first. Raises as the hub."""
+        """
+        Publishes on the hub, and first in the process if it is about this node's hardware. Raises as the hub does.
+        """
         if expected_last is None and self._is_own(message.subject):
             await self._local.publish(message)
         return await self.hub.publish(message, expected_last)
@@ -44,11 +46,11 @@ class NodeBus:
         return await self.hub.publish_batch(batch)
 
     async def newest(self, stream: Stream, subject: str) -> Received | None:
-        """As the hub answers; for this node's hardware, as the process answers."""
+        """From the hub; for this node's hardware, from this process."""
         return await self._bus_of(stream, subject).newest(stream, subject)
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
-        """As `publish` each of them, in this order, many under way at once. Returns what the hub returns."""
+        """Publishes each message as `publish` does, in this order, many in flight. Returns what the hub returns."""
         for message in messages:
             if self._is_own(message.subject):
                 await self._local.publish(message)
@@ -57,26 +59,26 @@ class NodeBus:
     def follow(
         self, stream: Stream, subject: str, after: int = 0
     ) -> AbstractAsyncContextManager[AsyncIterator[Received]]:
-        """Facts about this node's hardware come from this process, under its own positions; all else from the hub."""
+        """Facts about this node's hardware come from this process, with its own positions; all others from the hub."""
         return self._bus_of(stream, subject).follow(stream, subject, after)
 
     async def last_position(self, stream: Stream, subject: str = ">") -> int:
-        """As the hub answers; for this node's hardware, as the process answers."""
+        """From the hub; for this node's hardware, from this process."""
         return await self._bus_of(stream, subject).last_position(stream, subject)
 
     async def forget(self, stream: Stream, subject: str) -> None:
-        """Delete the messages on a subject, in the process and at the hub."""
+        """Deletes the messages on a subject, in the process and at the hub."""
         await self._local.forget(stream, subject)
         await self.hub.forget(stream, subject)
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
-        """The answer of a service of this process if one serves the subject, else of the hub."""
+        """The response of a service of this process if one serves the subject, otherwise of the hub."""
         bus = self._local if self._local.answers(subject) else self.hub
         return await bus.ask(subject, body, within)
 
     @asynccontextmanager
     async def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AsyncIterator[None]:
-        """Answer these endpoints in the process and at the hub."""
+        """Serves these endpoints in the process and at the hub."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._local.serve(service, endpoints))
             await stack.enter_async_context(self.hub.serve(service, endpoints))

@@ -1,8 +1,8 @@
 """
 Opens NVML for one task, and closes it after that (NVML as in nvidia-ml-py 13.615.71).
 
-It is for tasks that are seldom: the compute mode that MPS needs, the making of MIG instances. Discovery keeps NVML open and
-has a reader of its own, because it asks every few seconds.
+It is for rare tasks: setting the compute mode that MPS needs, and creating MIG instances. Discovery keeps NVML open and
+has its own reader, because it reads every few seconds.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from topoalign.core.model.errors import DriverFault, clean
 from topoalign.runtime.driver_thread import CallProgress
 
 INIT_WITHOUT_GPUS = 1
-"""NVML_INIT_FLAG_NO_GPUS: NVML opens also on a node with a lost GPU."""
+"""NVML_INIT_FLAG_NO_GPUS: NVML also opens on a node with a lost GPU."""
 
 Ask = Callable[..., Any]
 """Calls the function of NVML with this name. Raises NVMLError."""
@@ -23,12 +23,12 @@ Ask = Callable[..., Any]
 @contextmanager
 def open_nvml(steps: CallProgress, what: str, remedy: str) -> Iterator[tuple[ModuleType, Ask]]:
     """
-    Opens NVML for the block; yields pynvml and a function that calls it. Raises DriverFault about `what`, also for an error
-    of NVML in the block, with the call that failed.
+    Opens NVML for the block; yields pynvml and a function that calls it. Raises DriverFault about `what`; if NVML fails
+    in the block, it names the call.
     """
     steps("import pynvml")
     try:
-        import pynvml  # not where no such task comes
+        import pynvml  # only if such a task comes
     except ImportError as error:
         raise DriverFault("the Python module pynvml is not installed", "install nvidia-ml-py") from error
 

@@ -1,7 +1,7 @@
 """
-Runs services as a program does: logging, signals and the garbage collector are the process's own.
+Runs services as a process of their own, which sets up logging, signals and the garbage collector.
 
-A node agent starts with its node, and pods wait for its first list of devices.
+A node agent must start fast: it starts with its node, and pods wait for its first list of devices.
 """
 
 import gc
@@ -17,8 +17,8 @@ from topoalign.runtime.settings import RuntimeSettings, from_environment
 
 
 def run_process(names: Sequence[str], environment: Mapping[str, str], *, bus: Bus | None = None) -> None:
-    """Runs services until SIGTERM or SIGINT. `bus` None connects to NATS. Raises as `runner.run_services`."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be answered, and once it no longer can
+    """Runs services until SIGTERM or SIGINT. `bus` None: connects to NATS. Raises as `runner.run_services`."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be handled, and after it no longer can
     settings = from_environment(RuntimeSettings, environment)
     configure_logging(settings.log_format, settings.log_level)
     with importing():
@@ -29,6 +29,6 @@ def run_process(names: Sequence[str], environment: Mapping[str, str], *, bus: Bu
 
     def serving(running: RunningServices) -> None:
         gc.collect()
-        gc.freeze()  # the objects that the services have created by now stay, too
+        gc.freeze()  # the objects that the services have created also stay
 
     anyio.run(lambda: run_services(services, environment, bus=bus, ready=serving), backend="asyncio")

@@ -1,18 +1,18 @@
 """
-Publishes the messages of one writer until the bus has confirmed them, in the writer's order and for as long as it takes.
+Publishes the messages of one writer until the bus has confirmed them, in the writer's order and without a time limit.
 
-A publication that is not confirmed may have been stored all the same, so the same message is published again; the store and
-every subscriber drop the repetition by its id. A round publishes all that is due. Where something of it is not confirmed,
-the next round waits: 0.2, 0.4, 0.8 and so on up to 5 seconds.
+A message that was not confirmed may still have been stored. So the same message is published again, and the store and
+every subscriber drop the repetition by its id. A round publishes all messages that are due. If one of them is not
+confirmed, the next round waits 0.2, 0.4, 0.8 and so on up to 5 seconds.
 
-- A writer of whose subjects only the newest message matters has one message due for each subject. Each is tried in every
-  round.
-- A writer whose facts stand in one order has several due (`publish_all`). A round confirms those before the first that is
-  not confirmed; the rest is due again. Then the oldest goes out alone until it is confirmed, so that at most one round is
-  under way past a fact that the bus does not take.
+- If only the newest message of each subject matters, one message is due for each subject. Each round tries all of them.
+- If the facts have one order, several are due (`publish_all`). A round confirms the facts before the first unconfirmed
+  one; the remaining facts are due again. Then the oldest is published alone until it is confirmed. So at most one round
+  publishes facts after one that the bus does not accept.
 
-The order in the stream differs from the writer's only where the bus has stored a later message of a round and not an earlier
-one. The writer receives each position in its own order, and publishes what closes the gap (`Source.confirm`).
+The order in the stream differs from the writer's order only if the bus has stored a later message of a round but not an
+earlier one. The writer receives each position in its own order, and publishes a message that closes the gap
+(`Source.confirm`).
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,26 +27,26 @@ from topoalign.runtime.clock import backoff_seconds
 
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 5.0
-"""Seconds between rounds while the bus does not confirm; doubled each time."""
+"""Seconds between rounds while the bus does not confirm; the first pause is doubled up to the longest."""
 
 log = structlog.get_logger("topoalign.runtime.publisher")
 
 
 Confirmed = tuple[Message, int]
-"""A message that the bus has, and its position in its stream."""
+"""A message that the bus has stored, and its position in its stream."""
 
 
 class Source(Protocol):
-    """Protocol: what a writer still has to publish."""
+    """Protocol: the messages that a writer still has to publish."""
 
     def due(self) -> Sequence[Message]:
-        """The messages of the next round, in the order to publish them. Empty: nothing waits."""
+        """The messages of the next round, in the order in which to publish them. Empty: none."""
 
     def confirm(self, confirmed: Sequence[Confirmed]) -> None:
-        """The bus has these messages of the last `due`, which are in its order."""
+        """Receives the messages of the last `due` that the bus has stored, in the same order."""
 
     async def wait(self) -> None:
-        """Waits until something may be due."""
+        """Waits until a message can be due."""
 
 
 class Publisher:
@@ -60,21 +60,21 @@ class Publisher:
         publish_all: Callable[[Sequence[Message]], Awaitable[Sequence[int | None]]] | None = None,
     ) -> None:
         """
-        `publish` tries once: it returns the position in the stream, or raises Unavailable. `publish_all` tries several, as
-        `Bus.publish_all`, for a source whose messages stand in one order.
+        `publish` tries once: it returns the position in the stream, or raises Unavailable. `publish_all` tries several,
+        as `Bus.publish_all` does, for a source whose messages have one order.
         """
         self._source = source
         self._publish = publish
         self._publish_all = publish_all
         self._clock = clock
         self.failures = 0
-        """Rounds in a row in which something was not confirmed."""
+        """Consecutive rounds in which a message was not confirmed."""
         self.refusal: str | None = None
-        """Why the bus refused the last publication, for example a full store; None if it took it or is away."""
+        """Why the bus refused the last publication, such as a full store; None if it accepted it or is unavailable."""
         self._findings: set[str] = set()
         """Findings that were logged since the last confirmation: each is logged once."""
         self.alone = False
-        """Whether the oldest message of one order goes out alone."""
+        """Whether only the oldest message is published (of messages that have one order)."""
 
     async def run(self) -> None:
         """Publishes until cancelled."""
@@ -86,7 +86,7 @@ class Publisher:
                     await self._clock.sleep(backoff_seconds(self.failures, FIRST_PAUSE, LONGEST_PAUSE))
 
     async def _round(self, messages: Sequence[Message]) -> bool:
-        """Publishes what is due. Returns whether the next round need not wait."""
+        """Publishes the messages that are due. Returns whether the next round can start at once."""
         if self._publish_all is None:
             return all([await self._try(message) for message in messages])
         if self.alone or len(messages) == 1:

@@ -1,4 +1,4 @@
-"""A dict of bounded size for what may be forgotten: results that can be computed again, and marks of recent pods."""
+"""A dict of bounded size for entries that may be lost: results that can be computed again, and marks of recent pods."""
 
 from collections import OrderedDict
 from typing import TypeVar

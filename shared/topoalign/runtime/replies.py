@@ -1,4 +1,4 @@
-"""Encodes the replies of endpoints: makes functions that `Bus.serve` accepts from functions of typed requests."""
+"""Makes functions that `Bus.serve` accepts from functions with typed requests, and encodes their replies."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -16,7 +16,7 @@ log = structlog.get_logger("topoalign.runtime.replies")
 
 
 def answer_with(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answer:
-    """Makes an endpoint's function: it decodes the question, calls `handle` and encodes the result."""
+    """Makes an endpoint's function: it decodes the request, calls `handle` and encodes the result."""
 
     async def answer(body: bytes) -> bytes:
         refuse_ambiguous(body)
@@ -26,7 +26,7 @@ def answer_with(kind: type[Q], handle: Callable[[Q], Awaitable[object]]) -> Answ
 
 
 def refuse_ambiguous(body: bytes) -> None:
-    """Raises Undecodable for JSON with more than one meaning. Other errors of a body are left to its decoder."""
+    """Raises Undecodable for JSON with more than one meaning. The decoder of the body reports other errors."""
     if len(body) > wire.LARGEST_BODY:
         return
     try:
@@ -39,14 +39,14 @@ def refuse_ambiguous(body: bytes) -> None:
 
 async def reply_to(endpoint: Endpoint, body: bytes) -> bytes:
     """
-    The reply of an endpoint; every error becomes a failure that the asker can decode. A defect is logged with its traceback;
-    the asker receives no text of it, because that may contain anything.
+    The reply of an endpoint; every error becomes a failure that the client can decode. An unexpected exception is
+    logged with its traceback; the client does not receive its text, because that can contain anything.
     """
     try:
         reply = await endpoint.answer(body)
     except TopoalignError as error:
         return wire.encode_error(error)
-    except Exception:  # a defect must neither end the service nor leave the asker waiting
+    except Exception:  # a defect must neither end the service nor leave the client waiting
         log.exception("question failed", endpoint=endpoint.name)
         return wire.encode_error(Unavailable("the service met a defect of its own", "its log has the details"))
     if len(reply) > wire.LARGEST_BODY:

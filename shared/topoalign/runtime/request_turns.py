@@ -1,9 +1,9 @@
 """
-Lets the requests of a process work in turns: each works in slices, in the order of `fair_share.FairQueue`.
+Runs the requests of a process in turns: each runs in slices, in the order of `fair_share.FairQueue`.
 
-A slice lasts until the request next waits for anything; it yields by itself after `LONGEST_SECONDS`. There is one slice in
-each round of the event loop, so between two slices everything else runs: sockets are read, and the other tasks continue. A
-request holds nothing while it waits for something else, and is not charged for that time.
+A slice ends when the request waits for anything; in a long computation, a request yields after `LONGEST_SECONDS`. Each
+iteration of the event loop runs one slice, so between two slices, sockets are read and other tasks continue. While a
+request waits for something else, it blocks no other request and is not charged.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ from topoalign.core.ports import Clock
 from topoalign.runtime.fair_share import FairQueue, Peer, ServedRequest
 
 LONGEST_SECONDS = 0.005
-"""Limit of one turn: a tenth of an acceptable delay, because several tasks may have long work under way."""
+"""Maximum length of a slice: a tenth of an acceptable delay, because several tasks can have long computations."""
 
 
 class RequestTurns:
-    """One for all servers of an event loop, which share its time."""
+    """The turns of all requests in an event loop. All its servers use one object, because they share its time."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         """`clock`: monotonic seconds."""
@@ -30,7 +30,7 @@ class RequestTurns:
         self._current: Working | None = None
         self._began = 0.0
         self._is_due = False
-        """Whether `_give` is called in the next round."""
+        """Whether `_give` is called in the next iteration of the event loop."""
 
     async def wait(self, request: "Working") -> None:
         """Waits for the next slice of this request."""
@@ -42,7 +42,7 @@ class RequestTurns:
         self._began = self._clock()
 
     def is_in_time(self, request: "Working") -> bool:
-        """Whether this request has a slice now that may continue."""
+        """Whether this request has the current slice and may continue."""
         return self._current is request and self._clock() < self._began + LONGEST_SECONDS
 
     def charge(self, request: "Working", seconds: float) -> None:
@@ -54,18 +54,18 @@ class RequestTurns:
         asyncio.get_running_loop().call_soon(self._give)
 
     def _give(self) -> None:
-        """Ends the slice of this round, and wakes the request that has the next one."""
+        """Ends the current slice, and wakes the request that has the next one."""
         if self._current is not None:
             self._queue.charge(self._current, self._clock() - self._began)
             self._current = None
         self._is_due = False
         while self._queue and self._current is None:
             request = self._queue.take()
-            if not request.turn.done():  # else it was cancelled
+            if not request.turn.done():  # otherwise it was cancelled
                 request.turn.set_result(None)
                 self._current = request
                 self._began = self._clock()
-                self._give_soon()  # behind the slice
+                self._give_soon()  # after the slice
 
 
 class Working(ServedRequest):
@@ -77,10 +77,10 @@ class Working(ServedRequest):
         super().__init__(peer)
         self._turns = turns
         self.outlives_connection = False
-        """Whether its task goes on where its connection is lost."""
+        """Whether its task continues if its connection is lost."""
 
     async def give(self) -> bool:
-        """Waits for the next slice if this one has lasted for long; returns whether it has."""
+        """Waits for the next slice unless the current one may continue; returns whether it has waited."""
         if self._turns.is_in_time(self):
             return False
         await self._turns.wait(self)
@@ -92,7 +92,7 @@ WORKING: ContextVar[Working | None] = ContextVar("WORKING", default=None)
 
 
 async def take_turn() -> bool:
-    """Lets the other tasks run if this one's slice has lasted for long. Returns whether they ran."""
+    """Lets other tasks run if this task's slice has lasted too long. Returns whether they ran."""
     if (working := WORKING.get()) is not None:
         return await working.give()
     await anyio.lowlevel.checkpoint()
@@ -107,10 +107,10 @@ def outlive_connection() -> None:
 
 class TaskTurns:
     """
-    Yields to the event loop in the middle of a task's long work: the task calls `give` between two pieces of it.
+    Yields to the event loop during a task's long computation: the task calls `give` between two steps.
 
-    A task that always finds its next message there already never waits, and without turns the loop would run nothing else. A
-    task that answers a request continues at the turn of that request.
+    A task whose next message is always available never waits, and would block the event loop without turns. A task that
+    answers a request continues at the turn of that request.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -118,7 +118,7 @@ class TaskTurns:
         self._began = clock.monotonic()
 
     async def give(self) -> None:
-        """Lets the other tasks run if this one has run for `LONGEST_SECONDS` since the last time."""
+        """Lets other tasks run if this one has run for `LONGEST_SECONDS` since the last time."""
         if self._clock.monotonic() < self._began + LONGEST_SECONDS:
             return
         if await take_turn():

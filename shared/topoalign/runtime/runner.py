@@ -1,10 +1,9 @@
 """
 Runs services: one alone in its container, or all of them in one process.
 
-They are found by entry point (group `topoalign.services`), so shared code imports none of them. They end in the reverse
-order of their start: the bus is opened first and closed last, the services start one after another, the HTTP pages
-start last and end first. If a service fails, the process ends with the error of that service. A service that stops
-without a request to stop has failed as well.
+Services are found by entry point (group `topoalign.services`), so shared code imports none of them. The bus opens
+first, the services start one after another, and the HTTP pages start last. They stop in the reverse order. If a service
+fails, the process ends with the error of that service. A service that stops without a request to stop counts as failed.
 """
 
 import asyncio
@@ -33,9 +32,9 @@ from topoalign.runtime.tasks import StoppedUnasked, background, run_until_cancel
 from topoalign.runtime.watchdog import Watchdog
 
 CONNECT_SECONDS = 1.0
-"""How long a start waits for NATS where it can continue without it."""
+"""How long the start waits for NATS before it continues without NATS."""
 START_SECONDS = 30.0
-"""Far above what any service takes, a node with slow drivers included."""
+"""Time-out of the start of one service. No service takes nearly as long, even on a node with slow drivers."""
 
 log = structlog.get_logger("topoalign.runtime.runner")
 
@@ -46,7 +45,7 @@ class RunningServices(msgspec.Struct, frozen=True, kw_only=True):
     services: tuple[str, ...]
     node: NodeName
     nats: str | None
-    """URL, without credentials; None on a given bus."""
+    """URL, without credentials; None if the caller passed the bus."""
     http: str | None
     """URL; None without HTTP."""
 
@@ -60,12 +59,12 @@ async def run_services(
     signals: bool = True,
 ) -> None:
     """
-    Runs these services (`installed.load_services`) until SIGTERM, SIGINT or cancellation; calls `ready` once all of them
-    serve.
+    Runs these services (`installed.load_services`) until SIGTERM, SIGINT or cancellation; calls `ready` once all of
+    them serve.
 
-    `bus` None connects to NATS by the settings. `signals` False is for services that are a part of a program
-    (`runtime.shutdown`): only cancellation ends them. Raises InvalidField, ServiceFailed, AddressInUse, StoppedUnasked, and
-    whatever error ended a service.
+    If `bus` is None, it connects to NATS as the settings say. If `signals` is False, only cancellation stops the
+    services. This is for services that are part of a larger program (`runtime.shutdown`). Raises InvalidField,
+    ServiceFailed, AddressInUse, StoppedUnasked, and any error that ended a service.
     """
     settings = from_environment(RuntimeSettings, environment)
     if unknown := [*find_unknown_variables(environment, services)]:
@@ -102,7 +101,7 @@ async def run_services(
                     if settings.http_port is not None:
                         from topoalign.runtime.health_pages import (
                             serve_http,
-                        )  # a hundred modules, where they are wanted
+                        )  # it loads a hundred modules: only if needed
 
                         http = await tasks.start(serve_http, context, settings.http_host, settings.http_port)
                     tasks.start_soon(systemd.keep_watchdog, environment)
@@ -124,7 +123,7 @@ async def run_services(
 async def bus_of(
     settings: RuntimeSettings, services: Mapping[str, Serve], node: NodeName, bus: Bus | None
 ) -> AsyncIterator[Bus]:
-    """The given bus, else a connection to NATS for these services, with a NodeBus around it on a node."""
+    """Yields the given bus, or a connection to NATS for these services, in a node agent as a NodeBus."""
     if bus is not None:
         yield bus
         return
@@ -136,7 +135,7 @@ async def bus_of(
         node=node if "registry" not in services else None,
         publishes=published_subjects(services, node),
     ) as connected:
-        with anyio.move_on_after(CONNECT_SECONDS):  # it is usually up, so that nothing has to be published twice
+        with anyio.move_on_after(CONNECT_SECONDS):  # NATS is usually up; then no message has to be published twice
             await connected.up()
         # A node agent continues without its hub: messages between its own services do not need it.
         yield NodeBus(connected, node) if "discovery" in services and len(services) > 1 else connected
@@ -168,7 +167,9 @@ async def start_service(tasks: TaskGroup, name: str, serve: Serve, context: Cont
 
 @contextmanager
 def reload_on_signal(reload: Reload) -> Iterator[None]:
-    """Handles SIGHUP as a request to reload, until the end: together with SIGTERM it must not end the process early."""
+    """
+    Handles SIGHUP as a request to reload until the context closes, so that it does not end the process during the stop.
+    """
     loop = asyncio.get_running_loop()
 
     def asked(number: int, frame: FrameType | None) -> None:
@@ -183,8 +184,8 @@ def reload_on_signal(reload: Reload) -> Iterator[None]:
 
 async def stop_on_signal(context: Context, stopping: anyio.Event, scope: anyio.CancelScope) -> None:
     """
-    Ends everything in order at the first SIGTERM or SIGINT; the interpreter handles a second one. From the first on
-    the process is not ready; after SIGTERM the services go on for as long as they drain (`Context.drain`).
+    Stops everything in order at the first SIGTERM or SIGINT; the interpreter handles a second one. From the first
+    signal on, the process is not ready. After SIGTERM, the services continue for the drain time (`Context.drain`).
     """
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:

@@ -1,8 +1,8 @@
 """
 Reads settings from the environment: the field `state_dir` of a service's settings is `TOPOALIGN_STATE_DIR`.
 
-A settings class is a frozen msgspec Struct whose field docstrings have unit, default and reason. The command line turns its
-flags into the same names, so the environment is the only source.
+A settings class is a frozen msgspec Struct. The docstrings of its fields have the unit, the default and the reason. The
+command line sets variables of the same names from its flags, so the environment is the only source.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ P = TypeVar("P", bound=Path)
 
 
 def from_environment(kind: type[S], environment: Mapping[str, str]) -> S:
-    """Fills the settings class from `TOPOALIGN_<FIELD>`; others are of other services. Raises InvalidField."""
+    """Fills the settings class from `TOPOALIGN_<FIELD>`; others belong to other services. Raises InvalidField."""
     values = {
         field.name: environment[PREFIX + field.name.upper()]
         for field in msgspec.structs.fields(kind)
@@ -47,14 +47,14 @@ def describe_setting_values(kind: type[msgspec.Struct], name: str) -> str:
 
 
 def made_of_text(kind: type[P], value: str) -> P:
-    """Makes values of the types that msgspec does not know."""
+    """Makes values of types that msgspec does not support."""
     if kind is Path:
         return kind(value)
     raise NotImplementedError(f"settings of type {kind}")
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """The files with our identity for NATS. They are read for every connection, so that renewed files are used."""
+    """The files with the credentials for NATS. They are read for every connection, so that renewed files are used."""
 
     nats_creds: str | None = None
     """Credentials file (JWT and seed), for servers with operators and accounts."""
@@ -63,13 +63,13 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     """File with the seed of an nkey user (`SU…`)."""
 
     nats_tls_ca: str | None = None
-    """PEM file of the authority that signed the server's certificate, if the machine does not trust it already."""
+    """PEM file of the CA that signed the server's certificate, if the machine does not trust it already."""
 
     nats_tls_cert: str | None = None
-    """PEM file of the client certificate, if NATS asks for one."""
+    """PEM file of the client certificate, if NATS requests one."""
 
     nats_tls_key: str | None = None
-    """PEM file of the client certificate's key; without it the key is in the certificate's file."""
+    """PEM file of the client certificate's key; None: the key is in the certificate's file."""
 
 
 class RuntimeSettings(Access, frozen=True, kw_only=True):
@@ -83,8 +83,8 @@ class RuntimeSettings(Access, frozen=True, kw_only=True):
 
     nats_wait: float | None = None
     """
-    Seconds to wait for NATS at the start; after that the process fails. Default: the process does not wait. It starts
-    without NATS and connects when it can, because a node continues to give devices to pods while the hub is away.
+    Seconds to wait for NATS at the start; after that the process fails. Default: the process starts without NATS and
+    connects when it can; meanwhile, a node continues to allocate devices.
     """
 
     http_host: str = "127.0.0.1"

@@ -1,8 +1,8 @@
 """
-Ends a program in order at a signal: SIGTERM, Ctrl-C, or the end of its terminal.
+Stops a program gracefully at a signal: SIGTERM, Ctrl-C, or the end of its terminal.
 
-It is for programs of which services are a part (`topoalign up`, `demo`, `simulate`). A signal has one handler in a process.
-So each program receives its signals here, once, and the services in it end by cancellation.
+It is for programs that contain services (`topoalign up`, `demo`, `simulate`). A process has only one handler for a
+signal. So the program receives its signals here, and the services in it stop by cancellation.
 """
 
 import signal
@@ -20,8 +20,8 @@ ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @asynccontextmanager
 async def until_signal() -> AsyncIterator[None]:
     """
-    Cancels the block at the first signal of `ENDS` that was not ignored at the start (nohup), and leaves it without error.
-    The interpreter handles a second signal. Raises the error that ended the block, as itself.
+    Cancels the block at the first signal of `ENDS` that was not ignored at the start (nohup), and exits without an
+    error. The interpreter handles a second signal. Raises the error that ended the block, not an ExceptionGroup.
     """
     async with background() as tasks:
         await tasks.start(cancel_on_signal, tasks.cancel_scope.cancel)
@@ -29,7 +29,7 @@ async def until_signal() -> AsyncIterator[None]:
 
 
 async def cancel_on_signal(cancel: Callable[[], None], *, task_status: TaskStatus[None]) -> None:
-    """Started once signals are received; calls `cancel` at the first."""
+    """Calls `cancel` at the first signal. Reports its start when it can receive signals."""
     handled = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
     if not handled:
         task_status.started()
@@ -42,7 +42,7 @@ async def cancel_on_signal(cancel: Callable[[], None], *, task_status: TaskStatu
 
 
 def run_until_signal(main: Callable[[], Awaitable[None]]) -> bool:
-    """Runs `main` in an event loop. Returns whether it came to its end. Raises what `main` raises."""
+    """Runs `main` in an event loop. Returns whether `main` returned. Raises what `main` raises."""
     ended = False
 
     async def run() -> None:

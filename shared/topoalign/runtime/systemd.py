@@ -1,4 +1,4 @@
-"""Notifications for systemd, if it asks for them: the process runs, it stops, its event loop is alive."""
+"""Notifies systemd, if it requests that, that the process is ready, that it stops, and that its event loop is alive."""
 
 import socket
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import anyio
 
 
 def notify(environment: Mapping[str, str], state: str) -> None:
-    """Sends `READY=1` and the like to $NOTIFY_SOCKET (sd_notify(3)); without it, or if nobody listens, nothing happens."""
+    """Sends a state such as `READY=1` to $NOTIFY_SOCKET (sd_notify(3)). Does nothing without it or a listener."""
     address = environment.get("NOTIFY_SOCKET", "")
     if not address:
         return

@@ -1,9 +1,9 @@
 """
-Task groups: one that raises the error itself instead of a group around it, one that waits for the first of several
-tasks, one that goes through many items, and a check for tasks that end without a request to end.
+Task groups that raise the error itself, wait for the first of several tasks, or process many items; and a check for
+tasks that end without a request to end.
 
-Structured concurrency wraps errors in ExceptionGroups, even a single one. The readers of errors (the command line, a
-test, an operator) need the error itself.
+Structured concurrency wraps even a single error in an ExceptionGroup. The readers of errors (the command line, a test,
+an operator) need the error itself.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ class StoppedUnasked(Unavailable):
 
 async def run_until_cancelled(what: str, run: Callable[[], Awaitable[None]]) -> None:
     """
-    Runs a function that must not return before it is cancelled. Raises StoppedUnasked if it returns, or if it ends by a
-    cancellation of another task: a task group would take either for an end without an error.
+    Runs a function that must not return before it is cancelled. Raises StoppedUnasked if it returns, or if the
+    cancellation of another task ends it: a task group would treat both as an end without an error.
     """
     task = asyncio.current_task()
     assert task is not None, "only called from tasks"
@@ -53,7 +53,7 @@ async def run_until_cancelled(what: str, run: Callable[[], Awaitable[None]]) -> 
 
 @asynccontextmanager
 async def background() -> AsyncIterator[TaskGroup]:
-    """Runs tasks while the block runs, and cancels them when it ends. Raises the error that ended it, as itself."""
+    """Runs tasks while the block runs, and cancels them when it ends. Raises an error itself, not an ExceptionGroup."""
     with without_group():
         async with anyio.create_task_group() as tasks:
             yield tasks
@@ -61,7 +61,7 @@ async def background() -> AsyncIterator[TaskGroup]:
 
 
 async def for_each(items: Sequence[T], run: Callable[[T], Awaitable[None]], *, at_once: int) -> None:
-    """Runs a function for each item, for `at_once` items at the same time. The first error ends it, and is raised itself."""
+    """Runs a function for each item, for at most `at_once` items at a time. The first error stops it and is raised."""
     remaining = iter(items)
 
     async def run_remaining() -> None:
@@ -75,7 +75,7 @@ async def for_each(items: Sequence[T], run: Callable[[T], Awaitable[None]], *, a
 
 
 async def wait_for_first(*waits: Callable[[], Awaitable[None]]) -> None:
-    """Returns when the first of these does. Opens and closes its task group between two `yield`s of its caller."""
+    """Returns when the first of these returns. Its task group does not stay open across a `yield` of the caller."""
     async with anyio.create_task_group() as tasks:
 
         async def run(wait: Callable[[], Awaitable[None]]) -> None:
@@ -99,7 +99,7 @@ def without_group() -> Iterator[None]:
 
 
 def most_specific_error(error: BaseException) -> BaseException:
-    """The most specific error of a group: one raised on purpose, else the only one, else the group itself."""
+    """The most specific error of a group: a TopoalignError, or else the only error, or else the group itself."""
     errors = list(leaf_errors(error))
     purposeful = [leaf for leaf in errors if isinstance(leaf, TopoalignError)]
     if purposeful:
@@ -108,7 +108,7 @@ def most_specific_error(error: BaseException) -> BaseException:
 
 
 def leaf_errors(error: BaseException) -> Iterator[BaseException]:
-    """The errors inside an ExceptionGroup, at any depth; another error itself."""
+    """The errors inside an ExceptionGroup, at any depth; any other error itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaf_errors(inner)

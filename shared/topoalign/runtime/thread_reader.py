@@ -1,4 +1,4 @@
-"""Reads files in a thread with a time limit, because a disk may hang and a thread cannot be ended."""
+"""Reads files in a thread with a time limit, because a disk can hang and a thread cannot be stopped."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -10,14 +10,14 @@ T = TypeVar("T")
 
 
 class ThreadReader(Generic[T]):
-    """Reads one thing after the other. While a read hangs, no other is started."""
+    """Runs one read at a time. While a read hangs, no other read starts."""
 
     def __init__(self) -> None:
         self._turn = anyio.Lock()
         self._is_reading = False
 
     async def read(self, read: Callable[[], T], seconds: float) -> T:
-        """Calls `read` in a thread and returns its result. Raises TimeoutError if that takes longer."""
+        """Calls `read` in a thread and returns its result. Raises TimeoutError after `seconds`, or if another hangs."""
 
         def work() -> T:
             self._is_reading = True

@@ -1,9 +1,9 @@
 """
-Watches the event loop: how late it is, and that it is alive.
+Watches the event loop: measures its delay, and checks that it is alive.
 
-All parts of a process share one loop. A blocking call (a driver that hangs in the wrong place, a machine that swaps)
-blocks kubelet, bus and HTTP at once, and looks from outside like a slow network. The watchdog sleeps a second at a time
-and measures how much longer that took.
+All parts of a process share one event loop. A blocking call (a driver that hangs in the wrong place, a machine that
+swaps) blocks the kubelet's calls, the bus and HTTP at the same time, and from outside it looks like a slow network. The
+watchdog sleeps for a second at a time and measures how much longer the sleep took.
 """
 
 import structlog
@@ -14,9 +14,9 @@ from topoalign.runtime.metrics import ServiceMetric
 
 PERIOD_SECONDS = 1.0
 LATE_SECONDS = 1.0
-"""More than a loaded machine takes for a turn of the loop; a kubelet waits longer for any answer."""
+"""Longer than an iteration of the loop takes on a loaded machine, and shorter than a kubelet waits for any response."""
 STUCK_SECONDS = 5.0
-"""If the loop is so late, /livez fails, and the liveness probe may restart the process."""
+"""If the loop is this late, /livez fails, and the liveness probe can restart the process."""
 
 log = structlog.get_logger("topoalign.runtime.watchdog")
 
@@ -27,11 +27,11 @@ class Watchdog:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._due: float | None = None
-        """Monotonic seconds at which the loop is to wake next; None before the first time."""
+        """Monotonic seconds at which the loop should wake next; None before the first sleep."""
         self.lag = 0.0
-        """Seconds by which the loop was late the last time."""
+        """Seconds by which the loop last woke late."""
         self.blocks = 0
-        """Times it was late by more than `LATE_SECONDS`."""
+        """Number of times that it was late by more than `LATE_SECONDS`."""
 
     async def run(self) -> None:
         """Measures until cancelled."""
@@ -47,7 +47,7 @@ class Watchdog:
         return max(0.0, self._clock.monotonic() - self._due) if self._due is not None else 0.0
 
     def note(self, lag: float) -> None:
-        """Record how many seconds late the loop woke, and log a delay."""
+        """Records how many seconds late the loop woke, and logs a long delay."""
         self.lag = lag
         if lag > LATE_SECONDS:
             self.blocks += 1

@@ -1,4 +1,4 @@
-"""Replaces files as a whole, so that a reader, and a start after a power cut, finds the former content or the new one."""
+"""Replaces files atomically: a reader, or a start after a power failure, finds either the old or the new content."""
 
 import os
 from contextlib import suppress
@@ -9,10 +9,10 @@ def replace_file(
     name: str | Path, content: bytes, *, mode: int = 0o644, durable: bool = False, directory: int | None = None
 ) -> None:
     """
-    Writes a new file, and gives it the name of this one. Links are not followed.
+    Writes a new file and renames it to `name`. Does not follow links.
 
-    `durable`: the content is on the disk before it has the name; the name is on the disk after `sync_directory`.
-    `directory`: an open directory to which a relative `name` refers. Raises OSError; then the file is as it was.
+    `durable`: the content is on disk before the rename; the rename is on disk after `sync_directory`. `directory`: an
+    open directory to which a relative `name` refers. Raises OSError and leaves the old file unchanged.
     """
     path = Path(name)
     draft = path.with_name(f".{path.name}.new")
@@ -28,7 +28,7 @@ def replace_file(
             os.fsync(file)
         os.replace(draft, path, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError:
-        with suppress(OSError):  # it takes space that others may need
+        with suppress(OSError):  # to free its space
             os.unlink(draft, dir_fd=directory)
         raise
     finally:
@@ -36,7 +36,7 @@ def replace_file(
 
 
 def sync_directory(directory: Path) -> None:
-    """Syncs a directory, so that names made or replaced in it are on disk. Raises OSError."""
+    """Syncs a directory, so that names created or replaced in it are on disk. Raises OSError."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

@@ -1,1 +1,1 @@
-"""Gives the devices of one node to containers, keeps the record of it, and announces it."""
+"""Allocates the devices of one node to containers, records the allocations, and publishes them."""

@@ -1,17 +1,18 @@
 """
 Receives readings of the hardware, has discovery confirm them, and passes them to the ledger.
 
-The stream keeps the last reading of every node, also one from before a reboot or from a discovery that has ended. A GPU may
-have failed since, so discovery must confirm its readings: it is asked for its newest revisions. As long as these are not the
-received ones, the health of all devices is unknown. The devices stay listed as unhealthy, because a kubelet forgets devices
-that are no longer listed.
+The stream keeps the last reading of every node, even if it is from before a reboot or from a discovery that has ended.
+A GPU may have failed since. So the allocator requests the newest revisions from discovery. The health of all devices is
+unknown until these match the received revisions, and if they have not matched for `SILENT_SECONDS`. The devices stay
+listed as unhealthy, because a kubelet forgets devices that are no longer listed.
 
-Any client that may publish can forge the number of a reading. So every reading after the first one counts only if discovery
-confirms that it published it. A reading is forged if its revision is greater than discovery's newest one, or if it has the
-number of discovery's reading and another content. Then discovery is asked to publish everything again, under a new epoch.
+Any client that may publish can forge the number (epoch and revision) of a reading. So every reading after the first one
+counts only if discovery confirms that it published it. A reading is forged if its revision is greater than discovery's
+newest one, or if it has the same number as discovery's reading but different content. Then the allocator requests that
+discovery publish everything again, under a new epoch.
 
-A disconnected bus makes discovery silent, unless the services of the node share a process. That is no sign of a fault in the
-hardware, so the last confirmed readings stay valid until the bus is back.
+While the bus is disconnected, discovery does not answer, unless the services of the node share a process. This does not
+indicate a hardware fault, so the last confirmed readings stay valid until the bus is connected again.
 """
 
 from collections.abc import Mapping
@@ -32,23 +33,23 @@ from topoalign.core.ports import Bus, Clock
 from topoalign.runtime.clock import until_tick
 
 ASK_SECONDS = 10.0
-"""Between two requests for confirmation while discovery confirms what was received."""
+"""Seconds between two requests for confirmation, while discovery confirms the received readings."""
 ASK_AGAIN_SECONDS = 1.0
-"""Between two other requests, and the time limit of each."""
+"""Seconds between two requests otherwise, and the time limit of every request."""
 SILENT_SECONDS = 30.0
-"""How long a reading counts after its last confirmation."""
+"""Seconds for which readings stay valid after their last confirmation."""
 
 FORGED_PAUSE = 0.1
-"""Seconds after a reading that discovery does not confirm before the next one is judged: this bounds the cost of a flood."""
+"""Pause in seconds after a forged reading, before the next one is checked. It limits the load of a flood of them."""
 
 UNCONFIRMED_ANSWERS = 5
-"""How often discovery may name a reading that was not received, before it is asked to publish again."""
+"""Number of answers in a row that name a reading that was not received, after which discovery must publish again."""
 
 log = structlog.get_logger("topoalign.allocator")
 
 
 class HardwareWatch:
-    """Passes discovery's readings to the ledger, and unknown health for all devices while discovery is silent."""
+    """Passes discovery's readings to the ledger, and unknown health for all devices while discovery does not answer."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock) -> None:
         self._ledger = ledger
@@ -56,26 +57,26 @@ class HardwareWatch:
         self._clock = clock
         self._topology: TopologyDiscovered | None = None
         self._health: DeviceHealthChanged | None = None
-        """As discovery published it, also while the ledger has unknown health."""
+        """As discovery published it, even while the health in the ledger is unknown."""
         self._body = b""
         """The message of the topology, as published."""
         self.newest: Mapping[str, tuple[int, int]] = {}
-        """`topology` and `health` -> epoch and revision, as discovery answered last; empty: it never did."""
+        """`topology` and `health` -> epoch and revision, from discovery's last answer; empty: no answer yet."""
         self._answered = 0.0
-        """Monotonic seconds at which it did."""
+        """Monotonic seconds of discovery's last answer; 0: no answer yet."""
         self._confirmed: float | None = None
-        """Monotonic seconds at which it last confirmed the received readings; None: never yet."""
+        """Monotonic seconds at which discovery last confirmed the received readings; None: not yet."""
         self._asked_to_announce: float | None = None
-        """Monotonic seconds at which it was last asked to publish everything again."""
+        """Monotonic seconds of the last request to publish everything again because of a forged reading; None: none."""
         self._logged = False
         """Whether a forged reading was logged since the last confirmation."""
         self.forged = 0
-        """Readings with a revision that discovery had not reached."""
+        """Number of times that a forged reading was detected."""
         self._unknown_reason: str | None = None
         """Why the ledger has unknown health; None: it has discovery's."""
 
     async def run(self) -> None:
-        """Subscribes to the readings of the node and asks discovery regularly to confirm them, until cancelled."""
+        """Subscribes to the readings of the node and regularly requests their confirmation, until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow)
             tasks.start_soon(self._ask_regularly)
@@ -90,9 +91,9 @@ class HardwareWatch:
 
     async def ensure_fresh(self) -> None:
         """
-        Asks discovery to confirm the health of the devices if it has not done so for too long, for example because this
-        process was stopped. If it does not answer, the ledger gets unknown health for all devices. Called before every
-        grant.
+        Requests the confirmation of the health if the last one is too old, for example because this process was
+        stopped. If discovery does not answer, the ledger gets unknown health for all devices. Called before every
+        allocation.
         """
         if self._health is not None and self.reason() is not None:
             await self._ask()
@@ -122,8 +123,10 @@ class HardwareWatch:
     async def _is_news(self, kind: str, had: Reading | None, reading: Reading, body: bytes) -> bool:
         """Returns whether a reading is accepted."""
         if not await self._ask() or (newest := self.newest.get(kind)) is None:
-            # Discovery is silent. The devices must be listed even if it has ended, and one may have failed. Another topology
-            # is dropped: discovery is asked to publish again once it names one that was not received.
+            # Discovery does not answer. The first reading is accepted, because the devices must be listed even if
+            # discovery has ended. A later health is accepted, because a device may have failed. A later topology is
+            # dropped: if it is discovery's, discovery will name its revision and will then be requested to publish it
+            # again.
             return had is None or not isinstance(reading, TopologyDiscovered)
         if is_ahead_of(reading, newest) or await self._has_published(kind, reading, body) is False:
             await self._note_forged(kind, reading)
@@ -133,8 +136,8 @@ class HardwareWatch:
 
     async def _has_published(self, kind: str, reading: Reading, body: bytes) -> bool | None:
         """
-        Returns whether discovery published this content under this number; None: not known. A discovery without this
-        endpoint is trusted by its numbers.
+        Returns whether discovery published this content under this number; None: unknown. If discovery does not have
+        the endpoint, returns True, so that only the number counts.
         """
         node = self._ledger.node
         question = msgspec.json.encode(NodeRequest(node=node))
@@ -181,7 +184,7 @@ class HardwareWatch:
             await self._clock.sleep(until_tick(self._clock, period))
 
     async def _ask(self) -> bool:
-        """Asks discovery for its newest revisions. Returns whether it answered."""
+        """Requests the newest revisions from discovery. Returns whether it answered."""
         node = self._ledger.node
         question = msgspec.json.encode(NodeRequest(node=node))
         delivery = {"topology": self._topology, "health": self._health}
@@ -195,7 +198,7 @@ class HardwareWatch:
             return False
         self._answered = self._clock.monotonic()
         self._compare()
-        for kind, reading in delivery.items():  # readings accepted while discovery was silent
+        for kind, reading in delivery.items():  # readings accepted while discovery did not answer
             if reading is not None and kind in self.newest and is_ahead_of(reading, self.newest[kind]):
                 await self._note_forged(kind, reading)
         return True
@@ -212,7 +215,7 @@ class HardwareWatch:
         )
 
     async def _ask_to_announce(self) -> None:
-        """Asks discovery to publish again, under new numbers, because its last reading may be lost."""
+        """Requests that discovery publish its readings again, under new numbers, because the last ones may be lost."""
         question = msgspec.json.encode(NodeRequest(node=self._ledger.node))
         try:
             await self._bus.ask(wire.discovery_subject(self._ledger.node, "announce"), question, ASK_AGAIN_SECONDS)
@@ -220,7 +223,7 @@ class HardwareWatch:
             log.debug("discovery does not announce", finding=error.finding)
 
     async def _release_other_machines(self) -> None:
-        """Releases allocations of another machine, if discovery has confirmed the topology: it may be forged."""
+        """Releases allocations of another machine if discovery has confirmed the topology, which may be forged."""
         topology = self._topology
         if (
             topology is None
@@ -232,7 +235,7 @@ class HardwareWatch:
             release_other_machines(self._ledger)
 
     def _pass_health(self) -> None:
-        """Passes the health to the ledger: discovery's, or unknown without confirmation."""
+        """Passes discovery's health to the ledger, or unknown health if it is unconfirmed."""
         if self._health is None:
             return
         reason = self.reason()
@@ -245,24 +248,24 @@ class HardwareWatch:
 
 
 def has_number(reading: Reading | None, newest: tuple[int, int] | None) -> bool:
-    """Whether a reading has this epoch and revision; False if either is not known."""
+    """Whether a reading has this epoch and revision; False if either argument is None."""
     return reading is not None and (reading.epoch, reading.revision) == newest
 
 
 def is_ahead_of(reading: Reading, newest: tuple[int, int]) -> bool:
-    """Whether a reading has the epoch of discovery's newest one and a greater revision, which nobody has published."""
+    """Whether a reading has the epoch of discovery's newest one and a greater revision, so that it must be forged."""
     return reading.epoch == newest[0] and reading.revision > newest[1]
 
 
 def is_confirmed(health: DeviceHealthChanged | None) -> bool:
-    """Whether discovery confirms the hardware. False without a health, and for one of `mark_unknown`."""
+    """Whether discovery has confirmed this health. False for None and for a result of `mark_unknown`."""
     return health is not None and health.epoch >= 0
 
 
 def mark_unknown(health: DeviceHealthChanged, reason: str) -> DeviceHealthChanged:
     """
-    Returns the same reading with every device in state UNKNOWN. Its epoch is negative, which discovery's never is, so that
-    the fold takes the reading itself again afterwards.
+    Returns the same reading with every device in state UNKNOWN. Its epoch is negative, unlike those of discovery, so
+    that the fold accepts the original reading again afterwards.
     """
     return msgspec.structs.replace(
         health,
@@ -275,7 +278,7 @@ def mark_unknown(health: DeviceHealthChanged, reason: str) -> DeviceHealthChange
 
 
 def of_other_machines(ledger: Ledger) -> dict[AllocationID, str]:
-    """Returns the live allocations of a described machine that the node no longer simulates -> that machine."""
+    """Returns allocation -> its machine, for live allocations of a machine that the node no longer simulates."""
     if ledger.state.topology is None:
         return {}
     return {
@@ -287,8 +290,9 @@ def of_other_machines(ledger: Ledger) -> dict[AllocationID, str]:
 
 def release_other_machines(ledger: Ledger) -> None:
     """
-    Releases the allocations of a described machine that the node no longer simulates, and logs that. Ids of described
-    machines repeat: every catalogue machine has a GPU-0. So these would count for the new machine, and never be released.
+    Releases the allocations of a machine that the node no longer simulates, and logs it. Simulated machines use the
+    same device ids: every machine of the catalogue has a GPU-0. So these allocations would count for the new machine,
+    and would never be released.
     """
     if others := of_other_machines(ledger):
         with suppress(StateFault):  # the ledger has logged it; the next call tries again

@@ -36,13 +36,13 @@ from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.settings import from_environment
 
 UNBOUND_SECONDS = 30.0
-"""How long an allocation is kept that the kubelet reports nowhere (`DeviceAllocations`)."""
+"""Seconds for which an allocation is kept that the kubelet does not report (`DeviceAllocations`)."""
 DRIVER_SECONDS = 10.0
 """Time limit of each NVML call that creates or destroys a MIG instance."""
 
 
 class KubeletSide:
-    """The collaborators of an allocator whose node has a kubelet."""
+    """The parts of the allocator that exist only on a node with a kubelet."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class KubeletSide:
         hardware_watch: HardwareWatch,
         containers: Containers,
     ) -> None:
-        """Nothing runs yet. Raises InvalidField."""
+        """Creates the parts without starting them. Raises InvalidField for invalid settings."""
         rules = settings.rules
         clock = context.clock
         self._ledger = ledger
@@ -109,8 +109,8 @@ class KubeletSide:
 
     async def keep_up(self, series: UseSeries) -> None:
         """
-        Runs the background tasks until cancelled: watches the kubelet's files and the memory use of containers, keeps the
-        files of the limiters, and destroys unused MIG instances.
+        Runs the background tasks until cancelled: watches the kubelet's files and the memory use of containers,
+        maintains the files of the limiters, and destroys unused MIG instances.
         """
         clock = self._clock
         report = partial(report_fault, self._bus, self._ledger.node)
@@ -136,21 +136,21 @@ class KubeletSide:
         return self.configuration.flags.hami_root
 
     def has_priorities(self) -> bool:
-        """Whether containers of low priority have to wait."""
+        """Whether low-priority containers wait for high-priority ones on their GPU (`Feedback`)."""
         slots = self.configuration.sharing.slots
         return slots is not None and slots.priorities
 
     def by_variable_alone(self) -> bool:
-        """Whether containers see what NVIDIA_VISIBLE_DEVICES names, and nothing else."""
+        """Whether NVIDIA_VISIBLE_DEVICES is the only list of a container's GPUs."""
         return self.configuration.flags.plugin.by_variable_alone
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
     """
-    Runs the allocator service until it is cancelled, or until a successor asks for the state directory.
+    Runs the allocator service until it is cancelled, or until a successor requests the state directory.
 
-    It is started when its endpoints answer. Raises StateFault where the record cannot be used or another allocator answers
-    for the node, and InvalidField for settings that cannot be used.
+    Reports that it has started once its endpoints answer. Raises StateFault if the record cannot be used or another
+    allocator answers for the node, and InvalidField for invalid settings.
     """
     settings = from_environment(AllocatorSettings, context.environment)
     configuration = context.configuration
@@ -200,11 +200,11 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
 
 async def serve_display(path: str, context: Context, ledger: Ledger, *, task_status: TaskStatus[None]) -> None:
     """
-    Serves gpu-manager's display on this socket until cancelled. With an empty path it serves nothing. Started once its HTTP
-    handlers are registered in this process.
+    Serves gpu-manager's display on this socket until cancelled; if the path is empty, serves nothing. Reports that it
+    has started once its HTTP handlers are registered in this process.
     """
     if path:
-        from topoalign.allocator.metrics.display import Display  # few nodes have it
+        from topoalign.allocator.metrics.display import Display  # most nodes do not serve it
 
         display = Display(lambda: ledger.state, UseSeries(ledger, context.bus, ()).shares)
         context.pages.update(display.pages())
@@ -223,8 +223,8 @@ def register_reports(
     series: UseSeries,
 ) -> None:
     """
-    Registers the allocator's figures and series for /metrics, and its checks and notes for /readyz; a note does not make the
-    process unready. `series`: the use of GPUs.
+    Registers the allocator's metrics for /metrics, and its checks and notes for /readyz; a note does not make the
+    process unready. `series`: the metrics of the use of GPUs.
     """
     context.series.append(series.write)
     context.collectors.extend(figures(allocator, lambda: len(journal.set_aside), lambda: journal.syncs))

@@ -1,4 +1,4 @@
-"""The protocols between the kubelet front, the allocator and the kubelet's record, and defaults for tests."""
+"""The protocols between the device plugins (`KubeletFront`), the allocator and the kubelet's record, with defaults."""
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cached_property
@@ -13,23 +13,23 @@ from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.kubelet.files.pod_directories import PodDirectories
 
 AskedDevices = Sequence[Collection[DeviceID]]
-"""The devices of one Allocate call, by containers: a list, or a set of those that the hardware lists."""
+"""The devices of one Allocate call, by container: lists, or sets after the check that the hardware lists them."""
 
 
 class AllocatorPort(Protocol):
-    """The allocator as the kubelet front calls it. Implemented by `allocator.allocate.service.DeviceAllocations`."""
+    """The allocator as `KubeletFront` calls it. Implemented by `allocator.allocate.service.DeviceAllocations`."""
 
     @property
     def state(self) -> NodeState:
-        """What is known of the node now: hardware, health and allocations."""
+        """The current state of the node: hardware, health and allocations."""
 
     @property
     def version(self) -> int:
-        """Counts up with every change of `state`."""
+        """Increases with every change of `state`."""
 
     @property
     def faults(self) -> Mapping[DeviceID, str]:
-        """GPU -> why nothing of it can be allocated now, although it may be healthy: MIG instances cannot be created."""
+        """GPU -> why no part of it can be allocated now, even if it is healthy: MIG instances cannot be created."""
 
     async def wait_past(self, version: int) -> None:
         """Waits until `version` is greater than this one. Any number of callers may wait."""
@@ -39,7 +39,7 @@ class AllocatorPort(Protocol):
     ) -> tuple[DeviceID, ...]:
         """
         Returns the best connected set of `size` devices that includes `must_include`, by the node's device policy; () for an
-        invalid request. Devices of a live record are chosen only if there are not enough others.
+        invalid request. Devices with a live allocation are chosen only if there are not enough others.
         """
 
     async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
@@ -47,27 +47,27 @@ class AllocatorPort(Protocol):
         Records that the kubelet allocated these devices, one set per container, with the co-allocated devices that are
         reserved with them. When this returns, the record is on disk.
 
-        Raises UnknownDevice, InvalidField (empty or repeated ids), DeviceInUse, CoAllocatedLacking, NotVisible, StateFault.
-        All sets or none.
+        Raises UnknownDevice, InvalidField (empty or repeated ids), DeviceInUse, CoAllocatedLacking, NotVisible,
+        StateFault. Allocates all sets or none.
         """
 
     def named(self, resource: ResourceName, allocation: Allocation) -> Mapping[ResourceName, tuple[DeviceID, ...]]:
         """
-        Returns, for an allocation of this resource, resource -> all devices that its container has or will have of it, where
-        it has several: co-allocated devices, and GPUs or NICs of several resources. Every answer to the container names
-        them.
+        Returns resource -> all devices that the container of an allocation of this resource has or will have. Empty if
+        the container has neither co-allocated devices nor GPUs or NICs of several resources. Every answer for the
+        container lists all of these devices.
         """
 
     async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
         """
-        Polls PodResources, and checks a container with these devices that is about to start. Raises Unavailable; ShareSplit
-        and InvalidShare for vcuda units that are no container's share; NotAsReserved for vGPU slots with other amounts than
-        are reserved for the container.
+        Polls PodResources, and checks a container with these devices that is about to start. Raises Unavailable. Raises
+        ShareSplit and InvalidShare if the devices are vcuda units that are not the share of one container. Raises
+        NotAsReserved if they are vGPU slots with other amounts than those reserved for the container.
         """
 
 
 Place = tuple[ResourceName, DeviceID]
-"""A device, and the resource of which the kubelet gives it."""
+"""A device, and the resource as which the kubelet allocates it."""
 
 
 class ReportedDevices(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class ReportedDevices(msgspec.Struct, frozen=True, kw_only=True):
     resource: ResourceName
     devices: frozenset[DeviceID]
     pod_uid: str = ""
-    """Of its pod, from the checkpoint; empty: not known. PodResources reports no UIDs."""
+    """UID of its pod, from the checkpoint; empty: unknown. PodResources does not report UIDs."""
 
 
 class ResourceEntry(NamedTuple):
@@ -86,31 +86,31 @@ class ResourceEntry(NamedTuple):
     resource: ResourceName
     devices: frozenset[DeviceID]
     pod_uid: str = ""
-    """Empty: not known."""
+    """Empty: unknown."""
     container: str = ""
 
 
 class KubeletListing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What the kubelet answers at one moment: PodResources, and its checkpoint and pod directories read with it."""
+    """The kubelet's data at one moment: the answer of PodResources, and its checkpoint and pod directories."""
 
     kubelet: tuple[int, ...]
-    """Which kubelet answered: differs after the kubelet has restarted."""
+    """Identifies the kubelet process that answered: differs after a restart of the kubelet."""
     since: float
-    """Wall seconds at which this kubelet began to listen."""
+    """Unix time in seconds at which this kubelet began to listen."""
     pods: int
-    """How many pods it listed, with devices or without."""
+    """Number of pods that it listed, with or without devices."""
     holdings: tuple[ReportedDevices, ...]
-    """Of app containers and sidecars: PodResources does not show plain init containers."""
+    """Devices of app containers and sidecars. PodResources does not list other init containers."""
     checkpoint: frozenset[Place] | None
-    """Devices that its checkpoint has given to any container, init containers included. None: it cannot be read."""
+    """Devices that the checkpoint lists for any container, including init containers. None: it cannot be read."""
     parts: tuple[ResourceEntry, ...] = ()
     """The entries of the checkpoint, by container and resource. Entries of deleted pods stay until the next write."""
     written: tuple[int, ...] = ()
-    """Which version of the checkpoint this is; differs after every write."""
+    """Identifies the version of the checkpoint: differs after every write."""
     is_own: bool = False
-    """Whether the kubelet that answers wrote this version, so that all of it is in its memory, too."""
+    """Whether the kubelet process that answered wrote this version, so that its memory contains all of it."""
     directories: PodDirectories | None = None
-    """Which pods are gone. None: not known, because their directories cannot be read."""
+    """Which pods are deleted. None: unknown, because their directories cannot be read."""
     usage: tuple[ContainerUsage, ...] = ()
     """What PodResources reports of each container: CPUs, memory and the devices of every plugin, by owner."""
 
@@ -120,7 +120,7 @@ class KubeletListing(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {(holding.resource, device): holding for holding in self.holdings for device in holding.devices}
 
     def is_gone(self, pod_uid: str) -> bool:
-        """Whether a pod is deleted by its directory; False if the directories cannot be read."""
+        """Whether a pod is deleted, judged by its directory; False if the directories cannot be read."""
         return self.directories is not None and self.directories.is_gone(pod_uid)
 
     def shows(self, allocation: Allocation) -> bool:
@@ -152,11 +152,11 @@ class PodResources(Protocol):
     """The kubelet's own record of which container has which devices."""
 
     def written(self) -> tuple[int, ...]:
-        """The version of the checkpoint file that is on disk now, as `KubeletListing.written`; () where there is none."""
+        """The version of the checkpoint file that is on disk now, as `KubeletListing.written`; () if there is none."""
 
     async def listing(self, seconds: float | None = None) -> KubeletListing:
         """
-        Polls the kubelet for the devices of all containers. `seconds`: time limit; None: the usual one.
+        Polls the kubelet for the devices of all containers. `seconds`: time limit; None: the default.
         Raises Unavailable.
         """
 
@@ -168,7 +168,7 @@ class Reservations(Protocol):
         """Returns the known reservations, updated by what the node has allocated since."""
 
     async def until_read(self) -> None:
-        """Waits for reservations that were made and may not be received yet, for a short time."""
+        """Waits a short time for reservations that have been made but may not have been received yet."""
 
 
 Starting = Callable[[ResourceName, Sequence[DeviceID], Poll], Awaitable[None]]
@@ -176,7 +176,7 @@ Starting = Callable[[ResourceName, Sequence[DeviceID], Poll], Awaitable[None]]
 
 
 async def nothing_to_ask() -> None:
-    """An `ensure_fresh` where nothing watches the hardware: the health counts as fresh."""
+    """An `ensure_fresh` without a `HardwareWatch`: the health counts as confirmed."""
 
 
 async def nothing_ended() -> Sequence[Allocation]:

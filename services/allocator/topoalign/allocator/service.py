@@ -1,8 +1,9 @@
 """
-Runs the allocator of one node: its ledger, the watch of the hardware, the outbox, and its two kinds of requests.
+Runs the allocator of one node: its ledger, the hardware watch, the outbox, and the requests of the bus and the kubelet.
 
-Allocations go on without the bus. The hardware is received from discovery, and the outbox publishes allocations. No decision
-waits for either.
+Allocations continue while the bus is disconnected. The hardware is received from discovery, and the outbox publishes
+allocations. No decision waits for the outbox. A decision waits for discovery only if the health of the devices is
+unconfirmed, and then for a few seconds at most.
 """
 
 from collections.abc import Sequence
@@ -30,8 +31,9 @@ from topoalign.runtime.replies import answer_with
 
 class WriterPositions:
     """
-    Answers `alive` with the `WriterPosition` of the node, and `announce` with a new publication of its usage. A subscriber
-    cannot distinguish a forged fact from a true one by its number, so it compares with what the writer published last.
+    Answers `alive` with the `WriterPosition` of the node, and publishes its usage again on `announce`. A subscriber
+    cannot distinguish a forged fact from a true one by its number, so it compares it with the writer's last
+    publication.
     """
 
     def __init__(self, ledger: Ledger, hardware_watch: HardwareWatch, usage: UsagePublisher) -> None:
@@ -58,23 +60,23 @@ class WriterPositions:
         return WriterPosition(epoch=state.epoch, seq=state.seq, digest=state.digest, readings=readings)
 
     async def announce(self, request: NodeRequest) -> dict[str, tuple[int, int]]:
-        """Publishes the usage under a new epoch; returns it and the revision. Raises InvalidField for another node."""
+        """Publishes the usage under a new epoch; returns epoch and revision. Raises InvalidField for another node."""
         check_own(self._ledger, request.node)
         self._usage.announce()
         return self._usage_position()
 
     def _usage_position(self) -> dict[str, tuple[int, int]]:
-        """Empty before the usage was published, because nobody can have received it."""
+        """Empty until the usage is published, because nobody can have received it."""
         usage = self._ledger.state.usage
         return {"usage": (usage.epoch, usage.revision)} if usage is not None and self._usage.has_published else {}
 
 
 SERVICE = "topoalign-allocator"
 DUPLICATE_SECONDS = 0.5
-"""How long another allocator of the same node may take to answer. If there is none, the bus answers at once."""
+"""Seconds that another allocator of the same node may take to answer. If there is none, the bus answers at once."""
 
 MOST_PAIRS = 3
-"""Pairs that a reason names."""
+"""Maximum number of pairs that a reason lists."""
 
 log = structlog.get_logger("topoalign.allocator")
 
@@ -96,9 +98,9 @@ class Allocator:
         endpoints: Sequence[Endpoint] = (),
     ) -> None:
         """
-        `device_allocations`, `reservations`: None if no kubelet allocates the devices of the node; else the first are
-        reconciled every `reconcile_seconds`. `hub`: the bus shared by all nodes, if `bus` is the one inside this process.
-        `endpoints`: further endpoints of this service.
+        `device_allocations`, `reservations`: None if no kubelet allocates the devices of the node. `device_allocations`
+        is reconciled every `reconcile_seconds`. `hub`: the bus shared by all nodes, if `bus` is the one inside this
+        process. `endpoints`: further endpoints of this service.
         """
         self._reconcile_seconds = reconcile_seconds
         self.ledger = ledger
@@ -112,7 +114,7 @@ class Allocator:
         self._endpoints = endpoints
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serves the bus and runs all tasks until cancelled. Started once requests are answered."""
+        """Serves the bus and runs all tasks until cancelled. Reports that it has started once requests are answered."""
         positions = WriterPositions(self.ledger, self.hardware_watch, self.usage)
         endpoints = [*self.admissions.endpoints(), *positions.endpoints(), *self._endpoints]
         async with self._bus.serve(SERVICE, endpoints), anyio.create_task_group() as tasks:
@@ -148,7 +150,7 @@ class Allocator:
         return None if self.ledger.state.topology is not None else "the topology of this node has not been received yet"
 
     def record_unconfirmed(self) -> str | None:
-        """Why the record is unconfirmed, for /readyz: something may be held that is not in it. None: it is confirmed."""
+        """For /readyz: why containers may hold devices that are not in the record. None: it is confirmed."""
         unconfirmed = self.ledger.unconfirmed
         if unconfirmed is None:
             return None
@@ -157,7 +159,7 @@ class Allocator:
         return f"the journal was damaged ({unconfirmed}): nothing is given out until `topoalign trust` confirms what is held"
 
     def devices_given_twice(self) -> str | None:
-        """Names the devices that two containers have, at most `MOST_PAIRS`, for /readyz; None: there are none."""
+        """Lists the devices that two containers hold, at most `MOST_PAIRS`, for /readyz; None: there are none."""
         pairs = [
             f"{', '.join(clean(device) for ids in former.devices.values() for device in ids)} "
             f"({container_title(former.owner)} and {container_title(held.owner)})"
@@ -170,7 +172,7 @@ class Allocator:
         return f"devices that two containers have: {'; '.join(pairs[:MOST_PAIRS])}{more}; delete one pod of each pair"
 
     def outbox_full(self) -> str | None:
-        """Why too many facts wait for the bus, for /readyz; None: few do. Allocations go on meanwhile."""
+        """For /readyz: why the bus refuses facts, or that too many wait for it. None: neither. Allocations continue."""
         waiting = len(self.ledger.pending)
         limit = self.ledger.pending_limit
         if self.outbox.publisher.refusal is not None:
@@ -180,8 +182,9 @@ class Allocator:
 
 async def refuse_duplicate_agent(bus: Bus, node: NodeName) -> None:
     """
-    Raises StateFault if an allocator already answers for this node, because two would give the same devices twice. The lock
-    of the state directory excludes only another one on the same disk. Finds nothing while the bus is disconnected.
+    Raises StateFault if an allocator already answers for this node, because two allocators would allocate the same
+    devices twice. The lock of the state directory excludes only an allocator with the same directory. While the bus is
+    disconnected, another allocator is not detected.
     """
     question = msgspec.json.encode(ExplainRequest(node=node, target="-"))
     try:

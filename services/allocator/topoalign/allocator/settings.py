@@ -11,95 +11,103 @@ from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Compat, Mode, Placement, Policy, Scope
 
 Wait = Annotated[float, msgspec.Meta(ge=0, le=3600)]
-"""Seconds; the upper bound also refuses `nan` and `inf`."""
+"""Seconds; the upper bound also rejects `nan` and `inf`."""
 Period = Annotated[float, msgspec.Meta(ge=0.01, le=3600)]
 """Seconds between two repetitions."""
 
 
 class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of the allocator, one environment variable `TOPOALIGN_<FIELD>` for each; the runner fills in `node`."""
+    """The settings of the allocator, each from the variable `TOPOALIGN_<FIELD>`; the runner sets `node`."""
 
     node: NodeName
     """Name of the Kubernetes node, or of this host."""
 
     state_dir: Path = Path("/var/lib/topoalign")
-    """Where the journal lives. On the node's own disk: it must survive this process, not the node."""
+    """
+    Directory of the journal, on the node's own disk: it must survive a restart of the process, but not the loss of the
+    node.
+    """
 
     take_over: bool = False
     """
-    Whether a running allocator of this node is asked to hand over. Default: it keeps running, and this one ends, so that two
-    started by mistake do not take the node from one another.
+    Whether to replace a running allocator of this node. Default: this process ends, so that two allocators that were
+    started by mistake do not replace each other in turn.
     """
 
     kubelet_dir: str = ""
-    """The kubelet's device plugin directory. Set: the kubelet hands out the devices. Empty: requests come over the bus."""
+    """
+    The kubelet's device plugin directory. If it is set, the kubelet allocates the devices. If it is empty, requests
+    come over the bus.
+    """
 
     kubelet_config: str = ""
     """The kubelet's configuration file, for predictions. Default: `config.yaml` in the directory above `kubelet_dir`."""
 
     kubelet_version: str = ""
     """
-    The kubelet's version, `v1.36.3`, published with its rules. No file or socket of a node shows it. Default: not known.
+    The kubelet's version, such as `v1.36.3`, which is published with its rules. No file or socket of a node contains
+    it. Default: unknown.
     """
 
     cdi_dir: Path = Path("/var/run/cdi")
-    """Where the container runtime reads CDI specifications; used under the CDI strategies alone. It must be there."""
+    """Directory of the container runtime's CDI specifications; used only with the CDI strategies. It must exist."""
 
     pod_resources_dir: str = ""
-    """Directory of the kubelet's PodResources socket. Default: `pod-resources` next to `kubelet_dir`."""
+    """Directory of the kubelet's PodResources socket. Default: `pod-resources` beside `kubelet_dir`."""
 
     policy: Policy = Policy.BEST_EFFORT
-    """Topology policy. The default admits every pod that fits: a first run refuses no pod."""
+    """Topology policy. The default admits every pod that fits, so that a first run refuses no pod for its alignment."""
 
     scope: Scope = Scope.CONTAINER
-    """What is aligned as one."""
+    """What is aligned as one unit: each container, or the whole pod."""
 
     mode: Mode = Mode.BEST
     """How admissions over the bus are decided; predictions for a node with a kubelet are made in mode `kubelet`."""
 
     placement: Placement = Placement.TOPOLOGY
-    """Device policy: which GPUs, once the NUMA affinity is known."""
+    """Device policy: how GPUs are chosen on the aligned NUMA nodes."""
 
     compat: Compat = ""
     """
-    Whose answers pods get. Empty: ours; `koordinator`: those of its scheduler, to its device annotations; `gaia`: those of
-    gpu-manager (Gaia), to requests for units of GPUs; `hami`: those of its scheduler, to requests for slots of GPUs.
+    Whose rules decide. Empty: topoalign's own; `koordinator`: those of Koordinator's scheduler for its device
+    annotations; `gaia`: those of gpu-manager (Gaia) for units of GPUs; `hami`: those of HAMi's scheduler for slots of
+    GPUs.
     """
 
     reserved_cpus: str = ""
-    """CPUs kept for the system, as a list `0-3,8`."""
+    """CPUs reserved for the system, as a list such as `0-3,8`."""
 
     hint_seconds: Wait = 0.25
-    """How long the hinting service may take before the same providers are asked in process."""
+    """Seconds that the hinting service may take to answer; after that the same providers run in this process."""
 
     reconcile_seconds: Period = 5.0
-    """Between two polls of the kubelet's PodResources, which answers at most 100 times a second for all who ask."""
+    """Seconds between two polls of PodResources. The kubelet answers at most 100 calls a second for all its clients."""
 
     gone_seconds: Wait = 5.0
     """
-    How long a container must be missing from PodResources before its allocation is released; more than one poll, because a
-    kubelet that has just started lists fewer pods than run.
+    Seconds for which a container must be missing from PodResources before its allocation is released. It must be
+    missing in at least two polls, because a kubelet that has just started lists fewer pods than run.
     """
 
     settle_seconds: Wait = 120.0
     """
-    The same after a start of the kubelet, or while it lists no pod at all: until it has read its pods from the API server
-    it lists fewer than run.
+    The same time after a start of the kubelet, or while it lists no pod. Until the kubelet has read its pods from the
+    API server, it lists fewer pods than run.
     """
 
     drain_seconds: Wait = 5.0
-    """How long running calls may go on after SIGTERM: far below a pod's usual grace period of thirty seconds."""
+    """Seconds that running calls may take after SIGTERM: far less than a pod's default grace period of 30 s."""
 
     metrics_also: str = ""
     """
-    Under whose names /metrics shows the use of GPUs as well, separated by commas: `gaia` (gpu-manager's), `hami` (those of
-    its monitor). For dashboards that are there already. Default: under ours alone.
+    Additional names under which /metrics shows the use of GPUs, separated by commas: `gaia` (those of gpu-manager),
+    `hami` (those of HAMi's monitor and scheduler). For existing dashboards. Default: only topoalign's own names.
     """
 
     display: str = ""
     """
-    Path of the socket on which gpu-manager's (Gaia's) display is served, which adds its pages to the process as well. For
-    clients that are there already; gpu-manager's own is /var/run/gpu-manager.sock. Default: it is not served.
+    Path of the socket on which the display of gpu-manager (Gaia) is served; the process then serves its HTTP pages,
+    too. For existing clients. gpu-manager itself uses /var/run/gpu-manager.sock. Default: the display is not served.
     """
 
     @property
@@ -117,8 +125,8 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rules(self) -> AdmissionRules:
         """
-        The rules that the node decides by, from its own settings. Raises InvalidField for rules that contradict one
-        another.
+        The rules by which the node decides, from its own settings. Raises InvalidField for rules that contradict each
+        other.
         """
         rules = AdmissionRules(
             policy=self.policy,
@@ -133,15 +141,15 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kubelet_root(self) -> Path:
-        """The kubelet's root directory, `/var/lib/kubelet` as a rule: the CPU and memory managers keep their state there."""
+        """The kubelet's root directory, usually `/var/lib/kubelet`. It has the state of the CPU and memory managers."""
         return Path(self.kubelet_dir).parent
 
     @property
     def kubelet_configuration(self) -> Path:
-        """The kubelet's configuration file: `kubelet_config`, else `config.yaml` in the kubelet's root directory."""
+        """The kubelet's configuration file: `kubelet_config`, or `config.yaml` in the kubelet's root directory."""
         return Path(self.kubelet_config) if self.kubelet_config else self.kubelet_root / "config.yaml"
 
     @property
     def pod_resources(self) -> Path:
-        """The kubelet's PodResources socket: `kubelet.sock` in `pod_resources_dir` or in its default."""
+        """The kubelet's PodResources socket: `kubelet.sock` in `pod_resources_dir` or its default directory."""
         return Path(self.pod_resources_dir or self.kubelet_root / "pod-resources") / "kubelet.sock"

@@ -6,12 +6,12 @@ Two processes of one node must never use its record at once, and the kubelet sho
 1. The new process gets ready, and then takes a lock on the file `successor` in the state directory.
 2. The running process polls that lock once a second. When it is taken, the running process lets calls in progress end, ends
    its streams to the kubelet, and then releases the directory.
-3. The new process replays the record and registers. The kubelet has kept the capacity meanwhile.
+3. The new process replays the record and registers. Meanwhile, the kubelet has kept the node's capacity.
 4. The former process stays idle until it is stopped. If it ended, its supervisor would start it again, and the two processes
-   would take the node from one another in turn. Only if the new process has ended as well, the former one asks to be
-   restarted.
+   would take the node from each other in turn. Only if the new process has ended as well, the former one reports on
+   /livez that it must be restarted.
 
-Locks are used and not signals, because the two may be containers, and each is pid 1 to itself.
+Locks are used instead of signals, because the two processes may run in different containers, where each has PID 1.
 """
 
 import fcntl
@@ -36,19 +36,22 @@ SUCCESSOR_LOCK = "successor"
 """File in the state directory; the process that is to take over holds a lock on it."""
 
 POLL_SECONDS = 1.0
-"""Between two polls of the successor lock by the running process; the kubelet notices nothing of this wait."""
+"""Seconds between two polls of the successor lock by the running process. This wait does not affect the kubelet."""
 
 STEP_SECONDS = 0.02
-"""Between two tries of the new process to open the journal: meanwhile the node has no allocator."""
+"""Seconds between two attempts of the new process to open the journal. Meanwhile, the node may have no allocator."""
 
 RECEIVE_SECONDS = 8.0
-"""How long a new process may take to know the hardware. If it takes longer, the running one stays."""
+"""Seconds that a new process waits for the topology. If none is received, the running process keeps the node."""
 
 WAIT_SECONDS = 20.0
-"""Time-out of the handover: the running process lets calls end first. With `RECEIVE_SECONDS`, less than a start may take."""
+"""
+Timeout of the handover in seconds: the running process first lets calls in progress end. Together with
+`RECEIVE_SECONDS`, it is less than the time limit of a start.
+"""
 
 VACANT_SECONDS = 60.0
-"""How long no process may have the node: a new one that fails is started again in less."""
+"""Seconds that the node may be without a process. A new process that has failed is usually restarted sooner."""
 
 log = structlog.get_logger("topoalign.allocator")
 
@@ -58,8 +61,8 @@ async def open_in_turn(
     directory: Path, node: NodeName, clock: Clock, ready: Callable[[], Awaitable[None]] | None
 ) -> AsyncIterator[FileJournal]:
     """
-    Opens the journal of a state directory, and takes it over if another process has the directory. `ready` is awaited before
-    anything is asked of the other process; None: nothing is taken over. Raises what `open_journal` and `ready` raise, and
+    Opens the journal of a state directory, and takes it over if another process has the directory. `ready` is awaited
+    before the handover is requested; None: no handover is requested. Raises what `open_journal` and `ready` raise, and
     StateInUse if the other process does not hand over within `WAIT_SECONDS`.
     """
     with ExitStack() as held:
@@ -74,7 +77,7 @@ async def open_in_turn(
 
 
 async def await_handover(directory: Path, node: NodeName, clock: Clock, held: ExitStack) -> FileJournal:
-    """Waits with the successor lock until the journal can be opened, which `held` then closes. Raises StateInUse."""
+    """Holds the successor lock until the journal can be opened; `held` later closes the journal. Raises StateInUse."""
     until = clock.monotonic() + WAIT_SECONDS
     log.info("waiting for the other allocator to hand over", directory=str(directory))
     line = os.open(directory / SUCCESSOR_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -110,7 +113,7 @@ class Vacancy:
     def restart_reason(self) -> str | None:
         """
         Returns, for /livez, why this process should be restarted: no process has had the directory for `VACANT_SECONDS`.
-        None: a process has it. The time is measured between calls, so call it regularly.
+        None: a process has it, or had it less long ago. The time is measured between calls, so call it regularly.
         """
         if is_in_use(self._directory):
             self._since = None
@@ -124,7 +127,7 @@ class Vacancy:
 
 
 def is_successor_waiting(directory: Path) -> bool:
-    """Whether another process holds the successor lock of this state directory. False where the file cannot be opened."""
+    """Whether another process holds the successor lock of this state directory. False if the file cannot be opened."""
     try:
         line = os.open(directory / SUCCESSOR_LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -136,7 +139,7 @@ def is_successor_waiting(directory: Path) -> bool:
 
 
 def try_lock(file: int, kind: int) -> bool:
-    """Takes a lock (LOCK_EX or LOCK_SH) on an open file, if that is possible at once; returns whether it did."""
+    """Tries to take a lock (LOCK_EX or LOCK_SH) on an open file without waiting; returns whether it succeeded."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

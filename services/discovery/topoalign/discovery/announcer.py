@@ -1,13 +1,13 @@
 """
 Publishes the newest topology and health on the bus, and retries until they are confirmed (`runtime.publisher`).
 
-The services of the same process receive each message at once. So a failed GPU, or a MIG instance for which a container
-waits, does not depend on a fast connection to the bus.
+The services of the same process receive each message at once. So they learn of a failed GPU, or of a MIG instance for
+which a container waits, even if the connection to the bus is slow.
 
-Only the newest topology and health matter, so at most one message of each kind waits. Three events can replace it in the
-stream: the stream was lost or rolled back; another machine uses this node's name by mistake and has published before its
-agent was refused; a message was forged. So the stream is checked every few seconds and before each publication, and if it
-has another message, everything is published again.
+Only the newest topology and health matter, so at most one message of each kind waits. A published message can be lost
+or replaced in the stream in three cases: the stream is lost or rolled back; another machine uses this node's name by
+mistake and publishes before its agent is refused; a message is forged. So the stream is checked every few seconds and
+before each publication. If its newest message is another one, everything is published again.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from topoalign.runtime.publisher import Confirmed, Publisher
 from topoalign.runtime.replies import answer_with
 
 POLL_SECONDS = 10.0
-"""Between two checks whether the newest message in the stream is still the one published here."""
+"""Seconds between two checks whether the newest message in the stream is still the one published here."""
 
 log = structlog.get_logger("topoalign.discovery")
 
@@ -51,20 +51,20 @@ class Announcer:
         self._is_contested = False
         """Whether another client had published for this node at the last check."""
         self._missed_other = False
-        """Whether another client has published for this node since then, before this node published again."""
+        """Whether this node has replaced a message of another client since the last check."""
         self._published: dict[str, Published] = {}
         """`topology` and `health` -> the newest message to publish."""
         self._announce_due = False
-        """Whether everything is published again at the next check, whatever the stream has."""
+        """Whether everything is published again at the next check, whatever the stream contains."""
 
     def contested_by(self) -> str | None:
-        """For /readyz?verbose: that another client publishes for this node."""
+        """For /readyz?verbose: that another client publishes for this node; None: no other client does."""
         if not self._is_contested:
             return None
         return "another process publishes the hardware of this node: does another machine have its name?"
 
     def endpoint(self, node: NodeName) -> Endpoint:
-        """Answers NodeRequest. A forged message may have the same number; the digest shows which one is ours."""
+        """The endpoint that returns what was published. A forged message may have its number, but not its digest."""
 
         async def published(request: NodeRequest) -> dict[str, Published]:
             if request.node != node:
@@ -82,7 +82,7 @@ class Announcer:
         self._announce_due = True
 
     def submit(self, event: TopologyDiscovered | DeviceHealthChanged) -> None:
-        """Publishes this message instead of an earlier one of its kind that still waits."""
+        """Queues this event for publication, in place of an earlier one of its kind that is still waiting."""
         message = wire.encode_event(event, self._clock.wall())
         self._waiting[message.subject] = message
         if self._near is not None:
@@ -94,7 +94,7 @@ class Announcer:
         self._news.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publishes messages until cancelled."""
         async with anyio.create_task_group() as tasks:
             if self._near is not None:
                 tasks.start_soon(self._publish_near, self._near)
@@ -125,7 +125,7 @@ class Announcer:
         return await self.facts.publish(message)
 
     async def _check_before(self, subject: str) -> None:
-        """Notes a newer message of another client, which this node is about to replace as the newest."""
+        """Records that another client has published a newer message, which this node is about to replace."""
         position = self._positions.get(subject)
         if position is not None and await self._hub.last_position(Stream.NODES, subject) > position:
             self._missed_other = True
@@ -156,7 +156,7 @@ class Announcer:
                 announce_all()
 
     async def _beyond(self) -> list[int]:
-        """By how many positions the stream is ahead of what was published here, per subject. Raises Unavailable."""
+        """Returns, per subject, how many positions the stream is ahead of this node's message. Raises Unavailable."""
         found: list[int] = []
         for subject, position in list(self._positions.items()):
             last = await self._hub.last_position(Stream.NODES, subject)

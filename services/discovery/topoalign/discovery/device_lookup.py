@@ -7,15 +7,16 @@ from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.model import Topology
 
 MOST = 256
-"""Devices in one request: more than any node has GPUs and NICs."""
+"""Maximum number of devices in one request. No node has as many GPUs and NICs."""
 MOST_LISTED = 32
-"""Devices that an answer lists."""
+"""Maximum number of devices that an error lists."""
 
 
 def find_devices(topology: Topology, names: Sequence[str], former: Iterable[DeviceID] = ()) -> tuple[DeviceID, ...]:
     """
-    Returns the GPUs, NICs and MIG instances with these names: an id, a PCI address, `GPU3` or `NIC2`, the index of a GPU.
-    `former` devices, which the node may have lost, have only ids. Raises NotFound, and InvalidField for none or too many.
+    Returns the GPUs, NICs and MIG instances with these names: an id, a PCI address, `GPU3` or `NIC2`, the index of a
+    GPU. `former` devices, which the node may have lost, are found only by id. Raises NotFound, and InvalidField for no
+    names or too many.
     """
     if not names or len(names) > MOST:
         raise InvalidField("devices", f"{len(names)} of them", f"name 1 to {MOST} devices")
@@ -41,7 +42,7 @@ def find_devices(topology: Topology, names: Sequence[str], former: Iterable[Devi
 
 
 def _devices_by_name(topology: Topology) -> dict[str, DeviceID]:
-    # in lower case except for ids; an id takes precedence over an address, and that over an index
+    # in lower case except for ids; an id takes precedence over an address, and an address over an index
     names: dict[str, DeviceID] = {str(gpu.index): gpu.id for gpu in topology.gpus}
     names |= {f"gpu{gpu.index}": gpu.id for gpu in topology.gpus}
     names |= {f"nic{nic.index}": nic.id for nic in topology.nics}

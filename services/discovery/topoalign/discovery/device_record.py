@@ -1,12 +1,12 @@
 """
 The state of discovery that survives a restart: cordons, devices that wait for a reset, and its last epoch.
 
-It is a small file in the state directory, replaced as a whole or not at all. The list of devices that wait for a reset
-is dropped if the node was booted since, because a boot is a reset; cordons stay until an operator removes them. A file
-that cannot be read is renamed, never overwritten, because it contains an operator's cordons.
+It is a small file in the state directory, which is replaced atomically. The list of devices that wait for a reset is
+dropped if the node has been rebooted since, because a reboot resets them. Cordons stay until an operator removes them.
+A file that cannot be read is renamed, never overwritten, because it contains an operator's cordons.
 
-While a new version takes over, two processes use the file, and either answers operators. So each reads the other's
-changes before it writes, and from time to time.
+While a new version takes over, two processes use the file, and both answer requests of operators. So each process reads
+the other's changes before it writes, and after every reading of the hardware.
 """
 
 from contextlib import suppress
@@ -28,29 +28,29 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     version: Literal[1] = 1
     boot_id: str = ""
-    """Of the kernel that ran when it was written."""
+    """The boot id of the kernel that ran when the file was written."""
     cordons: dict[DeviceID, str] = {}
     """Device -> the operator's reason."""
     awaiting_reset: dict[DeviceID, str] = {}
     """Device -> what happened to it."""
     epoch: int = 0
-    """Of the last run."""
+    """The epoch of the last run."""
     unconfirmed: str = ""
-    """Why cordons may be missing, until an operator cordons or uncordons a device; empty: none is missing."""
+    """Why cordons may be missing, until an operator cordons or uncordons a device; empty: none are missing."""
 
 
 class RecordFile:
-    """The record of one node, and the file that it is in."""
+    """The record of one node, and its file."""
 
     def __init__(self, directory: Path, boot_id: str) -> None:
         self._path = directory / NAME
         self._boot_id = boot_id
         self.kept = DeviceRecord(boot_id=boot_id)
         self._seen: tuple[int, int] | None = None
-        """Inode and time of the file as it was read or written last."""
+        """Inode and modification time of the file when it was last read or written."""
 
     def load(self) -> str | None:
-        """Reads the file. Returns why cordons may be missing, until an operator has cordoned or uncordoned a device."""
+        """Reads the file. Returns why cordons may be missing; None: none are missing."""
         self._seen = self._now()
         try:
             read = msgspec.json.decode(self._path.read_bytes(), type=DeviceRecord)

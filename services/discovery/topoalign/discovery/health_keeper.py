@@ -1,5 +1,6 @@
 """
-Keeps the health of a node's devices: combines errors, readings and operator overrides, and remembers them.
+Computes the health of a node's devices from readings, errors and operator overrides, and stores what must survive a
+restart.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,16 +22,16 @@ from topoalign.runtime.clock import backoff_seconds
 
 # The health of each device, from all readings and errors so far.
 #
-# There are two sources: readings, each of which covers all devices, and signs, such as an XID, between readings. A bad
-# sign takes a device out of use at once. The device is used again after two things: a quiet time without signs, and then
-# a good reading that began after the end of that time. The quiet time doubles for each recovery within the past hour.
-# After some signs only a reset helps; they last until readings have seen the device go and come back, until the node was
-# booted, or until an operator heals it.
+# There are two sources: readings, each of which covers all devices, and signs, which are errors between readings, such
+# as an XID. A sign makes a device unhealthy at once. The device becomes healthy again with a good reading that began
+# after a quiet time without signs. The quiet time doubles with each recovery within the past hour. After some signs,
+# the device needs a reset. These signs last until readings have found the device missing or waiting for its reset, and
+# then present again, until the node is rebooted, or until an operator heals the device.
 #
-# Every device is judged by itself: an error of one changes the health of no other. A MIG instance is listed if it alone
-# is unhealthy; else it has the health of its GPU.
+# Every device is judged separately: an error of one device does not change the health of another. A MIG instance is
+# listed only if it has a sign or a cordon of its own; otherwise, it has the health of its GPU.
 #
-# Nothing here reads a clock or hardware: `now` is in monotonic seconds.
+# `HealthJudge` reads neither a clock nor hardware: `now` is in monotonic seconds.
 
 
 RELAPSE_SECONDS = 3600.0
@@ -39,14 +40,14 @@ RELAPSE_SECONDS = 3600.0
 
 @dataclass
 class Mark:
-    """Why a device is unhealthy although readings may be good."""
+    """Why a device is unhealthy, even if readings are good."""
 
     reason: str
     newest: float
     lasting: bool
-    """Only a reset helps."""
+    """Whether the device needs a reset."""
     went: bool = False
-    """A reading since then found the device waiting for its reset, or missing."""
+    """Whether a later reading found the device missing or waiting for its reset."""
 
     def seen(self, when: float) -> None:
         """Records that there was, or may have been, another sign at this time, which may be before the newest one."""
@@ -68,8 +69,8 @@ class HealthJudge:
     """GPU -> why its signs cannot be received."""
     _marks: dict[DeviceID, Mark] = field(default_factory=dict)
     _well: set[DeviceID] = field(default_factory=set)
-    """Devices that a reading found healthy at some time. Only they get a mark if a reading finds them unhealthy: a NIC whose
-    port is not up yet at boot becomes healthy without a quiet time."""
+    """Devices that a reading has found healthy before. Only they get a mark if a reading finds them unhealthy. So a NIC
+    whose port is not up yet at boot becomes healthy without a quiet time."""
     _recoveries: dict[DeviceID, list[float]] = field(default_factory=dict)
     """When devices recovered within the last RELAPSE_SECONDS."""
 
@@ -80,7 +81,7 @@ class HealthJudge:
         awaiting_reset: Iterable[DeviceID],
         began: float,
     ) -> None:
-        """Takes a reading of all GPUs and NICs that began at `began`. `instances`: MIG instance -> its GPU."""
+        """Processes a reading of all GPUs and NICs that began at `began`. `instances`: MIG instance -> its GPU."""
         had = self._gpu_or_nic_of
         self._failure = None
         self._found = dict(found)
@@ -107,13 +108,13 @@ class HealthJudge:
             mark.went = False
             mark.seen(now)
         if owner in self._unsubscribed:
-            mark.seen(now)  # signs of it cannot be received, so it may not be quiet
+            mark.seen(now)  # its signs cannot be received, so there may have been one
         if not mark.lasting and now - mark.newest >= self.quiet(device, now):
             del self._marks[device]
             self._recoveries[device] = [*self._relapses(device, now), now]
 
     def quiet(self, device: DeviceID, now: float) -> float:
-        """Returns for how many seconds this device must be without a sign."""
+        """Returns the quiet time of this device in seconds."""
         longest = max(self.quiet_seconds, RELAPSE_SECONDS)
         return backoff_seconds(1 + len(self._relapses(device, now)), self.quiet_seconds, longest)
 
@@ -121,15 +122,15 @@ class HealthJudge:
         return [time for time in self._recoveries.get(device, ()) if now - time < RELAPSE_SECONDS]
 
     def failed(self, reason: str) -> None:
-        """Takes a failed reading: the health of all devices becomes unknown."""
+        """Records a failed reading: the health of all devices becomes unknown."""
         self._failure = reason
 
     def lose_subscription(self, reason: str | None, gpus: Iterable[DeviceID] = ()) -> None:
-        """Signs of these GPUs, and of no others, cannot be received for this reason."""
+        """Records that signs of only these GPUs cannot be received, and why; None: signs of all can be received."""
         self._unsubscribed = {} if reason is None else dict.fromkeys(gpus, reason)
 
     def sign(self, device: DeviceID, reason: str, now: float, *, lasting: bool = False) -> bool:
-        """Takes a bad sign. Returns whether it is new: the first reason stays, unless a lasting sign follows."""
+        """Records a sign. Returns whether it is new: the first reason is kept, unless a lasting sign follows."""
         mark = self._marks.get(device)
         news = mark is None or (lasting and not mark.lasting)
         if mark is None or news:
@@ -146,7 +147,7 @@ class HealthJudge:
             self._recoveries.pop(name, None)
 
     def lasting(self) -> dict[DeviceID, str]:
-        """Returns the devices that wait for a reset, with the reasons. They are remembered until the node boots."""
+        """Returns the devices that wait for a reset, with the reasons. They are remembered until the node reboots."""
         return {device: mark.reason for device, mark in self._marks.items() if mark.lasting}
 
     def health_by_device(self, cordons: Mapping[DeviceID, str]) -> dict[DeviceID, DeviceHealth]:
@@ -198,7 +199,7 @@ class HealthKeeper:
             self._judge.sign(device, reason, clock.monotonic(), lasting=True)
 
     def not_ready_reason(self) -> str | None:
-        """Readiness: why the record that must survive a restart is incomplete."""
+        """For /readyz: why the record that must survive a restart is incomplete; None: it is complete."""
         return self._record.kept.unconfirmed or self._unsaved
 
     @property
@@ -207,7 +208,7 @@ class HealthKeeper:
         return self._record.kept.cordons
 
     def new_epoch(self) -> int:
-        """Returns a new epoch, greater than all earlier ones, also if the clock was set back."""
+        """Returns a new epoch, which is greater than all earlier ones even if the clock was set back."""
         epoch = max(int(self._clock.wall() * 1000), self._record.kept.epoch + 1)
         try:
             self._record.change(epoch=epoch)
@@ -226,7 +227,7 @@ class HealthKeeper:
         return self._judge.health_by_device(self.cordons)
 
     def read(self, found: Mapping[DeviceID, DeviceHealth], inventory: Inventory, began: float) -> None:
-        """Takes a reading. `found`: all GPUs and NICs, including those that the inventory lacks."""
+        """Processes a reading. `found`: all GPUs and NICs, including those that the inventory lacks."""
         topology = inventory.topology
         instances = {instance.uuid: gpu.id for gpu in topology.gpus for instance in gpu.mig or ()}
         missing = found.keys() - topology.gpu_by_id.keys() - topology.nic_by_id.keys()
@@ -235,16 +236,16 @@ class HealthKeeper:
         self._remember()
 
     def failed(self, reason: str) -> None:
-        """Takes a failed reading: the health of all devices becomes unknown for this reason."""
+        """Records a failed reading: the health of all devices becomes unknown for this reason."""
         self._reload()
         self._judge.failed(reason)
 
     def lose_subscription(self, reason: str | None, gpus: Iterable[DeviceID]) -> None:
-        """Events of these GPUs cannot be received for this reason; None: all can be received."""
+        """Records that events of only these GPUs cannot be received, and why; None: all can be received."""
         self._judge.lose_subscription(reason, gpus)
 
     def observe(self, event: HardwareEvent, topology: Topology) -> bool:
-        """Takes an event of the hardware. Returns whether a reading should follow soon."""
+        """Processes a hardware event. Returns whether a reading should follow soon."""
         severity, reason = self._judge_severity(event)
         gpu = topology.gpu_by_id.get(event.gpu) if event.gpu is not None else None
         if gpu is None:
@@ -296,7 +297,7 @@ class HealthKeeper:
                     self._judge.heal(device)
                 self._remember()
             case "report":
-                # the mark passes after the quiet time
+                # the mark is removed after the quiet time
                 now = self._clock.monotonic()
                 if news := [device for device in devices if self._judge.sign(device, reason, now)]:
                     log.warning("a service of the node reports a failure", devices=news, what=reason)
@@ -304,7 +305,7 @@ class HealthKeeper:
         log.info("an operator override was applied", override=override, devices=devices, reason=reason)
 
     def _keep(self, devices: Sequence[DeviceID], cordons: Mapping[DeviceID, str]) -> None:
-        """Replaces the cordons of these devices. The operator has looked at them, so the record counts as confirmed."""
+        """Replaces the cordons of these devices. The operator has reviewed them, so the record counts as confirmed."""
         others = {device: why for device, why in self.cordons.items() if device not in devices}
         self._record.change(cordons={**others, **cordons}, unconfirmed="")
 

@@ -26,10 +26,10 @@ from topoalign.runtime.tasks import background
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-    """Build the service from the context's settings and run it. Raises InvalidField for a wrong setting."""
+    """Builds the service from the context's settings and runs it. Raises InvalidField for an invalid setting."""
     settings = from_environment(DiscoverySettings, context.environment)
     driver = driver_for(settings, context.clock)
-    # Without a boot id of the kernel, each run counts as a boot. A described machine boots with its host.
+    # If the kernel reports no boot id, each run counts as a boot. A described machine boots with its host.
     boot = boot_id(settings.sysfs_root) or f"run-{int(context.clock.wall() * 1000)}"
     configuration = context.configuration
     health = configuration.current.health
@@ -82,7 +82,7 @@ async def follow_configuration(
 
 
 def driver_for(settings: DiscoverySettings, clock: Clock) -> Driver:
-    """The driver that the settings name. Raises InvalidField, and what `DescribedDriver` raises."""
+    """Returns the driver that the settings name. Raises InvalidField, and what `DescribedDriver` raises."""
     if settings.driver == "described" or (settings.driver == "auto" and settings.machine):
         if not settings.machine:
             raise InvalidField("TOPOALIGN_MACHINE", "is not set", "name a machine for the driver `described`")

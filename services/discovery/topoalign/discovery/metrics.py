@@ -10,7 +10,7 @@ from topoalign.runtime.metrics import Collector, Histogram, ServiceMetric
 
 CORDONED = "cordoned"
 MOST_XIDS = 1000
-"""Each XID below is counted by itself: NVIDIA has numbered some two hundred."""
+"""Each XID below this number is counted separately. NVIDIA has assigned about two hundred numbers."""
 BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
@@ -30,7 +30,7 @@ class DiscoveryMetrics:
         self._degraded: dict[str, int] = {}
 
     def figures(self) -> list[Collector]:
-        """All of them, for /metrics."""
+        """Returns all metrics, for /metrics."""
         return [
             ServiceMetric(
                 "counter",
@@ -92,7 +92,7 @@ class DiscoveryMetrics:
         ]
 
     def observe(self, event: HardwareEvent) -> None:
-        """Count an event of the driver, ignored XIDs too."""
+        """Counts an event of the driver, including ignored XIDs."""
         self._events[event.kind] += 1
         if event.xid is not None:
             self._xids[str(event.xid) if event.xid < MOST_XIDS else "other"] += 1
@@ -100,7 +100,7 @@ class DiscoveryMetrics:
     def count_health_changes(
         self, before: Mapping[DeviceID, DeviceHealth], now: Mapping[DeviceID, DeviceHealth]
     ) -> None:
-        """Counts the changes between two published healths, and sets the number of devices in each state."""
+        """Counts the changes between two published states of health, and sets the number of devices in each state."""
         for device, health in now.items():
             if device not in before or state(before[device]) != state(health):
                 self._changes[state(health)] += 1
@@ -108,11 +108,11 @@ class DiscoveryMetrics:
         self._devices = {name: states[name] for name in (*HealthState, CORDONED)}
 
     def set_degraded(self, links_down: Mapping[DeviceID, int], degraded: Collection[DeviceID]) -> None:
-        """Set what is known of the links of each GPU."""
+        """Sets the number of links that are down, for each GPU, and the degraded GPUs."""
         self._links_down = {str(gpu): count for gpu, count in links_down.items()}
         self._degraded = dict.fromkeys(degraded, 1)
 
 
 def state(health: DeviceHealth) -> str:
-    """Returns the state that is counted: `cordoned` for a healthy device with a cordon, else the health."""
+    """Returns the state that is counted: `cordoned` for a healthy device with a cordon, else the state of health."""
     return CORDONED if health.cordoned and health.state is HealthState.HEALTHY else health.state

@@ -1,9 +1,9 @@
 """
-Adds the offers of the configuration to the hardware that was found, and reports what cannot be offered.
+Adds the offers of the configuration to the topology that was read, and reports what cannot be offered.
 
-A topology is published with its offers, so every subscriber, predictions included, knows what the kubelet is offered.
-NVML renumbers GPUs when one is lost. A configuration with indexes must not select other GPUs for that reason, so a GPU
-keeps its first index as long as this process runs.
+A topology is published with its offers, so that every subscriber and every prediction knows what the kubelet is
+offered. NVML renumbers GPUs when one is lost. A configuration that selects GPUs by index must not select other GPUs
+then. So a GPU keeps its first index while this process runs.
 """
 
 import structlog
@@ -25,13 +25,13 @@ class NodeOffering:
     def __init__(self, file: ConfigurationFile) -> None:
         self._file = file
         self._configuration: Configuration | None = None
-        """The configuration of the newest offers. Offers of another configuration do not decide what is still offered."""
+        """The configuration of the newest offers. Under another configuration, earlier offers are not considered."""
         self._findings: tuple[ConfigurationFinding, ...] = ()
         self._indexes: dict[DeviceID, int] = {}
         """GPU -> the index by which the configuration selects it."""
 
     def figures(self) -> list[ServiceMetric]:
-        """For /metrics."""
+        """Returns the metrics of the offers, for /metrics."""
         return [
             ServiceMetric(
                 "gauge",
@@ -48,7 +48,7 @@ class NodeOffering:
         ]
 
     def note(self) -> str | None:
-        """For /readyz?verbose: what the configuration asks for and the node cannot offer."""
+        """For /readyz?verbose: why the node cannot offer what the configuration specifies; None: it can."""
         severe = [f"{finding}; {finding.remedy}" for finding in self._findings if finding.severe]
         return "; ".join(filter(None, [self._file.reason_not_current, *severe])) or None
 

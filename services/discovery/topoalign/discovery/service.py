@@ -2,9 +2,9 @@
 Reads the hardware repeatedly, and publishes topology and health when they change.
 
 After a failed reading the topology stays, and the health of all devices becomes unknown with the reason. A device that is
-missing in a reading stays listed as lost. The `HealthKeeper` judges errors between two readings and operator overrides. A
-change of health is published at once, and the next one not before the hold-down time has passed. Everything is published
-again on request, and when the stream has lost it.
+missing in a reading stays listed as lost. The `HealthKeeper` combines the readings with the errors that the driver
+reports between them, and with operator overrides. A change of health is published at once, and the next one not before
+the hold-down time has passed. Everything is published again on request, and when the stream has lost it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -103,7 +103,10 @@ def _merge_bridges(had: Topology, found: Topology, gpus: Sequence[Gpu], nics: Se
 
 
 RENEW_SECONDS = 5.0
-"""Between two epochs of one run. Below the ten seconds after which a registry and an allocator ask again."""
+"""
+Minimum time between two epochs of one run. It is below the ten seconds after which a registry or an allocator requests
+everything again.
+"""
 
 
 class Epochs:
@@ -209,7 +212,7 @@ class Discovery:
         return self._subscription_loss
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Runs until cancelled. Started once questions are answered; the first reading may take longer."""
+        """Runs until cancelled. Reports `started` when requests can be answered; the first reading may take longer."""
         answers = {
             "announce": (
                 wire.discovery_subject(self._node, "announce"),

@@ -1,5 +1,5 @@
 """
-Measures the use of this node's GPUs when a request asks for it.
+Measures the use of this node's GPUs on request.
 
 The driver measures the GPUs, and /proc shows in which container each process runs. Nothing is measured without a request,
 and one measurement answers all requests within `FRESH_SECONDS`. If a file of /proc cannot be read, the measurement of the
@@ -22,13 +22,13 @@ from topoalign.core.ports import Clock, Driver, Endpoint
 from topoalign.runtime.driver_thread import CallProgress, DriverThread
 from topoalign.runtime.replies import answer_with
 
-if TYPE_CHECKING:  # nobody measures at the start
+if TYPE_CHECKING:  # not needed before the first measurement
     from topoalign.core.model.processes import DeviceUse, Measurement, ProcessIdentity
 
 FRESH_SECONDS = 1.0
 """How long a measurement is reused: as long as the driver's own sampling period."""
 MOST_PROCESSES = 1_000
-"""On all GPUs. Each process takes up to about 800 bytes of an answer, and an answer has at most a megabyte."""
+"""Maximum number of processes in an answer. Each takes up to about 800 bytes, and an answer has at most 1 MB."""
 NOT_SEEN = (
     "the processes of the node cannot be seen from here: run the agent in the node's PID namespace (`hostPID: true`) to "
     "know which container uses what"
@@ -39,7 +39,7 @@ class UseMeter:
     """Measures through a driver, at most once a second."""
 
     def __init__(self, node: NodeName, driver: Driver, clock: Clock, root: Path, deadline: float) -> None:
-        """`root`: where /proc is. `deadline`: seconds for one file of it."""
+        """`root`: the directory that contains /proc. `deadline`: seconds that reading one file of /proc may take."""
         self._node = node
         self._driver = driver
         self._clock = clock
@@ -48,10 +48,10 @@ class UseMeter:
         self._turn = anyio.Lock(fast_acquire=True)
         self._newest: Measurement | None = None
         self._measured = 0.0
-        """Monotonic seconds at which the newest one was complete."""
+        """Monotonic seconds at which the newest measurement was complete."""
 
     def endpoint(self) -> Endpoint:
-        """Answers NodeRequest."""
+        """The endpoint that answers a NodeRequest with a Measurement."""
         return Endpoint(
             name="use", subject=wire.discovery_subject(self._node, "use"), answer=answer_with(NodeRequest, self.answer)
         )
@@ -67,7 +67,7 @@ class UseMeter:
             return self._newest
 
     async def _measure(self) -> "Measurement":
-        from topoalign.core.model.processes import Measurement  # as above
+        from topoalign.core.model.processes import Measurement  # not needed before the first measurement
 
         measured = await self._driver.measure()
         time = self._clock.wall()
@@ -77,7 +77,7 @@ class UseMeter:
         finding = ""
         if pids:
             try:
-                with anyio.CancelScope(shield=True):  # else the thread would still run when the next request comes
+                with anyio.CancelScope(shield=True):  # otherwise, the thread could still be busy at the next request
                     identities = await self._thread.run(partial(_identities_of, self._proc, pids))
                 finding = NOT_SEEN if identities is None else ""
             except DriverFault as fault:
@@ -103,8 +103,8 @@ class UseMeter:
 
 
 def _identities_of(proc: Path, pids: Collection[int], steps: CallProgress) -> "dict[int, ProcessIdentity] | None":
-    # in the thread; None if this container does not see the node's processes
-    from topoalign.kubelet.control_groups import identity_of, sees_all_processes  # as above
+    # runs in the thread; None if this container does not see the node's processes
+    from topoalign.kubelet.control_groups import identity_of, sees_all_processes  # imported at the first use
 
     steps("a link in /proc")
     if not sees_all_processes(proc):
@@ -119,7 +119,7 @@ def _identities_of(proc: Path, pids: Collection[int], steps: CallProgress) -> "d
 
 
 def _limit_processes(devices: "Sequence[DeviceUse]") -> "tuple[tuple[DeviceUse, ...], int]":
-    # those with the most memory stay, and the number of the others is returned
+    # keeps the processes with the most memory, and returns the number of the others
     listed = [
         (-(process.memory or 0), at, process.pid)
         for at, device in enumerate(devices)

@@ -1,12 +1,13 @@
 """
 The effect of an XID on the health of its GPU.
 
-NVIDIA's catalogue has an action for each XID (`xid_catalog`). After most the application is restarted, or nothing is done:
-the GPU is as good as before, and stays healthy. After others it may give wrong results until it was reset or replaced. Of
-some the driver reports what the GPU needs, so a reading decides. After an XID without an action the GPU is out of use for a
-while; NVIDIA's device plugin makes it unhealthy, too.
+NVIDIA's catalogue has an action for each XID (`XID_CATALOG`). For most XIDs, the action is to restart the application
+or to do nothing: the GPU still works correctly, and stays healthy. After others, the GPU may compute wrong results
+until it is reset or replaced. For some, the driver reports what the GPU needs, so the next reading decides. After an
+XID without an action, the GPU is unhealthy until a quiet time has passed; NVIDIA's device plugin makes it unhealthy,
+too.
 
-Sources: NVIDIA's catalogue; the variables of NVIDIA's device plugin v0.20.0 that name XIDs.
+Sources: NVIDIA's catalogue; the variables of NVIDIA's device plugin v0.20.0 that list XIDs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,19 +18,19 @@ import msgspec
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.plugin_config import nvidia_fields
 
-# What each XID means, and the immediate action that NVIDIA's catalogue asks for.
+# The meaning of each XID, and its immediate action in NVIDIA's catalogue.
 #
-# An XID is the number that NVIDIA's driver gives to an error of a GPU. The catalogue has an immediate action for each.
-# Of some the driver itself reports what the GPU needs, as its recovery action. Numbers that the catalogue calls unused,
-# or gives no action, are not here: GPUs before Ampere report some of them.
+# An XID is the number that NVIDIA's driver assigns to an error of a GPU. The catalogue has an immediate action for
+# each. For some XIDs, the driver itself reports what the GPU needs, as its recovery action. Numbers that are unused or
+# have no action in the catalogue are omitted here; GPUs before Ampere report some of them.
 #
 # Source: NVIDIA, "Analyzing Xid Errors with the Xid Catalog" (A100 to GB200), read in November 2026. XID 45 is ignored,
-# as by NVIDIA's device plugin: the error that it follows has an XID of its own. 162 to 165 concern power smoothing
-# alone.
+# as by NVIDIA's device plugin, because the error that precedes it has its own XID. XIDs 162 to 165 concern only power
+# smoothing.
 
 
 class Action(Enum):
-    """The immediate action, in words for people."""
+    """The immediate action, as a text for users."""
 
     NONE = "nothing is to be done"
     RESTART_APPLICATION = "restart the application"
@@ -39,7 +40,7 @@ class Action(Enum):
     CONTACT_SUPPORT = "contact the vendor"
 
 
-# A few words -> the XIDs that mean it, by action.
+# Short description -> the XIDs with this meaning; one mapping for each action.
 
 APPLICATION: Mapping[str, tuple[int, ...]] = {
     "GPU stopped processing": (8,),
@@ -55,7 +56,7 @@ APPLICATION: Mapping[str, tuple[int, ...]] = {
     "optical flow engine error": (86, 139),
     "contained memory error": (94,),
 }
-"""RESTART_APP."""
+"""XIDs with the catalogue's action RESTART_APP."""
 
 INFORMATION: Mapping[str, tuple[int, ...]] = {
     "injected error": (14,),
@@ -76,10 +77,10 @@ INFORMATION: Mapping[str, tuple[int, ...]] = {
     "channel retirement": (160, 161),
     "power smoothing": (162, 163, 164, 165),
 }
-"""IGNORE."""
+"""XIDs with the catalogue's action IGNORE."""
 
 RECOVERY_ACTION_XID = 154
-"""What the GPU needs to recover has changed."""
+"""The XID which reports that the recovery action of the GPU has changed."""
 
 BY_RECOVERY_ACTION = {
     "NVLink error": tuple(range(144, 151)),
@@ -87,7 +88,7 @@ BY_RECOVERY_ACTION = {
     "error of the link to the CPU": (159,),
     "details of an uncorrectable memory error": (171, 172),
 }
-"""XID_154, WORKFLOW_NVLINK5_ERR and CHECK_UVM, which the catalogue links to XID 154, and the XIDs that come with XID 48."""
+"""Actions XID_154, WORKFLOW_NVLINK5_ERR and CHECK_UVM, which refer to XID 154, and the XIDs that come with XID 48."""
 
 RESET = {
     "GPU stopped processing": (46,),
@@ -106,17 +107,17 @@ RESET = {
     "a defective resource is to be retired": (156,),
     "fatal timeout of the GPU": (158,),
 }
-"""RESET_GPU, WORKFLOW_XID_48 and WORKFLOW_NVLINK_ERR."""
+"""XIDs with the actions RESET_GPU, WORKFLOW_XID_48 and WORKFLOW_NVLINK_ERR."""
 
 REBOOT = {"the GPU has fallen off the bus": (79,), "key rotation error": (151,)}
-"""RESTART_BM and RESTART_VM."""
+"""XIDs with the actions RESTART_BM and RESTART_VM."""
 
 SUPPORT = {
     "auxiliary power is not connected": (54,),
     "the vGPU software does not match": (78,),
     "video encoder error": (142,),
 }
-"""CONTACT_SUPPORT, CHECK_MECHANICALS and UPDATE_SWFW."""
+"""XIDs with the actions CONTACT_SUPPORT, CHECK_MECHANICALS and UPDATE_SWFW."""
 
 XID_CATALOG: Mapping[int, tuple[str, Action]] = {
     xid: (meaning, action)
@@ -131,15 +132,15 @@ XID_CATALOG: Mapping[int, tuple[str, Action]] = {
     for meaning, xids in meanings.items()
     for xid in xids
 }
-"""XID -> a few words, and the action."""
+"""XID -> its short description, and the action."""
 
 IGNORED_XIDS = frozenset(
     xid for xid, (_, action) in XID_CATALOG.items() if action in (Action.NONE, Action.RESTART_APPLICATION)
 )
-"""After these the GPU is as good as before."""
+"""XIDs after which the GPU still works correctly."""
 
 DISABLE, ENABLE = nvidia_fields.DP_VARIABLES
-"""XIDs to ignore in addition to the configured ones, and XIDs that are never ignored."""
+"""The variables with XIDs to ignore in addition to the configured ones, and with XIDs that are never ignored."""
 
 
 class Severity(Enum):
@@ -159,7 +160,7 @@ SEVERITIES: Mapping[Action, Severity] = {
     Action.RESTART_NODE: Severity.LASTING,
     Action.CONTACT_SUPPORT: Severity.LASTING,
 }
-"""Of XIDs that are not ignored. The first two are ignored by default."""
+"""Severity of XIDs that are not ignored. XIDs with the first two actions are ignored by default."""
 
 
 class XidRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,15 +180,15 @@ class XidRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def xid_rules(ignored: Iterable[int] | None, environment: Mapping[str, str]) -> XidRules:
-    """The rules of the configured XIDs (None: the catalogue's) and NVIDIA's variables. Raises InvalidField."""
+    """The rules from the configured XIDs (None: the catalogue's) and NVIDIA's variables. Raises InvalidField."""
     disabled, every = _xids_of(DISABLE, environment)
-    enabled, none = _xids_of(ENABLE, environment)  # `all` takes back the other variable's `all`, as there
+    enabled, none = _xids_of(ENABLE, environment)  # `all` overrides `all` of the other variable, as in the plugin
     configured = IGNORED_XIDS if ignored is None else frozenset(ignored)
     return XidRules(ignored=configured | disabled, all_ignored=every and not none, never_ignored=enabled)
 
 
 def _xids_of(variable: str, environment: Mapping[str, str]) -> tuple[frozenset[int], bool]:
-    # the XIDs, and whether the variable names all: `xids` means the same as `all`
+    # returns the XIDs, and whether the variable selects all of them: `xids` means the same as `all`
     words = [word.strip().lower() for word in environment.get(variable, "").split(",")]
     if "all" in words or "xids" in words:
         return frozenset(), True

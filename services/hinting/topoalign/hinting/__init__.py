@@ -1,1 +1,1 @@
-"""Hinting: answers on which NUMA nodes a container or pod of one node could be placed."""
+"""Hinting: computes the sets of NUMA nodes on which a container or pod of one node can be placed."""

@@ -10,7 +10,7 @@ from topoalign.runtime.settings import from_environment
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-    """Build the service from the context's settings and run it. Raises InvalidField for a wrong setting."""
+    """Builds the service from the context's settings and runs it. Raises InvalidField for an invalid setting."""
     settings = from_environment(HintingSettings, context.environment)
     hinting = Hinting(settings.node, context.bus, context.clock)
     context.checks["hinting"] = hinting.topology_unknown

@@ -1,9 +1,9 @@
 """
 Answers hint questions about one node.
 
-A question carries all data that its answer depends on, except the hardware, of which it names the revision. So the
-answer is the same from every process and at every time. If the revision is not known here, the question is refused, and
-the caller asks its own providers instead.
+A question contains all data on which its answer depends, except the hardware, whose revision it names. So every process
+gives the same answer at any time. If this service does not have the revision, it refuses the question, and the caller
+runs the providers in its own process instead.
 """
 
 import anyio
@@ -24,9 +24,9 @@ SERVICE = "topoalign-hinting"
 
 class UnknownTopology(Unavailable):
     """
-    Raised for a hint question about another revision of the hardware than the one known.
+    Raised for a hint question about a revision of the hardware that the hinting service does not have.
 
-    Remedy: Nothing: the allocator decides by itself meanwhile.
+    Remedy: Nothing: meanwhile, the allocator decides without the hinting service.
     """
 
     def __init__(self, asked: tuple[int, int], known: tuple[int, int] | None) -> None:
@@ -38,7 +38,7 @@ class UnknownTopology(Unavailable):
 
 
 class Hinting:
-    """The service: `run` it."""
+    """The hinting service of one node."""
 
     def __init__(self, node: NodeName, bus: Bus, clock: Clock) -> None:
         self._node = node
@@ -47,11 +47,11 @@ class Hinting:
         self._topology: TopologyDiscovered | None = None
 
     def topology_unknown(self) -> str | None:
-        """Readiness: without the hardware no question can be answered."""
+        """For /readyz: why no question can be answered; None: the topology has been received."""
         return None if self._topology is not None else "the topology of this node has not been received yet"
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Runs until cancelled. Started once questions are answered; the topology may come later."""
+        """Runs until cancelled. Reports that it has started once questions are answered, even without the topology."""
         hints = Endpoint(
             name="hints", subject=wire.hints_subject(self._node), answer=answer_with(HintQuestion, self.answer)
         )

@@ -6,7 +6,7 @@ from topoalign.core.model.ids import NodeName
 
 
 class HintingSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`TOPOALIGN_<FIELD>` each; the runner fills in `node`."""
+    """The settings of hinting, each from the variable `TOPOALIGN_<FIELD>`; the runner sets `node`."""
 
     node: NodeName
-    """Name of the Kubernetes node, or of this host, whose questions are answered."""
+    """Name of the Kubernetes node, or of this host, about which questions are answered."""

@@ -1,8 +1,8 @@
 """
-Reads the GPUs of the node, and sets their compute mode, by NVML.
+Reads the GPUs of the node and sets their compute mode through NVML.
 
-Each call has a time limit and runs in a daemon thread. A driver that does not answer is reported, and does not keep this
-process from ending.
+Each call has a time limit and runs in a daemon thread. A driver that does not answer is reported, and does not prevent
+this process from ending.
 """
 
 from collections.abc import Collection, Iterator
@@ -27,22 +27,22 @@ CALL_SECONDS = 10.0
 
 
 class Nvml:
-    """NVML of the node. One task at a time."""
+    """NVML of the node, for one task at a time."""
 
     def __init__(self, clock: Clock) -> None:
         self._thread = DriverThread("NVML", clock, CALL_SECONDS)
 
     async def read_gpus(self) -> tuple[MpsGpu, ...]:
-        """The GPUs that answer, in NVML's order. Raises DriverFault."""
+        """Returns the GPUs that are not lost, in NVML's order. Raises DriverFault."""
         return await self._thread.run(read_present_gpus)
 
     async def set_compute_mode(self, devices: Collection[DeviceID], mode: int) -> None:
-        """Sets the compute mode of GPUs that exist. Raises DriverFault, also where this process may not."""
+        """Sets the compute mode of those GPUs that exist. Raises DriverFault, for example without permission."""
         await self._thread.run(partial(set_mode_now, devices, mode))
 
 
 def read_present_gpus(steps: CallProgress) -> tuple[MpsGpu, ...]:
-    """Reads, in the thread, the GPUs that answer."""
+    """Reads, in the thread, the GPUs that are not lost."""
     found = []
     with open_nvml(steps, "NVML", REMEDY) as (pynvml, ask):
         for index, handle in handles(pynvml, ask):
@@ -61,7 +61,7 @@ def read_present_gpus(steps: CallProgress) -> tuple[MpsGpu, ...]:
 
 
 def set_mode_now(devices: Collection[DeviceID], mode: int, steps: CallProgress) -> None:
-    """Sets, in the thread, the compute mode of GPUs that exist."""
+    """Sets, in the thread, the compute mode of those GPUs that exist."""
     with open_nvml(steps, "NVML", REMEDY) as (pynvml, ask):
         for _, handle in handles(pynvml, ask):
             if ask("nvmlDeviceGetUUID", handle) in devices:

@@ -1,10 +1,11 @@
 """
-Runs NVIDIA's control program `nvidia-cuda-mps-control`, as the daemon of one resource and as the client that commands it.
+Runs NVIDIA's control program `nvidia-cuda-mps-control`, as the daemon of one resource and as a client of the daemon.
 
-The program finds its daemon by the pipe directory in its environment. CUDA_VISIBLE_DEVICES names the GPUs by uuid, so that
-a daemon keeps to those of its resource: in compute mode EXCLUSIVE_PROCESS each GPU takes one server alone. With `-f` the
-daemon is a child of this process, which notices at once when it ends. Commands name GPUs by uuid, too, because the
-indices of CUDA are not those of NVML. NVIDIA's DRA driver for GPUs does both (templates/mps-control-daemon.tmpl.yaml).
+The program finds its daemon by the pipe directory in its environment. CUDA_VISIBLE_DEVICES lists the GPUs by uuid, so
+that a daemon uses only those of its resource: in compute mode EXCLUSIVE_PROCESS, each GPU accepts only one server. With
+`-f`, the daemon is a child of this process, which notices at once when the daemon ends. Commands name GPUs by uuid,
+too, because the indices of CUDA are not those of NVML. NVIDIA's DRA driver for GPUs does both
+(templates/mps-control-daemon.tmpl.yaml).
 """
 
 import os
@@ -23,11 +24,11 @@ from topoalign.runtime.settings import PREFIX
 from topoalign.runtime.tasks import wait_for_first
 
 CALL_SECONDS = 5.0
-"""How long the daemon may take to answer a command."""
+"""Seconds that the daemon may take to answer a command."""
 LONGEST_ANSWER = 65_536
-"""Bytes. An answer is one line. Containers can write to the pipe directory, and their output may have no end."""
+"""Bytes. A normal answer is one line, but containers can write to the pipe directory, so an answer may be endless."""
 GET_PERCENTAGE = "get_default_active_thread_percentage"
-"""The command by which NVIDIA's device plugin v0.20.0 judges whether a daemon is well."""
+"""The command with which NVIDIA's device plugin v0.20.0 checks whether a daemon is healthy."""
 
 
 class Control:
@@ -36,7 +37,7 @@ class Control:
     def __init__(
         self, program: str, directory: Path, devices: tuple[str, ...], environment: Mapping[str, str], clock: Clock
     ) -> None:
-        """`directory`: of the resource, below the MPS root. `environment`: of this process; its settings are left out."""
+        """`directory`: the resource's, below the MPS root. `environment`: this process's; its settings are omitted."""
         self._program = program
         self._clock = clock
         self.pipe = directory / PIPE
@@ -57,7 +58,7 @@ class Control:
                 stdout=None,
                 stderr=None,
                 env=self._environment,
-                start_new_session=True,  # Ctrl-C ends this process, which ends the daemon in order
+                start_new_session=True,  # Ctrl-C ends only this process, which then ends the daemon
             )
         except OSError as error:
             raise DriverFault(
@@ -67,7 +68,7 @@ class Control:
             ) from error
 
     async def command(self, text: str) -> str:
-        """Sends a command to the daemon and returns its answer. Raises DriverFault if none answers."""
+        """Sends a command to the daemon and returns its answer. Raises DriverFault if there is no answer."""
         answers: list[str] = []
         await wait_for_first(partial(self._ask, text, answers), partial(self._clock.sleep, CALL_SECONDS))
         if not answers:
@@ -75,7 +76,7 @@ class Control:
         return answers[0]
 
     async def answers(self) -> bool:
-        """Whether a daemon takes commands."""
+        """Whether a daemon accepts commands."""
         try:
             await self.command(GET_PERCENTAGE)
         except DriverFault:
@@ -83,10 +84,10 @@ class Control:
         return True
 
     async def _ask(self, text: str, answers: list[str]) -> None:
-        """Adds the answer; nothing where none comes, or it is too long."""
+        """Adds the answer to `answers`; adds nothing if there is no answer, it is too long, or the program fails."""
         read, write = os.pipe()
         try:
-            # The command is in the pipe before the program starts, which may not read it.
+            # The command is written before the program starts, because the program may end without reading it.
             os.write(write, f"{text}\n".encode())
             os.close(write)
             async with await anyio.open_process(
@@ -97,7 +98,7 @@ class Control:
                 async for part in client.stdout:
                     answer += part
                     if len(answer) > LONGEST_ANSWER:
-                        return  # its output is closed; if it goes on all the same, it is killed after `CALL_SECONDS`
+                        return  # its output is closed; if it still continues, it is killed after `CALL_SECONDS`
         except OSError:
             return
         finally:

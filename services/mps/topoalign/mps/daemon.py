@@ -1,12 +1,13 @@
 """
 Keeps the MPS control daemon of one resource running.
 
-The order of a start: compute mode EXCLUSIVE_PROCESS, directories, daemon, its limits, and then the announcement on which
-Allocate relies. A daemon that ends is started again after 1, 2, 4 ... seconds, at most 60; after a minute of service the
-pauses are short again. Between two daemons the GPUs stay EXCLUSIVE_PROCESS, so that no client runs without its limits next
-to others; DEFAULT is set when this service ends.
+The order of a start: compute mode EXCLUSIVE_PROCESS, directories, daemon, its limits, and then the announcement on
+which Allocate relies. A daemon that ends is started again after 1, 2, 4 ... seconds, at most 60. If it has run for a
+minute, the pauses begin at 1 second again. Between two daemons, the GPUs stay in EXCLUSIVE_PROCESS, so that no client
+without limits runs beside others. DEFAULT is set when this service ends.
 
-If a killed process has left its daemon behind, that daemon is ended: nobody is its parent, and its limits may differ.
+If a daemon of an earlier, killed process still runs, it is ended, because no process supervises it and its limits may
+differ.
 """
 
 import os
@@ -31,14 +32,14 @@ from topoalign.runtime.tasks import wait_for_first
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 STEADY_SECONDS = 60.0
-"""A daemon that has served for so long is not counted as a failure when it ends."""
+"""If a daemon ends after this time or later, its earlier failures no longer count."""
 START_SECONDS = 10.0
 START_PAUSE = 0.1
-"""How long a daemon may take until it takes commands, and how often it is asked."""
+"""Seconds that a daemon may take until it accepts commands, and seconds between two attempts to send one."""
 HEALTH_SECONDS = 10.0
-"""Between two questions to a daemon that serves."""
+"""Seconds between two checks of a daemon."""
 END_SECONDS = 5.0
-"""For a daemon to end after `quit`, and again after SIGTERM: twice is below a pod's usual grace period of thirty."""
+"""Seconds to end after `quit`, and again after SIGTERM: together less than a pod's default grace period of 30 s."""
 
 log = structlog.get_logger("topoalign.mps")
 
@@ -56,8 +57,8 @@ class Daemon:
         clock: Clock,
     ) -> None:
         """
-        `wanted`: the share and the MPS root that this daemon was made for. `shares` reads, before each start, what is to be
-        served of each resource: none if the node has no GPU of it. `program` and `environment`: of `Control`.
+        `wanted`: the share and the MPS root of this daemon. `shares` is called before each start and returns resource
+        -> share; a resource without a GPU on the node is missing. `program` and `environment`: of `Control`.
         """
         share, root = wanted
         self.wanted = wanted
@@ -78,7 +79,7 @@ class Daemon:
         self._ended = anyio.Event()
 
     async def run(self) -> None:
-        """Starts the daemon again and again until `end` or cancelled; then ends it and sets the compute mode back."""
+        """Keeps the daemon running until `end` or cancelled; then ends it and resets the compute mode."""
         failures = 0
         try:
             with self._scope:
@@ -164,7 +165,7 @@ class Daemon:
         await self._clock.sleep(HEALTH_SECONDS)
         try:
             answer = await control.command(GET_PERCENTAGE)
-            # Root in a container may command the daemon, too.
+            # Root in a container can also send commands to the daemon.
             if not share.own_limits and percentage_in(answer) != share.thread_percentage:
                 log.warning("the limits of an MPS daemon were changed", resource=self.resource, answer=answer)
                 await set_limits(share, control)
@@ -173,7 +174,7 @@ class Daemon:
         return None
 
     async def _answers_within(self, seconds: float, control: Control, wanted: bool = True) -> bool:
-        """Waits until the daemon takes commands, or with `wanted` False no longer does. False: that took too long."""
+        """Waits until the daemon accepts commands (`wanted` True) or no longer does. Returns False after `seconds`."""
         until = self._clock.monotonic() + seconds
         while await control.answers() is not wanted:
             if self._clock.monotonic() >= until:
@@ -182,7 +183,7 @@ class Daemon:
         return True
 
     async def _end_former(self, control: Control) -> None:
-        """Ends a daemon that serves the pipe directory already. Raises DriverFault if it does not end."""
+        """Ends a daemon that already serves the pipe directory. Raises DriverFault if it does not end."""
         if await control.answers():
             log.warning("another MPS daemon is ended", resource=self.resource, pipe=str(control.pipe))
             await control.command("quit")
@@ -190,7 +191,7 @@ class Daemon:
                 raise DriverFault(f"another MPS daemon serves {control.pipe}", "stop it, or give it another directory")
 
     async def _end_process(self, process: Process, control: Control) -> None:
-        """Ends a daemon that runs: by `quit`, by SIGTERM, by SIGKILL."""
+        """Ends a daemon that runs: with `quit`, then with SIGTERM, then with SIGKILL."""
         if process.returncode is None:
             await wait_for_first(partial(quit_until, control, process), partial(self._clock.sleep, END_SECONDS))
         if process.returncode is None:
@@ -201,7 +202,7 @@ class Daemon:
         await process.wait()
 
     async def _release(self) -> None:
-        """Sets the GPUs back to compute mode DEFAULT. Never fails; logs what is left."""
+        """Resets the GPUs to compute mode DEFAULT. Never fails: logs the GPUs whose mode cannot be reset."""
         if not self._exclusive:
             return
         try:
@@ -237,7 +238,7 @@ async def _wait_until_ended(process: Process) -> None:
 
 
 async def quit_until(control: Control, process: Process) -> None:
-    """Commands a daemon to quit, and returns when it has ended, for whatever reason."""
+    """Sends `quit` to a daemon, and returns when it has ended for any reason, or if it does not answer."""
     try:
         await control.command("quit")
     except DriverFault:
@@ -246,7 +247,7 @@ async def quit_until(control: Control, process: Process) -> None:
 
 
 def percentage_in(answer: str) -> float | None:
-    """The number that an answer ends with; None where there is none."""
+    """The number at the end of an answer; None if there is none."""
     try:
         return float(answer.split()[-1])
     except (IndexError, ValueError):

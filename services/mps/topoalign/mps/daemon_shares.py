@@ -1,10 +1,10 @@
 """
 Computes what each MPS daemon of a node serves and which limits it sets, from the GPUs and the configuration.
 
-The rule is that of NVIDIA's device plugin v0.20.0 (cmd/mps-control-daemon/mps): with n replicas a client may use 1/n of the
-GPU's memory in whole MiB, and 100/n per cent of its threads, rounded down. Example: 80 GiB and 3 replicas are 27306 MiB and
-33 per cent. A GPU older than compute capability 7.5 serves 16 clients, any other 48; that plugin takes 7.5 for Volta, which
-is 7.0, so a V100 is refused more than 16 here as well.
+The rule is that of NVIDIA's device plugin v0.20.0 (cmd/mps-control-daemon/mps): with n replicas, a client may use 1/n
+of the GPU's memory in whole MiB, and 100/n per cent of its threads, rounded down. Example: with 80 GiB and 3 replicas,
+a client may use 27306 MiB and 33 per cent. A GPU with a compute capability below 7.5 serves at most 16 clients, any
+other GPU 48. The plugin compares with 7.5 for Volta, which has 7.0, so a V100 can have at most 16 clients here as well.
 
 If MPS limits vcuda units or vGPU slots, the daemon sets no limits: each container has its own, from the environment that
 Allocate sets. The two resources of GPUs in units have one daemon, named after the resource of computing time.
@@ -36,13 +36,13 @@ class MpsGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MpsShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What one daemon serves."""
+    """The GPUs and replicas that one daemon serves."""
 
     resource: ResourceName
     replicas: int
     """Replicas of each GPU; 0: the GPU is in units, and every container with units is a client."""
     own_limits: bool = False
-    """Whether the clients have limits of their own: the daemon has no defaults."""
+    """Whether each client has its own limits, so that the daemon sets no default limits."""
     gpus: tuple[MpsGpu, ...]
     """In NVML's order; never empty."""
 
@@ -58,12 +58,12 @@ class MpsShare(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def thread_percentage(self) -> int:
-        """Of a GPU's threads, for one client."""
+        """The percentage of a GPU's threads that one client may use."""
         return 100 // self.replicas
 
     @property
     def memory_limits(self) -> dict[DeviceID, str]:
-        """GPU -> memory for one client, `27306M`; without GPUs whose memory is not reported."""
+        """GPU -> memory limit of one client, such as `27306M`; without GPUs whose memory is not reported."""
         memory = {each.gpu.id: each.gpu.memory for each in self.gpus}
         return {gpu: f"{size // self.replicas // MIB}M" for gpu, size in memory.items() if size}
 

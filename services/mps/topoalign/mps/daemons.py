@@ -1,8 +1,8 @@
 """
 Runs the MPS daemons of a node, one for each resource that the configuration shares by MPS.
 
-If a changed configuration shares a resource in another way, the daemon of the resource is stopped, and its clients lose
-their GPUs. The other daemons go on.
+If a changed configuration shares a resource differently, the daemon of the resource is stopped, and its clients lose
+their GPUs. The other daemons continue to run.
 """
 
 from collections.abc import Mapping
@@ -69,14 +69,14 @@ class Daemons:
                 await changed.wait()
 
     async def shares(self) -> dict[ResourceName, MpsShare]:
-        """Returns what is to be served now. Reads the GPUs only if something is shared by MPS. Raises DriverFault."""
+        """Returns resource -> its share by the current configuration. Reads GPUs only for MPS. Raises DriverFault."""
         configuration = self._file.current
         if not configuration.sharing.mps.resources and configuration.sharing.limiter != "mps":
             return {}
         return mps_shares(await self._nvml.read_gpus(), configuration)
 
     async def _follow(self, wanted: Mapping[ResourceName, MpsShare], root: Path, tasks: TaskGroup) -> None:
-        """Ends the daemons that differ from what is wanted, and starts the missing ones."""
+        """Ends the daemons that are not `wanted` in this form, and starts the missing ones."""
         former = [each for each in self.daemons.values() if each.wanted != (wanted.get(each.resource), root)]
         async with anyio.create_task_group() as ends:
             for daemon in former:
@@ -92,7 +92,7 @@ class Daemons:
 
 
 SHM_MODE = 0o1777
-"""As /dev/shm has it: for all, and only the owner of a file may remove it."""
+"""The mode of /dev/shm: writable for all users, and only the owner of a file may remove it."""
 
 
 def make_shm(root: Path) -> None:

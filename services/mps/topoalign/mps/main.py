@@ -12,7 +12,7 @@ from topoalign.runtime.tasks import background
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-    """Build the service from the context's settings and run it. Raises InvalidField for a wrong setting."""
+    """Builds the service from the context's settings and runs it. Raises InvalidField for an invalid setting."""
     settings = from_environment(MpsSettings, context.environment)
     daemons = Daemons(context.configuration, settings.mps_control, context.environment, context.clock)
     context.checks["mps"] = daemons.reason
@@ -24,7 +24,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
 
 
 def figures(daemons: Daemons) -> list[ServiceMetric]:
-    """The metrics of the daemons, each by the resource that a daemon serves."""
+    """The metrics of the daemons. The label `resource` is the resource that a daemon serves."""
     return [
         ServiceMetric(
             "gauge",

@@ -4,7 +4,7 @@ import msgspec
 
 
 class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`TOPOALIGN_<FIELD>` each."""
+    """The settings of the MPS service, each from the variable `TOPOALIGN_<FIELD>`."""
 
     mps_control: str = "nvidia-cuda-mps-control"
-    """NVIDIA's control program, by name or path. It comes with the driver; by name it is searched in PATH."""
+    """NVIDIA's control program, by name or path. It comes with the driver; a name is searched for in PATH."""

@@ -1,12 +1,13 @@
 """
 The HTTP read API: `GET /v1/nodes`, `GET /v1/nodes/{name}`, `GET /v1/allocations`, `GET /v1/shares?node=NAME`.
 
-It reads the fold and changes nothing; only for shares it asks the node, because the use of GPUs is not stored.
-Every answer is JSON, errors too: {"code", "finding", "remedy"}. An unknown query parameter is refused by name, because
-the answer to `?nod=a` without it would be an answer to another question.
+It reads the fold and changes nothing. Only for `/v1/shares` it queries the node, because the use of GPUs is not stored.
+Every response is JSON, including errors: {"code", "finding", "remedy"}. An unknown query parameter is an error that
+names the parameter: if `?nod=a` were ignored, the response would cover all nodes.
 
-Lists come in pages: `limit` is the largest length of a page, `continue` starts after the previous page. A page ends at the
-key of its last row, so rows that appear or disappear between two pages shift nothing.
+Lists are paginated: `limit` is the maximum number of items of a page, `continue` is the token for the next page. The
+token contains the key of the last row, so rows that are added or removed between two requests do not shift the next
+page.
 """
 
 import binascii
@@ -51,21 +52,21 @@ T = TypeVar("T")
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 STATUS = {NotFound: 404, BadRequest: 400, NoFit: 409, Unavailable: 503}
-"""The first kind that an error is of counts; any other error is a defect, 500."""
+"""Base class of an error -> HTTP status; the first match counts. Any other error is a defect: 500."""
 LONGEST_URL = 4_096
-"""Characters of path and query together."""
+"""Maximum number of characters of path and query together."""
 
 DEFAULT_LIMIT = 500
 MOST = 1_000
-"""Rows in one answer."""
+"""The default and the maximum number of items of a page."""
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """A part of a list."""
+    """A page of a list."""
 
     items: tuple[T, ...]
     next: str | None = msgspec.field(name="continue")
-    """Give this as `continue` to read on; null on the last page."""
+    """The token for the next page, to be sent as `continue`; null on the last page."""
 
 
 def limit_of(text: str | None) -> int:
@@ -78,7 +79,7 @@ def limit_of(text: str | None) -> int:
 
 
 def parse_continue(token: str | None) -> Key:
-    """The key a page begins after; () for the first. Raises InvalidField."""
+    """The key after which a page begins; () for the first page. Raises InvalidField for an invalid token."""
     if token is None:
         return ()
     try:
@@ -88,7 +89,7 @@ def parse_continue(token: str | None) -> Key:
 
 
 def page(rows: Iterable[tuple[Key, T]], limit: int) -> Page[T]:
-    """The first `limit` rows, which come in the order of their keys. Reads at most one row behind them."""
+    """A page with the first `limit` rows. The rows must be sorted by key; at most `limit` + 1 of them are read."""
     found = list(islice(rows, limit + 1))
     more = len(found) > limit
     token = urlsafe_b64encode(msgspec.json.encode(found[limit - 1][0])).decode() if more else None
@@ -96,17 +97,17 @@ def page(rows: Iterable[tuple[Key, T]], limit: int) -> Page[T]:
 
 
 class Api:
-    """Answers from one cluster's fold."""
+    """Serves the API from the fold of one cluster."""
 
     def __init__(self, cluster: Cluster, clock: Clock, bus: Bus, foreign: ForeignNodes) -> None:
-        """`bus`: for questions to nodes. `foreign`: the nodes that HAMi manages."""
+        """`bus`: for requests to nodes. `foreign`: the nodes that HAMi manages."""
         self._cluster = cluster
         self._clock = clock
         self._bus = bus
         self._foreign = foreign
 
     def mount(self) -> Mount:
-        """Everything below /v1, with errors of its own."""
+        """The routes below /v1, with their own exception handlers."""
         app = Starlette(
             routes=[
                 Route("/nodes", self.nodes),
@@ -125,7 +126,7 @@ class Api:
         return Mount("/v1", app=app)
 
     async def nodes(self, request: Request) -> Response:
-        """A page of the nodes, by name."""
+        """A page of the nodes, sorted by name."""
         query = parameters(request, "limit", "continue")
         after = parse_continue(query.get("continue"))
         limit = limit_of(query.get("limit"))
@@ -162,7 +163,7 @@ class Api:
         return json(api_views.detail(member, tuple(items), self._foreign.owner(name), self._foreign.view(name)))
 
     async def allocations(self, request: Request) -> Response:
-        """A page of the live allocations, by node and id; of one node, namespace or pod if given."""
+        """A page of the live allocations, sorted by node and id; optionally filtered by node, namespace and pod."""
         query = parameters(request, "node", "namespace", "pod", "limit", "continue")
         after = parse_continue(query.get("continue"))
         limit = limit_of(query.get("limit"))
@@ -180,7 +181,7 @@ class Api:
         return json(Page(items=tuple(items), next=rows.next))
 
     async def shares(self, request: Request) -> Response:
-        """Who uses which GPU of one node now, and who holds it."""
+        """The GPUs of one node, with the containers that hold each and those that use it now."""
         query = parameters(request, "node")
         if "node" not in query:
             raise InvalidField(
@@ -222,7 +223,7 @@ def json(body: object, status: int = 200) -> Response:
 
 
 def error(code: str, finding: str, remedy: str, status: int) -> Response:
-    """A JSON response for an error, its texts cleaned and bounded."""
+    """A JSON response for an error. Its texts are made printable and cut at 1,000 characters."""
     return json({"code": code, "finding": clean(finding, 1000), "remedy": clean(remedy, 1000)}, status)
 
 
@@ -234,7 +235,7 @@ async def answer_product_error(request: Request, exc: Exception) -> Response:
 
 
 def http_error_answers(methods: str, addresses: str) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Returns a function that answers a request with an unknown address or method. Allowed are these `methods`."""
+    """Returns a handler for requests with an unknown path or method. `methods`, `addresses`: those that are allowed."""
 
     async def answer_http_error(request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)

@@ -1,8 +1,9 @@
 """
-The types of the HTTP API's answers; `msgspec.json.schema` of these types is its reference.
+The types of the HTTP API's responses. The reference of the API is `msgspec.json.schema` of these types.
 
-Field names are part of the public contract: later versions add fields and never rename one. A device has its index, its id
-and its PCI address together. The objects of each row are in no cycle of references (`gc=False`).
+Field names are part of the public contract: later versions can add fields but never rename them. A device is shown with
+its index, id and PCI address. The objects of a row must not form reference cycles, because they are not
+garbage-collected (`gc=False`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,13 +30,13 @@ from topoalign.registry.foreign_nodes import HAMI, ForeignNodes, HamiView
 
 
 class ResourceCount(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Devices of one resource; `sum_amounts` is the sum of the other three."""
+    """Devices of one resource; `total` is the sum of the other three fields."""
 
     total: int
     free: int
-    """May be allocated whole now."""
+    """Can be allocated whole now."""
     allocated: int
-    """Held by a live allocation, healthy or not; a NIC of which one virtual function is held is held."""
+    """Held by a live allocation, healthy or not. A NIC counts as held if one of its virtual functions is held."""
     unhealthy: int
     """Not held and not allocatable: unhealthy, of unknown health, or cordoned."""
 
@@ -45,17 +46,17 @@ class CpuCount(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     total: int
     exclusive: int
-    """Allocated to one container alone."""
+    """Allocated exclusively to a container."""
 
 
 class NodeSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """One line of the list of nodes."""
+    """A node in the list of nodes."""
 
     name: NodeName
     source: str | None
     """Source of the hardware: `nvml`, `sysfs`, `described: <name>`. None: not discovered yet."""
     revision: int | None
-    """Of the topology, counted by discovery."""
+    """Revision of the topology, counted by discovery. None: not discovered yet."""
     boot_id: str | None
     gpus: int
     nics: int
@@ -64,12 +65,12 @@ class NodeSummary(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     resources: dict[ResourceName, ResourceCount]
     allocations: int
     epoch: int
-    """Of the allocator's journal; 0 before its first fact."""
+    """Epoch of the allocator's journal; 0 before its first fact."""
     seq: int
     digest: str
-    """Equal for equal allocations: compare it with the digest of another fold."""
+    """Digest of the allocations, to compare two folds: it is equal for equal allocations."""
     stale: bool
-    """The node's allocator does not answer: what is shown was true, and no service confirms it now."""
+    """Whether the node's allocator does not answer, so that no service confirms the data now."""
     last_event: str | None
     """RFC 3339 time of the newest fact."""
     foreign: str | None = None
@@ -82,23 +83,23 @@ class AllocationView(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_d
     node: NodeName
     id: AllocationID
     owner: Owner | None
-    """None: it is not known yet for which container."""
+    """The container that holds it. None: still unknown."""
     role: str
     devices: tuple[NamedDevice, ...]
     """In the order in which the container sees them."""
     virtual_functions: dict[DeviceID, tuple[str, ...]]
-    """NIC -> PCI addresses of its virtual functions that are held; without an entry the whole NIC is."""
+    """NIC -> PCI addresses of its held virtual functions. A NIC without an entry is held as a whole."""
     cpus: str
-    """Exclusive CPUs as a list `0-3,8`; empty in the shared pool."""
+    """Exclusive CPUs, such as `0-3,8`; empty if the container uses the shared pool."""
     memory: tuple[MemoryBlock, ...]
     affinity: tuple[int, ...] | None
-    """NUMA node ids it was aligned to. None: no preference, or not known from the kubelet."""
+    """Ids of the NUMA nodes to which it was aligned. None: the policy had no preference, or it is unknown."""
     since: str | None
-    """RFC 3339 time of the grant. None: it was received in a snapshot only."""
+    """RFC 3339 time of the grant. None: the grant was not received, only a snapshot with the allocation."""
     ailing: dict[DeviceID, DeviceHealth]
-    """Health of the devices that would not be allocated now; it keeps them."""
+    """Device -> its health, for devices that would not be allocated now. They remain allocated."""
     amounts: dict[DeviceID, Amount] = {}
-    """GPU -> amount of its units or slots; of a slot without an amount an equal part. Missing: it has none."""
+    """GPU -> amount of its units or slots. A slot without an amount counts as an equal part. Missing: it has none."""
 
 
 class NodeDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -113,14 +114,14 @@ class NodeDetail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def summarize_member(member: ClusterNode, foreign: str | None = None) -> NodeSummary:
-    """The summary of a node. `foreign`: who else allocates its GPUs."""
+    """The summary of a node. `foreign`: the other system that allocates its GPUs; None: there is none."""
     counts = member.derived(summarize)
     last = rfc3339(member.last_event)
     return msgspec.structs.replace(counts, stale=not member.answering, last_event=last, foreign=foreign)
 
 
 def summarize(state: NodeState) -> NodeSummary:
-    """The fields of a summary that depend on the state alone."""
+    """A summary with the fields that depend only on the state."""
     discovered = state.topology
     return NodeSummary(
         name=state.node,
@@ -142,7 +143,7 @@ def summarize(state: NodeState) -> NodeSummary:
 
 
 def count(state: NodeState, resource: ResourceName) -> ResourceCount:
-    """How many devices of a resource are free, allocated and unhealthy."""
+    """The number of free, allocated and unhealthy devices of a resource."""
     devices = state.hardware.devices[resource]
     free = len(state.ownership.free(resource))
     allocated = len(state.ownership.held(resource))
@@ -169,7 +170,7 @@ def detail(
     foreign: str | None = None,
     hami: HamiView | None = None,
 ) -> NodeDetail:
-    """The details of a node with facts."""
+    """The details of a node that has published facts."""
     state = bare(member.state)
     return NodeDetail(
         summary=summarize_member(member, foreign),
@@ -209,49 +210,49 @@ def allocation_views(member: ClusterNode, live: Iterable[Allocation]) -> Iterato
 
 
 def ailing(state: NodeState) -> dict[DeviceID, DeviceHealth]:
-    """The devices in allocations of a node that would not be allocated now, with their health."""
+    """Allocated devices of a node that would not be allocated now -> their health."""
     return {device: health for held in state.allocations.values() for device, health in state.ailing(held).items()}
 
 
 def rfc3339(time: float | None) -> str | None:
-    """Wall seconds as `2026-01-02T03:04:05.678Z`."""
+    """Formats wall seconds as `2026-01-02T03:04:05.678Z`; None for None."""
     if time is None:
         return None
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 ANSWER_SECONDS = 10.0
-"""For a measurement: as long as the command line waits, and below the time-outs of clients."""
+"""Timeout of a measurement: as long as the command line waits, and shorter than the timeouts of HTTP clients."""
 LIBRARY_SECONDS = 3.0
-"""For the counts of libraries, which are left out otherwise."""
+"""Timeout of the request for the counts of limiter libraries. The response lacks them after a timeout."""
 
 
 class SharedDevice(DeviceShares, frozen=True, kw_only=True):
-    """A GPU or MIG instance, who holds it and who uses it, with the index and PCI address of its GPU."""
+    """A GPU or MIG instance, its holders and users, and the index and PCI address of its GPU."""
 
     index: int
     pci: str | None
 
 
 class SharesView(msgspec.Struct, frozen=True, kw_only=True):
-    """All GPUs of one node."""
+    """The use of all GPUs of one node."""
 
     node: NodeName
     measured: str | None
-    """RFC 3339 time."""
+    """RFC 3339 time of the measurement."""
     stale: bool
-    """The node's allocator does not answer: the holders were true, and no service confirms them now."""
+    """Whether the node's allocator does not answer, so that no service confirms the holders now."""
     finding: str
-    """Why it is not known where processes run; empty: it is known."""
+    """Why it is unknown in which containers processes run; empty: it is known."""
     left_out: int
     """Processes that are not listed because there are too many."""
     library_finding: str
-    """Why the counts of the libraries that limit containers are not known; empty: they are, or there are none."""
+    """Why the counts of the limiter libraries are unknown; empty: they are known, or there are none."""
     items: tuple[SharedDevice, ...]
 
 
 async def read_node_library(bus: Bus, member: ClusterNode) -> LibraryReading:
-    """Asks for the counts of the libraries that limit a node's containers; empty if there are none or none answers."""
+    """Requests the counts of a node's limiter libraries. Empty if there are none; only a finding after an error."""
     state = bare(member.state)
     if not has_library(state):
         return LibraryReading(node=state.node)
@@ -266,7 +267,7 @@ async def read_node_library(bus: Bus, member: ClusterNode) -> LibraryReading:
 
 
 def shares_view(member: ClusterNode, measurement: Measurement, reading: LibraryReading) -> SharesView:
-    """The measurement of a node's discovery and the counts of libraries, with the node's allocations now."""
+    """Combines a measurement and the counts of limiter libraries with the current allocations of the node."""
     state = bare(member.state)
     shares = with_library(attribute_use(state, measurement), reading)
     gpus = state.hardware.gpu_by_id

@@ -1,9 +1,9 @@
 """
 Folds the facts of all nodes.
 
-The fold is `NodeState.apply`, the same as in the allocators. In addition the cluster keeps for each node when an
-allocation was granted, when the node last published, and whether its allocator answers. A node whose allocator does not
-answer is stale: its view was true, but no service confirms it now.
+Facts are applied by `NodeState.apply`, as in the allocators. In addition, the cluster stores for each node when its
+allocations were granted, when it last published, and whether its allocator answers. A node whose allocator does not
+answer is stale: its view was correct, but no service confirms that it still is.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -35,19 +35,19 @@ class ClusterNode:
 
     state: NodeState
     since: dict[AllocationID, float] = field(default_factory=dict)
-    """When a live allocation was granted, where its grant was received."""
+    """Live allocation -> when it was granted, if its grant was received."""
     last_event: float | None = None
-    """When the newest fact became true. None: no fact carried a time."""
+    """When the newest fact became true. None: no fact had a time."""
     answering: bool = False
     """Whether the node's allocator answered when last asked, or has published since."""
     _derived: dict[Callable[[NodeState], Any], Any] = field(default_factory=dict)
-    """Function -> what it has made of `_derived_from`."""
+    """Function -> its result for `_derived_from`."""
     _derived_from: NodeState | None = None
 
     def apply(self, delivery: Delivery, *, usage: bool = False) -> None:
         """Applies the next fact of the node. `usage`: whether to keep the kubelet's allocations, which can be large."""
         if delivery.anew:
-            self.last_event = None  # a forged fact may be of any time
+            self.last_event = None  # a forged fact can have any time
         if delivery.state is not None:
             self.state = self.state.with_ledger_of(delivery.state)
         elif usage or not isinstance(delivery.event, UsageObserved):
@@ -61,12 +61,12 @@ class ClusterNode:
             self.since = {name: at for name, at in self.since.items() if name in self.state.allocations}
 
     def derived(self, function: Callable[[NodeState], T]) -> T:
-        """The result of this function for the state, called once for each state."""
+        """The result of a function for the state. The function is called once per state."""
         if self._derived_from is not self.state:
             self._derived = {}
             self._derived_from = self.state
         if function not in self._derived:
-            # Of a copy: the cached properties of a state take more memory than the state, and are not kept.
+            # Called with a copy, so that cached properties, which need more memory than the state, are not kept.
             self._derived[function] = function(bare(self.state))
         result: T = self._derived[function]
         return result
@@ -88,8 +88,8 @@ class Cluster:
         """`usage`: whether to keep the kubelets' allocations, on which predictions are based."""
         self.listeners: list[Callable[[NodeName], object]] = []
         """
-        Called after each change of a node's facts, of whether it answers, and of whether its allocations are certain, and
-        after it is forgotten.
+        Called with a node after its facts have changed, its allocator has started or stopped answering, its allocations
+        have become certain or uncertain, or it was forgotten.
         """
         self._usage = usage
         self._members: dict[NodeName, ClusterNode] = {}
@@ -97,7 +97,7 @@ class Cluster:
         """Sorted."""
 
     def apply(self, delivery: Delivery) -> None:
-        """Fold an event into its node, which is added at its first event."""
+        """Folds an event into its node. The first event of a node adds the node."""
         node = delivery.event.node
         member = self._members.get(node)
         if member is None:
@@ -121,12 +121,12 @@ class Cluster:
             self.notify(node)
 
     def notify(self, node: NodeName) -> None:
-        """Calls the listeners, also after a node's allocations have become certain or uncertain."""
+        """Calls the listeners. The service also does so if a node's allocations become certain or uncertain."""
         for listener in self.listeners:
             listener(node)
 
     def member(self, node: NodeName) -> ClusterNode:
-        """Raises NotFound."""
+        """The node of this name. Raises NotFound."""
         try:
             return self._members[node]
         except KeyError:
@@ -150,10 +150,10 @@ class Cluster:
         self, after: Key = (), node: NodeName | None = None, namespace: str | None = None, pod: str | None = None
     ) -> Iterator[list[tuple[AllocationKey, ClusterNode, Allocation]]]:
         """
-        The live allocations after this key, by node and id, in a list for each node; of one node, namespace or pod if given.
-        Nodes may be added and forgotten meanwhile.
+        Yields a list for each node: its live allocations after the key `after`, sorted by id, and only those of the
+        given node, namespace and pod. Nodes can be added and forgotten during the iteration.
         """
-        # No index: a pass over 40,000 allocations takes 20 ms, and a page begins at the node where the last one ended.
+        # No index: reading 40,000 allocations takes 20 ms, and a page begins at the node where the previous one ended.
         first = bisect_left(self._names, after[0]) if after else 0
         for name in self._names[first:] if node is None else [node]:
             if (member := self._members.get(name)) is None:

@@ -1,17 +1,19 @@
 """
-Finds nodes whose GPUs HAMi allocates, from the API server: their GPUs, who holds them, and whether they are offered.
+Finds the nodes whose GPUs HAMi allocates, from annotations in the API server: their GPUs, the pods that hold them, and
+whether the nodes are offered.
 
-A node is HAMi's while its Node has HAMi's register annotation, and either the handshake is live or a pod that is bound
-there and has not ended holds a share that HAMi allocated. Then it is offered to no pod: topoalign would allocate GPUs of
-which HAMi's containers have parts. If an allocator of topoalign answers for such a node, both would allocate the same GPUs
-(`ContestedNode`), which is logged and counted; else the node is a `ForeignNode`.
+HAMi manages a node if the Node has HAMi's register annotation, and either the handshake is live or a bound pod that has
+not ended holds a share that HAMi allocated. Such a node is offered to no pod, because topoalign would allocate GPUs
+that HAMi's containers share. If an allocator of topoalign answers for the node, both would allocate the same GPUs. The
+node is then a `ContestedNode`, which is logged and counted; otherwise it is a `ForeignNode`.
 
-A pod holds a share if a container of it requests devices and its annotation names a GPU. Which GPU and which amount does not
-matter: HAMi's plugin does not register a GPU that it cannot reach while containers have it, and an amount of 0 is no limit.
-A pod of another system that is annotated in this way and requests a device cannot be distinguished from a pod of HAMi's.
+A pod holds a share if one of its containers requests devices and its annotation names a GPU. The GPU need not be
+registered: HAMi's plugin does not register a GPU that it cannot reach, even if containers use it. The amount does not
+matter: 0 means no limit. A pod of another system with this annotation and a device request cannot be distinguished from
+a pod of HAMi.
 
-An annotation that cannot be read is logged once. On a node it still means that HAMi manages it, and on a pod that requests
-devices, that it has a share.
+An annotation that cannot be decoded is logged once, but still counts: HAMi manages the node, and a pod that requests
+devices holds a share.
 """
 
 from bisect import bisect_right
@@ -46,12 +48,12 @@ from topoalign.runtime.request_turns import TaskTurns
 
 HAMI = "hami"
 LOOK_SECONDS = 15.0
-"""Between two checks of the handshakes, which expire by themselves; the interval of HAMi's scheduler."""
+"""Seconds between two checks for expired handshakes; HAMi's scheduler uses the same interval."""
 LONGEST_HANDSHAKE = 100
-"""Characters of a handshake that are kept."""
+"""Maximum number of characters of a handshake that are stored."""
 SERVICE = "topoalign-registry"
 MOST = 1_000
-"""Nodes of a page: with names of 253 characters they are far below the limit of a message."""
+"""Maximum number of nodes in a page. Even with names of 253 characters, a page is far smaller than a message can be."""
 NOTHING: Mapping[str, ForeignPod] = {}
 
 log = structlog.get_logger("topoalign.registry.foreign_nodes")
@@ -62,7 +64,7 @@ class HamiNode(msgspec.Struct, frozen=True, kw_only=True):
 
     gpus: tuple[RegisteredGpu, ...]
     finding: str
-    """Why its GPUs are not known; empty: they are known."""
+    """Why its GPUs are unknown; empty: they are known."""
     handshake: str | None
     cordon: str | None
     allocatable: int
@@ -72,16 +74,19 @@ class HamiView(msgspec.Struct, frozen=True, kw_only=True):
     """The information about a node in HAMi's annotations."""
 
     liveness: HamiLiveness
-    """Of its device plugin."""
+    """Liveness of HAMi's device plugin on the node."""
     handshake: str | None
-    """The annotation; its time is the local time of HAMi's scheduler."""
+    """The handshake annotation. Its time is the local time of HAMi's scheduler."""
     finding: str
-    """Why the GPUs are not known; empty: they are known."""
+    """Why the GPUs are unknown; empty: they are known."""
     gpus: tuple[ForeignGpu, ...]
 
 
 class ForeignNodes:
-    """The nodes and pods with HAMi's annotations; `run` it. A noted change returns the node whose `refusal` it changed."""
+    """
+    The nodes and pods with HAMi's annotations. `run` checks the handshakes. The methods that note a change return the
+    node if its `refusal` has changed, otherwise None.
+    """
 
     def __init__(self, clock: Clock, answering: Callable[[NodeName], bool] = lambda node: False) -> None:
         """`answering`: whether an allocator of topoalign answers for a node."""
@@ -112,11 +117,11 @@ class ForeignNodes:
         return sorted(self._nodes)
 
     def pods(self, node: NodeName) -> int:
-        """The number of pods on a node that hold shares of HAMi's."""
+        """The number of pods on a node that hold shares that HAMi allocated."""
         return len(self._pods.get(node, NOTHING))
 
     def liveness(self, node: NodeName) -> HamiLiveness:
-        """Of HAMi's device plugin on a node that is in `names`."""
+        """The liveness of HAMi's device plugin on a node that is in `names`."""
         known = self._nodes[node]
         now = datetime.fromtimestamp(self._clock.wall(), UTC).replace(tzinfo=None)
         return liveness_of(known.handshake, known.allocatable, now)
@@ -161,7 +166,7 @@ class ForeignNodes:
         return self.observe(node.name)
 
     def lose(self, node: NodeName) -> NodeName | None:
-        """Notes that the node is gone, or has no GPUs of HAMi's."""
+        """Notes that a node was deleted, or that HAMi has no GPUs there."""
         return self._judge(node) if self._nodes.pop(node, None) is not None else None
 
     def see_pod(self, pod: SeenPod) -> NodeName | None:
@@ -190,7 +195,7 @@ class ForeignNodes:
         return self.observe(pod.node)
 
     def lose_pod(self, uid: str) -> NodeName | None:
-        """Notes that a pod is gone, or holds nothing of HAMi's."""
+        """Notes that a pod was deleted or holds no share of HAMi."""
         node = self._node_of.pop(uid, None)
         if node is None:
             return None
@@ -200,7 +205,7 @@ class ForeignNodes:
         return self.observe(node)
 
     def observe(self, node: NodeName) -> NodeName | None:
-        """Notes that a node has new facts, or that its allocator answers or not."""
+        """Checks a node again after its facts, its pods, or whether its allocator answers have changed."""
         return self._judge(node) if node in self._nodes else None
 
     async def run(self, changed: Callable[[NodeName], None]) -> None:
@@ -238,7 +243,7 @@ async def serve_foreign(
     *,
     task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answers `ForeignRequest` until cancelled. `behind`: why the objects of the API server are not known yet."""
+    """Answers `ForeignRequest` until cancelled. `behind`: why nodes or pods have not been read yet; None: they have."""
 
     async def list_nodes(request: ForeignRequest) -> ForeignPage:
         if (finding := behind()) is not None:

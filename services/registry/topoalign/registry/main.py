@@ -27,11 +27,14 @@ from topoalign.runtime.settings import from_environment
 log = structlog.get_logger("topoalign.registry")
 
 MOST_PASSES = 3
-"""With 5,000 nodes that publish at once the longest block is 9 to 12 ms with 3, 19 to 36 with 5, and 49 with 20."""
+"""
+Number of collections of the younger objects before a full one. When 5,000 nodes publish at once, the event loop is
+blocked for at most 9 to 12 ms with 3, 19 to 36 ms with 5, and 49 ms with 20.
+"""
 
 
 async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-    """Build the service from the context's settings and run it. Raises InvalidField for a wrong setting."""
+    """Builds the service from the context's settings and runs it. Raises InvalidField for an invalid setting."""
     settings = from_environment(RegistrySettings, context.environment)
     check_settings(settings)
     scheduling = settings.scheduler_port is not None
@@ -53,7 +56,7 @@ async def serve(context: Context, *, task_status: TaskStatus[None] = anyio.TASK_
 
 
 def check_settings(settings: RegistrySettings) -> None:
-    """Raises InvalidField for a setting that has no effect without another one, which is missing."""
+    """Raises InvalidField for a setting that has no effect because another one, which it needs, is not set."""
     port = "TOPOALIGN_SCHEDULER_PORT"
     api_server = "TOPOALIGN_KUBERNETES"
     missing = {port: settings.scheduler_port is None, api_server: settings.kubernetes == "off"}
@@ -70,11 +73,11 @@ def check_settings(settings: RegistrySettings) -> None:
 
 @asynccontextmanager
 async def kubernetes(context: Context, settings: RegistrySettings, replica: str) -> AsyncIterator[KubernetesApi | None]:
-    """The API server; None if the settings have none. Raises InvalidField for a wrong setting."""
+    """The API server; None if it is `off` in the settings. Raises InvalidField for an invalid setting."""
     if settings.kubernetes == "off":
         yield None
         return
-    try:  # a registry without Kubernetes does without
+    try:  # an optional dependency: without Kubernetes it is not needed
         from topoalign.registry.kubernetes.api_client import connect_kubernetes
     except ModuleNotFoundError as error:
         finding = f"{error.name} is not installed"
@@ -88,12 +91,13 @@ async def kubernetes(context: Context, settings: RegistrySettings, replica: str)
 @contextmanager
 def freezing(soon: Callable[[Callable[[], object]], object]) -> Iterator[None]:
     """
-    While the context is open, freezes the remaining objects after each full pass of the garbage collector, and calls for
-    such a pass `soon` after every `MOST_PASSES` over the younger objects.
+    While the context is open, freezes the surviving objects after each full garbage collection, and schedules a full
+    collection with `soon` after every `MOST_PASSES` collections of the younger objects.
     """
-    # A pass over the facts of thousands of nodes blocks the loop for tenths of a second. So each pass covers only the
-    # objects since the last one; what remains after it is in use. The collector alone waits with a full pass until there
-    # are a quarter more objects than after the last one, and then blocks the loop for a twentieth of a second.
+    # A full collection of the facts of thousands of nodes blocks the event loop for tenths of a second. Frozen objects
+    # are skipped, so each collection covers only the objects since the last one. Objects that survive it are in use. By
+    # default, Python waits with a full collection until there are a quarter more objects than after the last one. It
+    # would then block the event loop for a twentieth of a second.
     passes = 0
 
     def freeze(phase: str, info: Mapping[str, int]) -> None:
@@ -104,7 +108,7 @@ def freezing(soon: Callable[[Callable[[], object]], object]) -> Iterator[None]:
         elif phase == "stop" and info["generation"] == 1:
             passes += 1
             if passes % MOST_PASSES == 0:
-                soon(gc.collect)  # not at once: the collector makes no pass within another
+                soon(gc.collect)  # not now: a collection cannot start within another one
 
     gc.callbacks.append(freeze)
     try:

@@ -1,6 +1,6 @@
 """
-Prometheus metrics of the registry itself: facts that it has read and dropped, and differences that it has found. Those of
-the nodes are in `series`.
+Prometheus metrics of the registry itself: facts that it has read and dropped, and differences that it has found. The
+metrics of the nodes are in `node_metrics`.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ COUNTS = {
 
 
 class RegistryMetrics(Collector):
-    """A counter for the service, and the counts of the client."""
+    """The event counter of the service, and the counts of its client."""
 
     def __init__(self, registry: CollectorRegistry, client: Client) -> None:
         self.events = Counter(

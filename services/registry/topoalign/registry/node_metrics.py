@@ -1,12 +1,12 @@
 """
 Writes the series of the nodes for /metrics: GPUs by state, allocated GPUs, stale nodes.
 
-A cluster of thousands of nodes has more series than can be written at each scrape without long blocks of the event loop. So
-the text of a node is kept until the node publishes something, and the loop gets turns in between. The text is the same as
-that of prometheus_client for these values.
+A cluster with thousands of nodes has too many series to write all of them at each scrape without blocking the event
+loop. So the text of a node is cached until the node publishes a fact, and other tasks run in between. The text equals
+the output of prometheus_client for the same values.
 
-GPU utilisation is exported by DCGM; `topoalign_gpu_allocation_info` joins with it on the GPU's uuid. It has one series per
-allocated GPU, so the number of its label values, which include pod names, is limited by the hardware.
+GPU utilisation is exported by DCGM. `topoalign_gpu_allocation_info` can be joined with it on the GPU's UUID. It has one
+series per allocated GPU, so its cardinality is limited by the hardware, although its labels include pod names.
 """
 
 from collections import Counter as Tally
@@ -24,13 +24,13 @@ from topoalign.runtime.request_turns import TaskTurns
 T = TypeVar("T")
 
 STATES = ("free", "allocated", "unhealthy", "unknown", "cordoned")
-"""A GPU is in exactly one: allocated, else the reason why it cannot be allocated, else free."""
+"""A GPU is in exactly one state: allocated; otherwise the reason why it cannot be allocated; otherwise free."""
 NODES_PER_CHUNK = 64
 """Nodes whose text is sent together, so that the whole page is never in memory."""
 
 
 async def in_turns(rows: Iterable[T], clock: Clock) -> AsyncIterator[T]:
-    """Yields the rows with turns of the event loop in between, so that no long answer delays the others."""
+    """Yields the rows. Other tasks of the event loop run in between, so that a long response does not delay others."""
     turns = TaskTurns(clock)
     for row in rows:
         yield row
@@ -67,7 +67,7 @@ class NodeSeries:
     async def _chunks(self, text: Callable[[ClusterNode], bytes]) -> AsyncIterator[bytes]:
         written: list[bytes] = []
         async for member in in_turns(tuple(self._cluster), self._clock):
-            # The printable form of an invalid name may be the name of another node.
+            # The printable form of an invalid name can be the name of another node.
             if clean(member.state.node, LONGEST_LABEL) != member.state.node:
                 continue
             written.append(text(member))
@@ -92,7 +92,7 @@ def gpu_state_lines(state: NodeState) -> bytes:
 
 
 def allocation_lines(state: NodeState) -> bytes:
-    """A line for each GPU that an allocation of the node has, or has a part of."""
+    """A line for each GPU that an allocation of the node holds as a whole or in part."""
     lines: list[bytes] = []
     hardware = state.hardware
     for allocation in state.allocations.values():

@@ -1,8 +1,8 @@
 """
-The port to Kubernetes' API server: what the registry reads there, and the few things that it writes.
+The port to Kubernetes' API server: the objects that the registry reads, and the few that it writes.
 
-`registry.kubernetes` has the adapters: one over HTTP, and one in memory for simulations and tests. Both pass one suite of
-contract tests. An adapter keeps no objects: what is watched is handed on and forgotten.
+`registry.kubernetes` has the adapter over HTTP, and `topoalign.testing.memory_kubernetes` one in memory for simulations
+and tests. Both pass the same contract tests. An adapter does not store the watched objects; it only passes them on.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -19,27 +19,27 @@ from topoalign.registry.scheduling.scheduling_api import PodToSchedule, pod_to_s
 
 SUCCEEDED = "Succeeded"
 FINISHED = (SUCCEEDED, "Failed")
-"""Phases of a pod that no longer holds anything."""
+"""Phases of a pod that no longer holds resources."""
 DEFAULT_SCHEDULER = "default-scheduler"
-"""The scheduler of pods that name none."""
+"""The scheduler of pods without `schedulerName`."""
 
 
 class ApiUnavailable(Unavailable):
-    """Raised when the API server does not answer, or answers that it cannot now. A write may have been done."""
+    """Raised if the API server does not answer or reports a temporary failure. A write may have taken effect."""
 
     def __init__(self, finding: str) -> None:
         super().__init__(clean(finding, 300), "check that the API server runs and can be reached from the registry")
 
 
 class ApiRefused(Unavailable):
-    """Raised when the API server gives no permission, or does not accept the object."""
+    """Raised if the API server denies permission or rejects the object."""
 
     def __init__(self, finding: str) -> None:
         super().__init__(clean(finding, 300), "see which permissions deploy/kubernetes gives to the registry")
 
 
 class ApiConflict(NoFit):
-    """Raised when an object has changed since it was read: it is bound already, or another one has its name."""
+    """Raised if an object has changed since it was read: it is already bound, or another object has its name."""
 
     def __init__(self, finding: str) -> None:
         super().__init__(clean(finding, 300), "read the object again and decide anew")
@@ -49,7 +49,7 @@ class ApiNotFound(TopoalignError):
     """
     Raised when Kubernetes has no such object.
 
-    Remedy: Nothing: it was deleted, or never created.
+    Remedy: None is needed: the object was deleted or never created.
     """
 
     def __init__(self, finding: str) -> None:
@@ -74,19 +74,19 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     uid: str
     node: NodeName | None
-    """The node that it is bound to; None: it waits."""
+    """The node to which it is bound; None: it is not bound yet."""
     phase: str
     """`Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`."""
     reason: str
-    """`status.reason`: of a pod that a node refused `TopologyAffinityError`, `UnexpectedAdmissionError` and others."""
+    """`status.reason`. If its node refused the pod: `TopologyAffinityError`, `UnexpectedAdmissionError` or others."""
     controller: str
-    """UID of the controller that owns it, which creates another one when this one is deleted; empty: none does."""
+    """UID of the controller that owns it and would replace it after a deletion; empty: there is none."""
     deleting: bool
     """Whether it is being deleted; it holds its devices until it is gone."""
     waits_for: str = ""
     """Why no scheduler places it yet: `has scheduling gates`, or a claim that does not exist; empty: nothing prevents it."""
     content: PodManifest
-    """What it asks for, not read yet: most changes of a pod change nothing there."""
+    """The manifest. Its requests are parsed only when needed, because most changes of a pod do not affect them."""
 
     @property
     def key(self) -> str:
@@ -95,7 +95,7 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def finished(self) -> bool:
-        """Whether all its containers have ended for good, or none was ever started."""
+        """Whether all its containers have terminated and will not be restarted, or none was ever started."""
         return self.phase in FINISHED
 
     @property
@@ -110,18 +110,18 @@ class SeenPod(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def annotations(self) -> Mapping[str, str | None]:
-        """All annotations, also irrelevant ones."""
+        """All annotations, including irrelevant ones."""
         return (self.content.metadata and self.content.metadata.annotations) or {}
 
     def limits(self) -> Iterator[tuple[str, object]]:
-        """Yields resource and amount of each limit of a container."""
+        """Yields resource and amount of each limit of each container."""
         spec = self.content.spec or ManifestSpec()
         for container in (*(spec.init_containers or ()), *(spec.containers or ())):
             if container.resources is not None:
                 yield from (container.resources.limits or {}).items()
 
     def to_schedule(self) -> PodToSchedule:
-        """The pod as the scheduler shows it. Raises InvalidField for an invalid one."""
+        """The pod as the scheduler would send it. Raises InvalidField for an invalid pod."""
         return pod_to_schedule(self.uid, self.content)
 
 
@@ -129,11 +129,11 @@ class SeenNode(NodeTraits, frozen=True, kw_only=True):
     """The fields of a node that the registry reads."""
 
     uid: str
-    """A node that is deleted and created again has another one."""
+    """It changes if the node is deleted and created again."""
     hami: NodeAnnotations | None = None
-    """HAMi's annotations of it; None: HAMi has registered no GPUs there."""
+    """HAMi's annotations of the node; None: HAMi has registered no GPUs there."""
     allocatable_gpus: int = 0
-    """Of `nvidia.com/gpu`, as its kubelet counts them."""
+    """Allocatable `nvidia.com/gpu`, as reported by the kubelet."""
 
     @property
     def key(self) -> str:
@@ -148,9 +148,9 @@ class SeenQuota(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     uid: str
     limits: Mapping[ResourceName, int]
-    """Extended resource -> its `limits.<resource>` of `spec.hard`, which Kubernetes itself does not count."""
+    """Extended resource -> its `limits.<resource>` in `spec.hard`, which Kubernetes itself does not enforce."""
     scoped: bool = False
-    """Whether it applies to some pods of its namespace only."""
+    """Whether it applies only to some pods of its namespace."""
 
     @property
     def key(self) -> str:
@@ -166,44 +166,45 @@ class GoneObject(msgspec.Struct, frozen=True):
 
 
 class Synced(msgspec.Struct, frozen=True):
-    """All that the API server had when the watch began, or began anew, has been handed on."""
+    """Marks that all objects that existed when the watch began, or began again, have been yielded."""
 
 
 class PodEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes an Event of Kubernetes about a pod."""
+    """The content of a Kubernetes Event about a pod."""
 
     namespace: str
     name: str
     uid: str
     reason: str
-    """CamelCase: `TopologyReserved`."""
+    """In CamelCase, such as `TopologyReserved`."""
     note: str
-    """A sentence for people; cut at 1,024 bytes."""
+    """The message for people. It is truncated to 1,024 bytes."""
     identity: str = ""
-    """Reports of one pod and reason with the same identity are one, whatever their notes; empty: the note."""
+    """Reports with the same pod, reason and identity are one Event, even if their notes differ. Empty: the note."""
     kind: Literal["Normal", "Warning"] = "Normal"
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """UID, reason and identity: equal for reports that are one Event, whichever replica writes it."""
+        """UID, reason and identity. Reports with the same key are one Event, even from different replicas."""
         return self.uid, self.reason, self.identity or self.note
 
 
 class KubernetesApi(Protocol):
     """
-    Port to the API server. HTTP is one adapter, memory the other.
+    Port to the API server, with one adapter over HTTP and one in memory.
 
-    Each call but the watches returns within some seconds. All may raise ApiUnavailable and ApiRefused in addition to the
-    errors they name.
+    Except for the watches, each call returns within a few seconds, and can raise ApiUnavailable and ApiRefused in
+    addition to the errors that it names.
     """
 
     def pods(self) -> AsyncGenerator[SeenPod | GoneObject | Synced, None]:
         """
-        Follows all pods of the cluster, without end: first all pods, then `Synced`, then each change.
+        Yields all pods of the cluster, then `Synced`, then each change, without end.
 
-        A lost connection is resumed where it was. If the API server no longer has the changes since then, all pods come
-        again, with a `GoneObject` for each that vanished meanwhile, and another `Synced`. The same state of a pod may come
-        twice. Waits and retries after failures (`trouble`), and raises nothing.
+        After a lost connection, the watch continues where it was. If the API server no longer has the changes since
+        then, it yields all pods again, a `GoneObject` for each pod that was deleted in the meantime, and another
+        `Synced`. The same state of a pod can be yielded twice. After a failure it waits and retries (`trouble`). It
+        raises nothing.
         """
 
     def nodes(self) -> AsyncGenerator[SeenNode | GoneObject | Synced, None]:
@@ -214,7 +215,7 @@ class KubernetesApi(Protocol):
 
     @property
     def trouble(self) -> str | None:
-        """Why the followed objects may be out of date; None: they are up to date as far as is known."""
+        """Why the followed objects may be out of date; None: no reason is known."""
 
     async def pod(self, namespace: str, name: str) -> SeenPod | None:
         """The pod of this name as it is now; None if there is none."""
@@ -223,18 +224,18 @@ class KubernetesApi(Protocol):
         """
         Creates the Binding of the pod to the node.
 
-        Raises ApiConflict if the pod is bound already, is being deleted, or has another UID; ApiNotFound if there is none of
-        that name. After ApiUnavailable the Binding may exist: read the pod.
+        Raises ApiConflict if the pod is already bound, is being deleted, or has another UID, and ApiNotFound if there
+        is no pod of that name. After ApiUnavailable the Binding may exist: read the pod.
         """
 
     async def delete(self, namespace: str, name: str, uid: str) -> None:
-        """Deletes the pod. Raises ApiNotFound if there is none of that name, and ApiConflict if it has another UID."""
+        """Deletes the pod. Raises ApiNotFound if no pod has that name, and ApiConflict if its UID is another one."""
 
     async def report(self, report: PodEvent) -> None:
-        """Creates an Event about a pod, unless there is one of the same key (`PodEvent.key`)."""
+        """Creates an Event about a pod, unless there is one with the same key (`PodEvent.key`)."""
 
     async def wake(self, node: NodeName, text: str) -> None:
-        """Sets the annotation `topoalign.io/woken` of a node, so that waiting pods are tried again. Raises ApiNotFound."""
+        """Sets the annotation `topoalign.io/woken` of a node, so that pending pods are retried. Raises ApiNotFound."""
 
     async def apply_topology(self, topology: Mapping[str, Any]) -> None:
         """Creates or replaces a NodeResourceTopology (v1alpha2). Raises ApiNotFound if the cluster lacks the kind."""

@@ -1,12 +1,13 @@
 """
-The service: subscribes to all nodes and keeps their fold.
+Runs the registry: subscribes to all nodes and folds their facts.
 
-Two streams are read from their beginning, with the client that every subscriber uses: it drops repetitions, closes gaps
-and sets aside messages that cannot be read. In addition each allocator is asked at intervals whether it is alive. Its
-answer contains its newest facts; if the view here differs, everything is requested again.
+Two streams are read from their beginning, with the client that every subscriber uses. It drops repetitions, closes
+gaps, and puts messages that cannot be decoded on the dead-letter stream. In addition, each allocator is asked at
+intervals whether it is alive. Its answer identifies its newest facts. If the view here differs, the services of the
+node are asked to publish again.
 
-A node is stale after two questions without an answer. One would not suffice: while the event loop is blocked, answers stay
-unread, and afterwards the time-outs of all questions fire before the first answer is read.
+A node is stale after two requests in a row without an answer. One is not enough: while the event loop is blocked,
+answers are not read, and afterwards all requests time out before the first answer is read.
 """
 
 from collections.abc import AsyncGenerator
@@ -32,9 +33,9 @@ from topoalign.runtime.tasks import for_each, wait_for_first
 FOLLOWED = (Stream.NODES, Stream.ALLOCATIONS)
 
 ASKED_AT_ONCE = 32
-"""Allocators that are asked at the same time, so that a large cluster's answers do not come all at once."""
+"""Number of concurrent requests to allocators, limited so that the answers of a large cluster do not come at once."""
 TRIES = 2
-"""Questions to a silent allocator in one round."""
+"""Requests to an allocator in one round if it does not answer."""
 PAUSE = 0.1
 """Seconds between two checks whether the stored facts have been read."""
 
@@ -42,7 +43,7 @@ log = structlog.get_logger("topoalign.registry")
 
 
 class Registry:
-    """The service: `run` it, read the cluster."""
+    """The service. `run` keeps the `Cluster` up to date."""
 
     def __init__(
         self,
@@ -62,14 +63,14 @@ class Registry:
         client.kept.forgotten.append(cluster.forget)
         self._ask_now = anyio.Event()
         self._asked = False
-        """Whether every allocator was asked once."""
+        """Whether every allocator has been asked at least once."""
 
     def unasked(self) -> str | None:
-        """Why it is not known which allocators answer."""
+        """Why it is unknown which allocators answer; None: it is known."""
         return None if self._asked else "not every allocator was asked yet"
 
     def behind(self) -> str | None:
-        """Readiness: why not all stored facts are read."""
+        """Readiness: why stored facts have not been read yet; None: all have been read."""
         for stream in FOLLOWED:
             unread = self._client.unread.get(stream)
             if unread is None:
@@ -79,7 +80,7 @@ class Registry:
         return None
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Follow both streams and ask the allocators, until it is cancelled."""
+        """Follows both streams and asks the allocators at intervals, until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow, self._client.nodes())
             tasks.start_soon(self._follow, self._client.allocations(since=0, superseded=False))
@@ -126,14 +127,14 @@ class Registry:
                 if self._client.is_settled(node) != was_settled:
                     self._cluster.notify(node)
             return
-        if node in self._cluster:  # else it has never answered, and there are too many such nodes
+        if node in self._cluster:  # otherwise it was forgotten, because too many nodes never answered
             if self._cluster.member(node).answering:
                 log.warning("allocator away", node=node, finding=finding)
             self._cluster.answers(node, False)
             await self._forget_if_deleted(node)
 
     async def _forget_if_deleted(self, node: NodeName) -> None:
-        """Removes a silent node that is not in the streams any more (`topoalign forget`, or lost streams)."""
+        """Forgets a node that is no longer in the streams, after `topoalign forget` or a loss of the streams."""
         before = self._cluster.member(node).state
         try:
             if await has_published(self._bus, node):
@@ -141,7 +142,7 @@ class Registry:
         except Unavailable:  # the next round checks again
             return
         if node not in self._cluster or self._cluster.member(node).state is not before:
-            return  # it is forgotten already, or has published since the question
+            return  # it was already forgotten, or has published in the meantime
         self._client.kept.forget(node)
         log.warning(
             "node forgotten",

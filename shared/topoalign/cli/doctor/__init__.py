@@ -97,7 +97,7 @@ def examine(subject: Subject) -> Iterator[CheckResult]:
     for name, check in CHECKS.items():
         try:
             finding = check(subject)
-        except OSError as error:  # a directory that this user may not look into ends no other check
+        except OSError as error:  # a directory that this user cannot read does not stop the other checks
             remedy = REMEDIES.get(error.errno or 0, "give another path")
             finding = failure_finding(f"{error.filename}: {error.strerror}", remedy)
         if finding is not None:
@@ -110,7 +110,7 @@ def python(subject: Subject) -> CheckResult:
 
 
 def node_name(subject: Subject) -> CheckResult:
-    """Kubernetes: a node's name is a DNS subdomain, lower case."""
+    """Whether the node's name is valid in Kubernetes: a DNS subdomain in lower case."""
     name = subject.node
     if not name or len(name) > 253 or name != clean(name, 253):
         return failure_finding(f"{clean(name)!r} is not a name", "set TOPOALIGN_NODE to the Kubernetes node's name")
@@ -126,7 +126,7 @@ def numa_nodes(subject: Subject) -> CheckResult:
         detail = f"no list of NUMA nodes can be read in {subject.sysfs_root}"
         return warning_finding(detail, "mount /sys into the container, or describe the machine with --machine")
     count = len(subject.numa_nodes)
-    if count > KUBELET_NUMA_LIMIT and subject.kubelet_rules is None:  # else its configuration is judged below
+    if count > KUBELET_NUMA_LIMIT and subject.kubelet_rules is None:  # else "kubelet config" checks this
         return warning_finding(
             f"{count}, and the kubelet's topology manager refuses more than {KUBELET_NUMA_LIMIT}",
             f"set the kubelet's topologyManagerPolicyOptions max-allowable-numa-nodes to {count} or more",
@@ -209,4 +209,4 @@ CHECKS: dict[str, Callable[[Subject], CheckResult | None]] = {
     "state directory": state_directory,
     "allocator": check_allocator,
 }
-"""The name of each check, and the check; None where there is nothing to look at."""
+"""Name -> check, which returns None if there is nothing to check."""

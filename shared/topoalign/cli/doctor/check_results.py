@@ -36,12 +36,12 @@ def ok(detail: str) -> CheckResult:
 
 
 def warning_finding(detail: str, remedy: str) -> CheckResult:
-    """A finding that works, but perhaps not as expected."""
+    """A finding about something that works, but perhaps not as expected."""
     return CheckResult(verdict=Verdict.WARNING, detail=detail, remedy=remedy)
 
 
 def failure_finding(detail: str, remedy: str) -> CheckResult:
-    """A finding that stops something from working; `--fail-on-findings` turns it into exit code 6."""
+    """A finding about something that does not work; with `--fail-on-findings`, the exit code is 6."""
     return CheckResult(verdict=Verdict.FAILURE, detail=detail, remedy=remedy)
 
 
@@ -58,7 +58,7 @@ class Subject:
 
     @cached_property
     def numa_nodes(self) -> frozenset[int] | None:
-        """The ids of the NUMA nodes. None where they cannot be read; the check `NUMA nodes` reports that."""
+        """The ids of the NUMA nodes. None if they cannot be read; the check `NUMA nodes` reports that."""
         try:
             return parse_cpuset((self.sysfs_root / "devices/system/node/online").read_text())
         except (OSError, ValueError):
@@ -66,7 +66,7 @@ class Subject:
 
     @property
     def configuration_file(self) -> Path | None:
-        """The kubelet's, where it or the kubelet's directory was given."""
+        """The kubelet's configuration file; None if neither the file nor the kubelet's directory was given."""
         if self.kubelet_config is None and self.kubelet_dir is not None:
             return self.kubelet_dir.parent / "config.yaml"
         return self.kubelet_config

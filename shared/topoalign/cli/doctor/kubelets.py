@@ -1,7 +1,7 @@
 """
-Checks of the kubelet's side: its socket, directory and configuration, its merge of hints, and the process that serves it.
+Checks of the kubelet: its socket, directory and configuration, its merge of hints, and the allocator that serves it.
 
-The checks change nothing: a lock is read in /proc, and a socket is only connected to.
+The checks change nothing: locks are read from /proc, and sockets are only connected to.
 """
 
 import os
@@ -29,7 +29,7 @@ PROC_LOCKS = Path("/proc/locks")
 
 
 def kubelet(subject: Subject) -> CheckResult | None:
-    """Only where a kubelet's directory was given."""
+    """Whether the kubelet accepts connections and its directory is writable and safe. None without --kubelet-dir."""
     if subject.kubelet_dir is None:
         return None
     path = subject.kubelet_dir / "kubelet.sock"
@@ -51,7 +51,7 @@ def kubelet(subject: Subject) -> CheckResult | None:
 
 
 def check_kubelet_configuration(subject: Subject) -> CheckResult | None:
-    """Checks whether what-if can predict this kubelet. Only where the file, or a kubelet's directory, was given."""
+    """Whether what-if can predict this kubelet; None if neither the file nor the kubelet's directory was given."""
     path = subject.configuration_file
     if path is None:
         return None
@@ -87,7 +87,7 @@ MERGE_REMEDY = (
 
 
 def kubelet_merge(subject: Subject) -> CheckResult | None:
-    """Estimates the kubelet's merge of hints for a container that asks for every resource, if its policy merges hints."""
+    """Estimates the kubelet's merge of hints for a container that requests all resources; None if it does not merge."""
     rules = subject.kubelet_rules
     nodes = len(subject.numa_nodes or ())
     if rules is None or not nodes or not POLICIES[rules.policy].asks or nodes > rules.max_allowable_numa_nodes:
@@ -100,7 +100,7 @@ def kubelet_merge(subject: Subject) -> CheckResult | None:
 
 
 def count_resource_nodes(subject: Subject, rules: AdmissionRules, nodes: int) -> dict[ResourceName, int]:
-    """Resource -> on how many NUMA nodes it may be: its devices on as many as they can."""
+    """Resource -> the maximum number of NUMA nodes that it can be on. Devices are assumed to be on different nodes."""
     devices = subject.registered_devices
     found = {ResourceName(name): min(nodes, len(ids)) for name, ids in devices.items() if ids}
     if rules.cpu_manager == "static":
@@ -112,7 +112,7 @@ def count_resource_nodes(subject: Subject, rules: AdmissionRules, nodes: int) ->
 
 
 def list_hugepages(subject: Subject) -> list[ResourceName]:
-    """The sizes of which some NUMA node has pages."""
+    """The hugepage resources of which any NUMA node has pages."""
     sizes = set()
     for file in (subject.sysfs_root / "devices/system/node").glob("node*/hugepages/hugepages-*kB/nr_hugepages"):
         with suppress(OSError, ValueError):
@@ -122,7 +122,7 @@ def list_hugepages(subject: Subject) -> list[ResourceName]:
 
 
 def scheduler_for_units(subject: Subject) -> CheckResult | None:
-    """Recommends topoalign's scheduler where the checkpoint has units of GPUs. No file shows which scheduler is used."""
+    """Recommends topoalign's scheduler if the checkpoint has units of GPUs. No file shows which scheduler is used."""
     devices = subject.registered_devices
     names = [name for name, ids in devices.items() if any(unit_kind(DeviceID(each)) for each in ids)]
     if len(names) < 2:
@@ -136,7 +136,7 @@ def scheduler_for_units(subject: Subject) -> CheckResult | None:
 
 
 def check_allocator(subject: Subject) -> CheckResult:
-    """Checks that the process with the state directory is the one that serves the kubelet, and not two in conflict."""
+    """Checks that the process that holds the lock of the state directory, and no other, serves the kubelet."""
     holder = lock_holder(subject.state_dir / "lock", PROC_LOCKS)
     served: set[int] = set()
     for path in subject.kubelet_dir.glob(SOCKETS) if subject.kubelet_dir is not None else ():
@@ -162,7 +162,7 @@ def check_allocator(subject: Subject) -> CheckResult:
 
 
 def lock_holder(lock: Path, locks: Path) -> int | None:
-    """The process that holds a lock on this file; None if nobody does, or it cannot be seen from here."""
+    """The process that holds a lock on this file; None if no process does, or it is not visible here."""
     try:
         inode = lock.stat().st_ino
         lines = locks.read_text()

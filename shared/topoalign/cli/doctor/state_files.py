@@ -1,12 +1,13 @@
 """
-Checks of the state files in the kubelet's root directory: whether its next start succeeds with them, and what it loses.
+Checks of the kubelet's state files: whether the kubelet can start with them, and what it would lose.
 
-A manager writes its file at each change and reads it once, when the kubelet starts. The CPU and the memory manager refuse a
-file that is damaged, was written under another policy, or does not fit the machine: the kubelet ends. The device manager
-logs a damaged file and goes on without it: it no longer knows which devices running containers have.
+A manager writes its file at each change, and reads it only when the kubelet starts. The CPU and the memory manager
+reject a file that is damaged, was written under another policy, or does not fit the machine, and the kubelet exits. The
+device manager logs a damaged file and continues without it. It then no longer knows which devices running containers
+have.
 
 Source: kubelet v1.33 to v1.36.3, cm/cpumanager/state, cm/memorymanager/state, their static policies, and Start of
-cm/devicemanager, which are the same in this.
+cm/devicemanager. These releases do not differ in this.
 """
 
 import os
@@ -50,9 +51,7 @@ def device_manager_state(subject: Subject) -> CheckResult | None:
     if subject.kubelet_dir is None:
         return None
     path = subject.kubelet_dir / device_checkpoint.NAME
-    if not os.path.exists(
-        path
-    ):  # False where this user may not look: the check of the kubelet's directory reports that
+    if not os.path.exists(path):  # False without permission: the check of the kubelet's directory reports that
         return None
     try:
         data = device_checkpoint.load_devices(subject.kubelet_dir)
@@ -102,7 +101,7 @@ def _manager_state(
 
 
 def described_or_real(subject: Subject) -> Topology | None:
-    """The machine as files show it, or the one that TOPOALIGN_MACHINE describes; None where it cannot be read."""
+    """The machine that TOPOALIGN_MACHINE describes, else the one in sysfs; None if it cannot be read."""
     described = this_machine.configured_machine()
     try:
         return load_machine(described).topology if described else read_sysfs(Tree(subject.sysfs_root.parent))
@@ -112,7 +111,7 @@ def described_or_real(subject: Subject) -> Topology | None:
 
 def _damaged(path: Path, error: StateFault, effect: str) -> CheckResult:
     if not os.access(path, os.R_OK):
-        return warning_finding(error.finding, error.remedy)  # a user who may read it gets the details
+        return warning_finding(error.finding, error.remedy)  # a user who can read it gets the details
     return failure_finding(f"{error.finding}; {effect}", _delete(path))
 
 

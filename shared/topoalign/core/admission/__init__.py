@@ -1,5 +1,5 @@
 """
 Decides about a pod, from the request to the Admission or Refusal, and lists the alternatives that `explain` shows.
 
-What is asked of hint providers, policies and placement on the way is in the packages of these names.
+The hint providers, the policies and the placement are in packages of their own: `hints`, `policy`, `placement`.
 """

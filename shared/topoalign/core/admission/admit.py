@@ -2,8 +2,8 @@
 Decides whether a pod fits on a node, and which resources each of its containers is allocated.
 
 `iterate_decision` does no I/O. It yields questions about hints and preferred devices, and `drive` sends the answers.
-The allocator gets the answers from the hinting service, a kubelet from its device plugins, and `admit` from this
-package. The same answers lead to the same decision. The steps are in `pipeline`.
+The allocator gets the answers from the hinting service, a simulated kubelet from its device plugins, and `admit` from
+this package. The same answers lead to the same decision. The steps are in `pipeline`.
 """
 
 from collections.abc import Awaitable, Callable, Generator
@@ -65,7 +65,7 @@ async def drive_async(steps: Generator[Q, R, T], answer: Callable[[Q], Awaitable
 def admit(state: NodeState, pod: PodRequest, rules: AdmissionRules, *, explain: bool = False) -> Decision:
     """
     Decides about a pod with hints and preferences that are computed in this process. `explain`: the decision also lists
-    the alternative sets of devices, which takes a quarter of the time of a decision.
+    the alternative sets of devices. Their comparison then takes a quarter of the time of the decision.
 
     Raises InvalidField for an invalid request or invalid rules. Every other result is an Admission or a Refusal.
     """
@@ -101,7 +101,10 @@ def answer_to(asked: Question, state: NodeState, rules: AdmissionRules) -> Reply
 
 
 def iterate_decision(run: AdmissionRun) -> Steps[Decision]:
-    """Decides step by step. A driver throws the NoFit of a HintRequest or the TopoalignError of a device plugin."""
+    """
+    Decides step by step. If there is no answer to a question, the caller (`drive`) throws an error into the steps: a
+    NoFit for a HintRequest, or the TopoalignError of a device plugin.
+    """
     try:
         check_decidable(run.state, run.demand)
         check_shares_on(run.demand, run.state.hardware)

@@ -1,15 +1,17 @@
 """
-Adjusts the devices of a node to what its kubelet will have at its next admission, for predictions.
+Adjusts the devices of a node to those that its kubelet will have at its next admission, for predictions.
 
-The allocations lag behind the kubelet: one is released only after its container was missing for some seconds. The kubelet's
-checkpoint lags, too, but has pod UIDs, and the pod directories show which pods are deleted. So
+The record of allocations lags behind the kubelet: an allocation is released only after its container has been missing
+for some seconds. The kubelet's checkpoint lags, too. But it has pod UIDs, and the pod directories show which pods are
+deleted. So:
 
 - devices of containers that are known to have ended are free;
-- what the record has for a container that was seen to run is free if the checkpoint lists it for pods that are gone alone:
-  the checkpoint was written before that container was seen, so its pod is one of these;
-- what the checkpoint lists for a pod with a mounted volume is held, in the record or not: a plain init container that ended
-  before this process started is in no record, and the kubelet keeps its devices for its pod;
-- what the checkpoint lists of other plugins' devices is held: no record has them;
+- recorded devices of a container that has been seen running are free if the checkpoint lists them only for deleted
+  pods. The checkpoint was written before that container was seen, so its pod is one of the deleted pods;
+- devices that the checkpoint lists for a pod with a mounted volume are held, even if they are not in the record: a
+  plain init container that ended before this process started is not recorded, and the kubelet keeps its devices for its
+  pod;
+- devices of other plugins that the checkpoint lists are held, because they are not in the record;
 - all other allocations count, for example new ones that are not in the checkpoint yet.
 """
 
@@ -30,8 +32,8 @@ Devices = Mapping[ResourceName, tuple[DeviceID, ...]]
 
 
 def with_others(state: NodeState, listed: Mapping[ResourceName, Sequence[ListedDevices]] | None) -> NodeState:
-    """The state with the devices that other plugins list to the kubelet, all healthy. `listed` None: not known."""
-    # a resource that is offered here is left as discovery announces it
+    """The state with the devices that other plugins list to the kubelet, all healthy. `listed` None: unknown."""
+    # a resource that topoalign offers stays as discovery announces it
     hardware = state.hardware
     found = sorted(
         (
@@ -74,7 +76,7 @@ def without_ended(state: NodeState, ended: Collection[AllocationID]) -> tuple[No
 
 
 def without_dropped(state: NodeState, dropped: Mapping[AllocationID, Devices]) -> NodeState:
-    """The state without what the checkpoint has for pods that are gone alone (`KubeletObserved.dropped`)."""
+    """The state without devices that the checkpoint lists only for deleted pods (`KubeletObserved.dropped`)."""
     if state.allocations.keys().isdisjoint(dropped):
         return state
     kept = {
@@ -86,7 +88,7 @@ def without_dropped(state: NodeState, dropped: Mapping[AllocationID, Devices]) -
 
 
 def _without_devices(held: Allocation, dropped: Devices) -> Allocation | None:
-    """An allocation without these devices. None: only co-allocated devices are left, and those end with them."""
+    """An allocation without these devices. None: only co-allocated devices remain, which are released with them."""
     devices = {
         resource: left
         for resource, ids in held.devices.items()
@@ -103,8 +105,8 @@ def _without_devices(held: Allocation, dropped: Devices) -> Allocation | None:
 def dropped_of(
     live: Mapping[AllocationID, Allocation], listed: Mapping[ResourceName, Collection[DeviceID]]
 ) -> dict[AllocationID, dict[ResourceName, tuple[DeviceID, ...]]]:
-    """What these allocations have of the devices that the checkpoint lists for pods that are gone alone."""
-    # by allocation, because an id is never used again and its devices are; those whose container was seen to run
+    """The devices of these allocations that the checkpoint lists only for deleted pods (`listed`)."""
+    # by allocation, because its id is never reused, but its devices are; only if its container was seen running
     found = {
         name: {
             resource: gone
@@ -118,8 +120,11 @@ def dropped_of(
 
 
 def find_unrecorded_devices(state: NodeState, entry: CheckpointEntry, ended: Collection[DeviceID]) -> Devices:
-    """What the checkpoint lists for a container, the record has for nobody, and no container that has `ended` had."""
-    # of devices that are offered here only those of a pod that runs for sure; of other plugins' devices all
+    """
+    The devices that the checkpoint lists for a container, without recorded ones and those of containers that have
+    `ended`.
+    """
+    # for resources that topoalign offers, only devices of a pod that certainly runs; for other plugins, all devices
     hardware = state.hardware
     return {
         resource: tuple(device for device in ids if device not in ended and not state.ownership.is_held(device))
@@ -129,7 +134,7 @@ def find_unrecorded_devices(state: NodeState, entry: CheckpointEntry, ended: Col
 
 
 def describe_unaccounted_grants(state: NodeState, kubelet: KubeletObserved) -> tuple[str, ...]:
-    """A note that names what was granted and is in the checkpoint of no pod that runs."""
+    """A note that names the granted devices that the checkpoint lists for no existing pod."""
     in_checkpoint = {device for entry in kubelet.entries for ids in entry.devices.values() for device in ids}
     waiting = sorted(
         device
@@ -137,13 +142,13 @@ def describe_unaccounted_grants(state: NodeState, kubelet: KubeletObserved) -> t
         if held.owner is None
         for device in held.device_ids - in_checkpoint - {*held.co_allocated}
     )
-    if not waiting or kubelet.checkpoint_unknown:  # the pod may be refused yet, or was
+    if not waiting or kubelet.checkpoint_unknown:  # the pod can still be refused, or was refused
         return ()
     return (f"the kubelet has asked for {quoted(waiting)} and lists no container with them: they count as held",)
 
 
 def as_others(state: NodeState, demand: PodDemand) -> NodeState:
-    """The state in which another pod owns what a pod of this name has: the next pod has a new UID."""
+    """The state in which a pod of this name counts as another pod, because the next pod has a new UID."""
     name = (demand.namespace, demand.pod)
     others = {
         each: msgspec.structs.replace(held, owner=None)
@@ -158,9 +163,9 @@ def explain_unavailable_resources(
     demand: PodDemand, topology: Topology, registered: Collection[ResourceName] | None, devices_unknown: str = ""
 ) -> tuple[str, ...]:
     """
-    What the pod asks for that has no device here, in words: the kubelet passes over what no plugin ever registered.
-    `devices_unknown`: why it is not known which devices other plugins list; empty: it is. Raises InvalidField for a
-    resource that its kubelet has registered: which NUMA nodes its devices are on is not known.
+    Notes on requested resources without devices here. The kubelet ignores a resource that no plugin has registered.
+    `devices_unknown`: why the devices of other plugins are unknown; empty: they are known. Raises InvalidField for a
+    resource that is registered with the kubelet, because the NUMA nodes of its devices are unknown.
     """
     unknown = sorted(demand.device_names - topology.devices.keys() - amount_resources(topology) - demand.together)
     for name in unknown:

@@ -52,7 +52,7 @@ INSTEAD = "what PodResources showed last counts instead"
 
 class KubeletUnknown(Unavailable):
     """
-    Raised when the rules of a node's kubelet are not known, so that nothing can be predicted.
+    Raised when the rules of a node's kubelet are unknown, so that no decision can be predicted.
 
     Remedy: Check that the node's allocator runs with `TOPOALIGN_KUBELET_DIR`.
     """
@@ -76,11 +76,11 @@ class PredictionBasis(msgspec.Struct, frozen=True, kw_only=True):
     Known and possible differences from the kubelet's state, and other facts that affect a decision. Human-readable.
     """
     doubts: tuple[str, ...]
-    """Why allocations may be missing from the record. In a decision, they come after the notes on the pod."""
+    """Why allocations might be missing from the record. In a decision, they come after the notes on the pod."""
     registered: frozenset[ResourceName] | None
-    """Resources that plugins registered with the kubelet. None: not known."""
+    """Resources that plugins registered with the kubelet. None: unknown."""
     devices_unknown: str
-    """Why it is not known which devices other plugins list; empty: it is known."""
+    """Why the devices that other plugins list are unknown. Empty: they are known."""
 
 
 def predict(
@@ -110,7 +110,7 @@ def predict(
     held = with_reserved(basis.state, state, reserved)
     held = as_others(held, demand)
     decision = explain_decision(held, demand) if explain else decide_demand(held, demand)
-    if kubelet_of(state).devices is not None:  # otherwise, another plugin may serve any name
+    if kubelet_of(state).devices is not None:  # otherwise, another plugin can serve any name
         decision = with_unserved(decision, unserved_names(demand, hardware, basis.registered or ()))
     return with_notes(decision, (*basis.notes, *passed_over, *basis.doubts))
 
@@ -193,8 +193,8 @@ def _held_by_kubelet(
     state: NodeState, kubelet: KubeletObserved, rules: AdmissionRules
 ) -> tuple[list[CheckpointEntry], Mapping[int, MemoryUse], list[str]]:
     """
-    The resources of each container by the checkpoints, or else by PodResources; NUMA node -> its used memory; and notes
-    on data that could not be read.
+    The resources of each container according to the checkpoints or, if they could not be read, to PodResources. NUMA
+    node -> its used memory. Notes on data that could not be read.
     """
     usage = state.usage
     shown = usage.containers if usage is not None and usage.containers_known else None
@@ -286,7 +286,7 @@ def describe_unconfirmed_record(doubt: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class NodeKind:
-    """The common properties of nodes that differ only in the ids of their devices and in what is free."""
+    """The common properties of nodes that differ only in the ids of their devices and in their free resources."""
 
     topology: Topology
     """The topology of one of these nodes, including devices of other plugins."""

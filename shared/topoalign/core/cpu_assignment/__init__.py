@@ -1,8 +1,8 @@
 """
 Takes CPUs from a set as the kubelet's CPU manager does (kubelet v1.36.3, policy static).
 
-The options of the policy choose the algorithm: packed, spread over the cores, within one last-level cache where that
-fits, or distributed evenly over NUMA nodes. The CPUs that are kept for the system are taken by the same algorithm.
+The options of the policy select the algorithm: packed, spread over the cores, within one last-level cache if the CPUs
+fit, or distributed evenly over NUMA nodes. The CPUs that are reserved for the system are taken by the same algorithm.
 """
 
 from collections.abc import Set
@@ -37,8 +37,8 @@ def take(cpus: CpuTopology, available: Set[int], count: int, options: Set[CpuOpt
 
 def read_reserved_cpus(topology: Topology, rules: AdmissionRules) -> frozenset[int]:
     """
-    Ids of the CPUs kept for the system: the listed ones, or a number that the CPU manager takes from all CPUs as it takes
-    those of containers. Raises ValueError for an invalid list; NotEnoughCpus, TooMuchWork as `take`.
+    Ids of the CPUs that are reserved for the system: the listed ones, or a number of CPUs that the CPU manager takes
+    from all CPUs in the same way as for containers. Raises ValueError for an invalid list, and the errors of `take`.
     """
     if rules.reserved_cpus.strip():
         return parse_cpuset(rules.reserved_cpus)
@@ -47,6 +47,6 @@ def read_reserved_cpus(topology: Topology, rules: AdmissionRules) -> frozenset[i
     return _choose_reserved_cpus(topology.cpu_topology, rules.reserved_cpu_count, rules.cpu_options, rules.mode)
 
 
-@lru_cache(maxsize=64)  # each decision asks for them several times
+@lru_cache(maxsize=64)  # each decision needs them several times
 def _choose_reserved_cpus(cpus: CpuTopology, count: int, options: frozenset[CpuOption], mode: Mode) -> frozenset[int]:
     return take(cpus, cpus.node_of.keys(), count, options, mode)

@@ -1,16 +1,17 @@
 """
 Takes CPUs evenly from several NUMA nodes (kubelet v1.36.3, CPU manager, distribute-cpus-across-numa).
 
-The rule: as few NUMA nodes as can give the same number of CPUs each, in whole groups (a core, or a single CPU). Groups that
-are left over go round-robin over some of these nodes. Of all choices the one that leaves the machine most even is taken, of
-equals the first. If no choice can give that much, the take is packed.
+The rule: the smallest number of NUMA nodes that can each give the same number of CPUs, in whole groups (a core, or a
+single CPU). Remaining groups are taken round-robin from some of these nodes. Of all choices, the one is used after
+which the free CPUs of the machine are most evenly distributed. Of equal choices, the first one is used. If no choice
+has enough CPUs, the CPUs are packed.
 
-Two defects of the kubelet are not followed. A choice of four or more nodes may be overwritten there by one that is looked at
-later (kubernetes issue 141237), and where only fragments of groups are left the hand-out never ends (pull request 140730).
+Two defects of the kubelet are not repeated. There, a later choice can overwrite a choice of four or more nodes
+(kubernetes issue 141237), and if only fragments of groups remain, the round-robin never ends (pull request 140730).
 
-NUMA nodes side by side in the order that have equally many free CPUs are interchangeable, and the kubelet keeps the first
-of equals; so only those choices are looked at which take them from the first on. An idle machine then has a handful of
-choices whatever its size. Where most nodes differ, work is limited, and the answer is marked.
+NUMA nodes that are adjacent in the order and have the same number of free CPUs are interchangeable, and the kubelet
+keeps the first of equal choices. So only choices that take the first of such nodes are examined. An idle machine then
+has only a few choices, regardless of its size. If most nodes differ, the number of steps is limited (TooMuchWork).
 """
 
 from collections import deque
@@ -24,9 +25,9 @@ from topoalign.core.model.errors import TooMuchWork
 from topoalign.core.model.topology.cpu_topology import CpuTopology
 
 MOST_STEPS = 2_000_000
-"""About half a second for one take, whatever the size of the machine. Eight NUMA nodes never need more than 60,000."""
+"""Maximum number of steps of one take: about half a second. Eight NUMA nodes never need more than 60,000."""
 STEPS_OF_A_LOOK = 20
-"""What a look at a choice costs besides a step per NUMA node of the machine."""
+"""Steps for examining a choice, in addition to one step per NUMA node of the machine."""
 
 
 class Split(NamedTuple):
@@ -35,7 +36,7 @@ class Split(NamedTuple):
     nodes: tuple[int, ...]
     """Each gives the same number of groups."""
     extra: tuple[int, ...]
-    """Those of them that give what is left over, one group at a time, in this order."""
+    """The nodes among these that give the remaining groups, one group at a time, in this order."""
 
 
 def take_distributed(
@@ -64,12 +65,16 @@ def take_distributed(
             taken |= take_packed(cpus, here, group, by_averages=by_averages)
             left -= group
             giving.append(node)
-    # On uneven machines a part may have lent CPUs to another (`take_packed`, by averages); what is short is packed.
+    # On uneven machines, a part can have taken CPUs of another one (`take_packed`, by averages). Missing CPUs are
+    # packed.
     return take_packed(cpus, available - taken, left, by_averages=by_averages) | taken
 
 
 def best_split(cpus: CpuTopology, free: Sequence[int], count: int, group: int) -> Split | None:
-    """The split over the fewest nodes that leaves the machine most even. `free`: CPUs of each. Raises TooMuchWork."""
+    """
+    The split over the fewest nodes after which the free CPUs are most even. `free`: free CPUs of each node. Raises
+    TooMuchWork.
+    """
     groups = count // group
     groups_per_node = _rounded_up(_rounded_up(len(cpus.node_of), group), len(cpus.in_node))
     steps = 0
@@ -101,7 +106,10 @@ def _rounded_up(amount: int, by: int) -> int:
 
 
 def _splits(free: Sequence[int], width: int, count: int, group: int) -> Iterator[tuple[Split, list[int] | None]]:
-    """Yields the splits over `width` nodes in the kubelet's order, with the free CPUs each leaves; None: impossible."""
+    """
+    Yields the splits over `width` nodes in the kubelet's order, each with the CPUs that stay free. None: too few are
+    free.
+    """
     each = count // width // group * group
     rest = count - each * width
     able = [node for node, amount in enumerate(free) if amount >= each]
@@ -124,7 +132,10 @@ def _splits(free: Sequence[int], width: int, count: int, group: int) -> Iterator
 
 
 def choices(free: Sequence[int], nodes: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
-    """Yields the subsets of `nodes` of this size, in lexicographic order, that take the first of equal neighbours."""
+    """
+    Yields the subsets of `nodes` of this size in lexicographic order. Of adjacent nodes with equal `free`, a subset has
+    the first ones.
+    """
     if size > len(nodes):
         return
     runs = [[*run] for _, run in groupby(nodes, key=free.__getitem__)]
@@ -143,7 +154,7 @@ def choices(free: Sequence[int], nodes: Sequence[int], size: int) -> Iterator[tu
 
 
 def _first_filled(runs: Sequence[Sequence[int]], size: int) -> list[int]:
-    """How many of each run are taken where `size` are taken as early as possible."""
+    """The number of nodes from each run if `size` nodes are taken, the earliest first."""
     amounts = []
     for run in runs:
         amounts.append(min(size, len(run)))
@@ -152,7 +163,7 @@ def _first_filled(runs: Sequence[Sequence[int]], size: int) -> list[int]:
 
 
 def _handed_round(left: Sequence[int], extra: Sequence[int], rest: int, group: int) -> list[int] | None:
-    """The free CPUs after `rest` more are given, one group per node in turn; None if these nodes have too few."""
+    """The free CPUs after `rest` more are given round-robin, one group per node. None: the nodes have too few."""
     if sum(left[node] // group for node in extra) * group < rest:
         return None
     after = list(left)
@@ -166,7 +177,8 @@ def _handed_round(left: Sequence[int], extra: Sequence[int], rest: int, group: i
 
 def unevenness(amounts: Sequence[int]) -> int:
     """The standard deviation of these amounts in thousandths, rounded; the mean is rounded to thousandths, too."""
-    # In whole numbers: the kubelet adds floating-point numbers in random order and hides it by the same rounding.
+    # With integers: the kubelet adds floating-point numbers in random order, and hides differences by the same
+    # rounding.
     mean = (2000 * sum(amounts) + len(amounts)) // (2 * len(amounts))
     squares = sum((1000 * amount - mean) ** 2 for amount in amounts)
     return (isqrt(4 * squares // len(amounts)) + 1) // 2

@@ -1,9 +1,10 @@
 """
-Finds the resources by which a container gets GPUs or NICs, whole or in parts.
+Finds the resources by which a container gets GPUs or NICs, or parts of them.
 
-A container may get GPUs by several resources: two MIG profiles, two models, or GPUs and shares of other GPUs. The kubelet
-calls Allocate for each of them, and if a variable such as NVIDIA_VISIBLE_DEVICES is in two answers, it passes on only one
-value. So each answer must list the GPUs of all resources of the container. Mounts and CDI names are merged.
+A container can get GPUs by several resources: two MIG profiles, two models, or GPUs and shares of other GPUs. The
+kubelet calls Allocate for each resource. If two responses set a variable such as NVIDIA_VISIBLE_DEVICES, the container
+gets only one of the values. So each response must list the GPUs of all resources of the container. Mounts and CDI names
+are merged.
 
 Source: kubelet v1.36.3, devicemanager, deviceRunContainerOptions; k8s-device-plugin issue 728.
 """
@@ -30,20 +31,21 @@ def _offered_gpus(topology: Topology, resource: ResourceName) -> Iterator[Device
 
 
 def gpu_lists(topology: Topology) -> tuple[ResourceName, ...]:
-    """The resources by which a container may get different GPUs, in the order of their names."""
+    """The resources by which a container can get different GPUs, in the order of their names."""
     in_memory = {offer.resource for offer in topology.offered if offer.unit == "memory"}
     return tuple(sorted(name for name in topology.offers_of if name not in in_memory and has_gpus(topology, name)))
 
 
 def lists_asked(topology: Topology, container: ContainerDemand) -> tuple[ResourceName, ...]:
-    """The resources of `gpu_lists` that a container requests, if there are several; else none."""
+    """The resources of `gpu_lists` that a container requests, if there are several. Otherwise, empty."""
     found = tuple(name for name in gpu_lists(topology) if container.devices.get(name))
     return found if len(found) > 1 else ()
 
 
 def list_notes(topology: Topology, demand: PodDemand) -> Iterator[str]:
     """
-    The note of a prediction for containers that ask for several resources, where NVIDIA_VISIBLE_DEVICES is the only list.
+    The notes of a prediction about containers that request several of these resources. They apply to nodes that pass
+    devices only by NVIDIA_VISIBLE_DEVICES.
     """
     for container in demand.containers:
         if resources := lists_asked(topology, container):

@@ -7,7 +7,7 @@ from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 
 AMOUNT = re.compile(r"pod\.(\w+\[\d+\])\.(requests|limits)(?=\[|$)")
-"""Of a container; a Pod has it in `resources`."""
+"""A path to an amount of a container. In a Pod, the amount is in `resources`."""
 PARTS = {
     "pod.initContainers": "spec.initContainers",
     "pod.containers": "spec.containers",
@@ -17,11 +17,11 @@ PARTS = {
     "pod.namespace": "metadata.namespace",
     "pod.name": "metadata.name",
 }
-"""How a path begins in a PodRequest -> in a Pod; the first that fits."""
+"""Prefix of a path in a PodRequest -> its prefix in a Pod. The first matching prefix applies."""
 
 
 def in_manifest(error: InvalidField) -> InvalidField:
-    """The same error with the path of the manifest; a path that is of no PodRequest stays as it is."""
+    """The same error with the path in the manifest. A path that is not in a PodRequest is not changed."""
     path = AMOUNT.sub(r"spec.\1.resources.\2", error.field, count=1)
     begin = next((each for each in PARTS if path.startswith(each)), "")
     path = PARTS.get(begin, "") + path.removeprefix(begin)

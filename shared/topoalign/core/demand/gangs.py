@@ -1,8 +1,8 @@
 """
 Reads the two annotations that make a pod a member of a gang: pods that start together or not at all.
 
-    topoalign.io/gang: llama-70b       a name, of pods in one namespace
-    topoalign.io/gang-size: "64"       how many pods the gang has
+    topoalign.io/gang: llama-70b       name of the gang, within a namespace
+    topoalign.io/gang-size: "64"       number of pods in the gang
 """
 
 import re
@@ -22,11 +22,11 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """`namespace/name`."""
     size: int
-    """How many pods it has, from 1."""
+    """Number of its pods, from 1."""
 
 
 def gang_of(pod: PodRequest) -> Gang | None:
-    """The pod's gang; None: it starts alone. Raises InvalidField for invalid annotations."""
+    """The pod's gang. None: it is in no gang. Raises InvalidField for invalid annotations."""
     name = pod.annotations.get(GANG)
     size = pod.annotations.get(GANG_SIZE)
     if name is None and size is None:
@@ -41,5 +41,5 @@ def gang_of(pod: PodRequest) -> Gang | None:
 
 
 def annotation_path(key: str) -> str:
-    """The path of a pod's annotation, for errors."""
+    """The path of a pod's annotation, for error messages."""
     return f"metadata.annotations[{key}]"

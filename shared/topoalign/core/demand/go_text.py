@@ -1,7 +1,7 @@
 """
-Parses numbers and booleans in annotations as Go does, with Go's messages for texts that it cannot parse.
+Parses numbers and booleans in annotations as Go does, with Go's error messages for invalid values.
 
-HAMi's components are written in Go, so texts have to be accepted as Go accepts them. Source: Go 1.26, package strconv.
+HAMi's components are written in Go, so topoalign must accept the same values as Go. Source: Go 1.26, package strconv.
 """
 
 import json
@@ -15,7 +15,7 @@ _BOOLS = {
 
 
 def parse_int(text: str, bits: int = 32, function: str = "ParseInt") -> int:
-    """Reads a decimal integer of so many bits. Raises ValueError with Go's message."""
+    """Parses a decimal integer of `bits` bits. Raises ValueError with Go's message."""
     if not _INTEGER.fullmatch(text):
         raise ValueError(f"strconv.{function}: parsing {go_quoted(text)}: invalid syntax")
     value = int(text) if len(text) <= 1000 else 1 << 100  # int() of thousands of digits would raise
@@ -25,22 +25,22 @@ def parse_int(text: str, bits: int = 32, function: str = "ParseInt") -> int:
 
 
 def parse_bool(text: str) -> bool:
-    """Reads a truth value. Raises ValueError with Go's message."""
+    """Parses a boolean. Raises ValueError with Go's message."""
     if text not in _BOOLS:
         raise ValueError(f"strconv.ParseBool: parsing {go_quoted(text)}: invalid syntax")
     return _BOOLS[text]
 
 
 def is_bool(text: str) -> bool:
-    """Whether `parse_bool` reads a text."""
+    """Whether `parse_bool` accepts the text."""
     return text in _BOOLS
 
 
 def is_true(text: str | None) -> bool:
-    """Whether a text is present and means true; a text that cannot be parsed counts as false."""
+    """Whether the text is present and means true. An invalid value counts as false."""
     return text is not None and _BOOLS.get(text, False)
 
 
 def go_quoted(text: str) -> str:
-    """The text in double quotes, as Go has it except for control characters."""
+    """The text in double quotes, as Go quotes it except for control characters."""
     return json.dumps(text, ensure_ascii=False)

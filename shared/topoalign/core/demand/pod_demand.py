@@ -58,7 +58,7 @@ NO_RESOURCES: frozenset[ResourceName] = frozenset()
 
 
 class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container asks for."""
+    """The requests of one container."""
 
     namespace: Namespace
     pod: PodName
@@ -74,13 +74,13 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     devices: Quantities
     """Devices by resource, in the order of the names, which is the order in which the kubelet asks for hints."""
     together: frozenset[ResourceName] = NO_RESOURCES
-    """Resources of `devices` that are aligned and chosen together. Empty for a kubelet, which aligns each resource alone."""
+    """Resources of `devices` that are aligned and chosen together. Empty for a kubelet, which aligns none together."""
     joint: JointDemand | None = None
-    """The devices that are decided together, including co-allocated ones. None: there are none."""
+    """The devices that are allocated jointly, including co-allocated ones. None: there are none."""
     cpus: int = 0
     """Number of exclusive CPUs; 0: it runs in the shared pool."""
     memory: Quantities = {}
-    """Bytes of memory and of each size of hugepages for the memory manager to place, in the order of the names."""
+    """Bytes of memory and of each hugepage size that the memory manager allocates, in the order of the names."""
     gpu_rules: GpuRules = ANY_GPU
     """The pod's annotations that restrict the GPUs on which it gets slots."""
     gpus: int = 1
@@ -102,7 +102,7 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pod asks for; `devices`, `together`, `cpus` and `memory` are those of the pod as a whole."""
+    """The requests of a pod. `devices`, `together`, `cpus` and `memory` are those of the pod as a whole."""
 
     request: PodRequest
     rules: AdmissionRules

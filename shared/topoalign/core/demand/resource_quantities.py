@@ -1,10 +1,10 @@
 """
-Computes what a container or a whole pod asks of each resource manager.
+Computes the requests of a container or of a whole pod to each resource manager.
 
-Each manager uses other amounts: the device manager uses limits, the CPU manager the whole CPUs of containers that may
-have exclusive CPUs, the memory manager memory and hugepages. For a whole pod each applies the same formula
-(`largest_moment`), because init containers run one after another, but together with the sidecars started before them
-(kubelet v1.36.3; effective request). Quotas count by it, too.
+The managers use different amounts. The device manager uses limits. The CPU manager uses the whole CPUs of containers
+that can have exclusive CPUs. The memory manager uses memory and hugepages. For a whole pod, all managers apply the
+formula of the effective request (`largest_moment`), because init containers run one after another, but at the same time
+as the sidecars that started before them (kubelet v1.36.3). Quotas use this formula, too.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -16,16 +16,16 @@ from topoalign.core.profile import Profile
 
 Quantities = Mapping[ResourceName, int]
 Key = TypeVar("Key")
-"""What amounts are of: resources, or GPUs."""
+"""The keys of the amounts: resources or GPUs."""
 
 
 def effective_requests(container: ContainerRequest) -> dict[ResourceName, int]:
-    """The requests; a resource with a limit alone is requested up to it, as the API server fills it in."""
+    """The requests. If a resource has only a limit, this is also its request, as the API server sets it."""
     return {**container.limits, **container.requests}
 
 
 def pod_wide(pod: PodRequest, part: Callable[[ContainerRequest], Quantities]) -> dict[ResourceName, int]:
-    """The effective request of a pod, where `part` gives what each container contributes."""
+    """The effective request of a pod. `part`: computes the amounts of one container."""
     return largest_moment(
         [(part(each), each.sidecar) for each in pod.init_containers], [part(each) for each in pod.containers]
     )
@@ -33,11 +33,12 @@ def pod_wide(pod: PodRequest, part: Callable[[ContainerRequest], Quantities]) ->
 
 def largest_moment(init: Iterable[tuple[Mapping[Key, int], bool]], apps: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
     """
-    The most that a pod needs of each thing at any moment. `init`: what each of its init containers needs, in their order,
-    and whether it is a sidecar; `apps`: what each of its app containers needs.
+    The maximum amounts that a pod needs at any time. `init`: the amounts of each init container, in their order, and
+    whether it is a sidecar. `apps`: the amounts of each app container.
 
-    A plain init container needs its own amount in addition to those of the sidecars before it; the app containers run
-    together with all sidecars. The larger of the two is needed: init containers of 4 and 1 GPUs and an app of 2 need 4.
+    A plain init container needs its own amount in addition to those of the sidecars before it. The app containers run
+    together with all sidecars. The larger amount is needed: init containers with 4 and 1 GPUs and an app container with
+    2 GPUs need 4 GPUs.
     """
     sidecars: dict[Key, int] = {}
     starting: dict[Key, int] = {}
@@ -57,17 +58,17 @@ def _add_quantities(a: Mapping[Key, int], b: Mapping[Key, int]) -> dict[Key, int
 
 
 def device_limits(container: ContainerRequest) -> dict[ResourceName, int]:
-    """What device plugins are asked for, in devices."""
+    """The number of requested devices of each device plugin resource."""
     return {name: amount for name, amount in container.limits.items() if not is_native(name)}
 
 
 def may_be_exclusive(pod: PodRequest, profile: Profile) -> bool:
-    """Whether containers of the pod may have CPUs and memory of their own."""
+    """Whether containers of the pod can have exclusive CPUs and memory."""
     return pod.gets_exclusive_resources if profile.exclusive_by_qos else not pod.has_pod_level_resources
 
 
 def exclusive_cpus(pod: PodRequest, container: ContainerRequest, profile: Profile) -> int:
-    """How many CPUs the container gets to itself; 0: it runs in the shared pool."""
+    """Number of exclusive CPUs of the container. 0: it runs in the shared pool."""
     millicores = effective_requests(container).get(CPU, 0)
     if millicores % 1000 or not may_be_exclusive(pod, profile):
         return 0
@@ -76,12 +77,12 @@ def exclusive_cpus(pod: PodRequest, container: ContainerRequest, profile: Profil
 
 
 def pod_cpus(pod: PodRequest, profile: Profile) -> int:
-    """How many CPUs the containers of a pod have to themselves at a time."""
+    """The maximum number of exclusive CPUs that the containers of a pod have at the same time."""
     return pod_wide(pod, lambda each: {CPU: exclusive_cpus(pod, each, profile)})[CPU]
 
 
 def memory_part(container: ContainerRequest, profile: Profile) -> dict[ResourceName, int]:
-    """Memory and hugepages of one container, in bytes; in mode `best` only what is asked for firmly."""
+    """Memory and hugepages of one container, in bytes. In mode `best`, only requests that equal their limits."""
     amounts = {
         name: amount for name, amount in effective_requests(container).items() if name == MEMORY or is_hugepages(name)
     }
@@ -91,10 +92,10 @@ def memory_part(container: ContainerRequest, profile: Profile) -> dict[ResourceN
 
 
 def pod_memory(pod: PodRequest, profile: Profile) -> dict[ResourceName, int]:
-    """What the memory manager is to place for a whole pod, in bytes."""
+    """The memory and hugepages that the memory manager allocates for a whole pod, in bytes."""
     amounts = pod_wide(pod, lambda each: memory_part(each, profile))
     if not profile.drops_memory_of_init_containers:
         return amounts
-    # the kubelet drops the names that no app container has
+    # the kubelet drops resources that no app container requests
     wanted = {name for each in pod.containers for name in memory_part(each, profile)}
     return {name: amount for name, amount in amounts.items() if name in wanted}

@@ -56,7 +56,7 @@ from topoalign.core.state.share_amounts import ShareLeft, divide_amount, offered
 USUAL_NAMES = (ResourceName("tencent.com/vcuda-core"), ResourceName("tencent.com/vcuda-memory"))
 """The default resource names of units."""
 SharesLeft = Mapping[DeviceID, ShareLeft]
-"""GPU or MIG instance -> what is left of it."""
+"""GPU or MIG instance -> its free capacity."""
 
 
 class Share(NamedTuple):
@@ -75,7 +75,7 @@ class Share(NamedTuple):
     percentage: int = 0
     """Memory as a percentage of the offered memory of each GPU. 0, or `UNSET`: none."""
     parts: int = 0
-    """Above 0: the amounts are not known. The share then counts as one of this number of equal parts of each GPU."""
+    """Above 0: the amounts are unknown. The share then counts as one of this number of equal parts of each GPU."""
     rules: GpuRules = ANY_GPU
     """The pod's annotations about the GPUs; units have none."""
 
@@ -228,9 +228,7 @@ NUMBER = re.compile(r"[1-9][0-9]{0,2}")
 
 
 def read_gpu_count(annotations: Mapping[str, str]) -> int | None:
-    """
-    The number of GPUs in the annotation, 1 to 999; None if it is absent. Raises InvalidField for any other value.
-    """
+    """The number of GPUs in the annotation, 1 to 999; None if it is absent. Raises InvalidField for any other value."""
     text = annotations.get(GPU_COUNT)
     if text is None:
         return None
@@ -244,7 +242,7 @@ def read_gpu_count(annotations: Mapping[str, str]) -> int | None:
 
 
 def check_equal_parts(units: Amount, gpus: int, fields: ShareFields) -> None:
-    """Raises InvalidShare for units that cannot be spread over the number of GPUs that the pod asks for."""
+    """Raises InvalidShare for units that cannot be spread over the number of GPUs that the pod requests."""
     if units.cores >= CORES:
         raise InvalidShare(
             f"{annotation_path(GPU_COUNT)} is given with {fields.cores}: {units.cores}, which already means whole GPUs",
@@ -394,7 +392,7 @@ def check_amounts(where: str, limits: Quantities, offered: SlotResources) -> Non
 
 
 def instance_memory(left: ShareLeft, share: Share) -> int:
-    """The minimum size, in bytes, of a MIG instance for the share on this GPU; 0: the amount is not known."""
+    """The minimum size, in bytes, of a MIG instance for the share on this GPU; 0: the amount is unknown."""
     if share.parts:
         return 0
     return left.offered.memory if share.whole else share.amount_of(left.offered).memory
@@ -424,7 +422,7 @@ def on_one_node(
 ) -> tuple[DeviceID, ...]:
     """
     The GPUs among these that can be on one NUMA node with the rest of the share: the node has enough GPUs, including
-    `own`, and no `own` GPU is on another node. All of them if the share may be on several nodes. Example: GPUs 0 and 1
+    `own`, and no `own` GPU is on another node. All of them if the share can be on several nodes. Example: GPUs 0 and 1
     are on node 0, and GPU 2 is on node 1. For a share of two GPUs, the result is GPUs 0 and 1.
     """
     if not share.rules.numa_bind or share.gpus < 2:  # one GPU is on one node
@@ -444,6 +442,6 @@ def are_on_one_node(topology: Topology, gpus: Collection[DeviceID]) -> bool:
 
 
 def numa_node_of(topology: Topology, gpu: DeviceID) -> int | None:
-    """The NUMA node of a GPU; None: not known. If its slots are listed with a NUMA node, it is this one."""
+    """The NUMA node of a GPU; None: unknown. If its slots are listed with a NUMA node, it is this one."""
     nodes = topology.listed_nodes(gpu_of(topology, gpu).numa_affinity)
     return nodes[0] if nodes else None

@@ -62,9 +62,7 @@ class GpuDemand(Wanted, frozen=True):
 
 
 def by_type(requests: Quantities) -> dict[DeviceType, dict[str, int]]:
-    """
-    Type -> normalized quantities, without zeros, for the requested types. Raises InvalidShareRequest.
-    """
+    """Type -> normalized quantities, without zeros, for the requested types. Raises InvalidShareRequest."""
     asked = {kind: {name: requests[name] for name in names if requests.get(name)} for kind, names in RESOURCES.items()}
     for quantities in filter(None, asked.values()):
         check_combination(quantities)

@@ -1,11 +1,11 @@
 """
-Lists the single changes that make a pod fit that no node admits, the cheapest first.
+Lists single changes that make a pod fit that no node admits, the cheapest first.
 
-- **less**: of each resource that a single container asks for, the most that some node would admit: devices, whole CPUs, GiB
-  of memory. It costs the share that is given up: 3 GPUs instead of 4 cost 0.25;
-- **moves**: the pods that would have to leave one node. They cost the devices that they hold of those asked for, as a share
-  of these. They are looked for on the nodes that have most of what is asked for;
-- **other rules**: alignment of containers instead of the pod or the reverse, or a policy that refuses less. They cost 1.
+- **less**: for each resource that only one container requests, the largest amount that some node would admit: devices,
+  whole CPUs, GiB of memory. The cost is the fraction that is given up. Example: 3 GPUs instead of 4 cost 0.25;
+- **moves**: pods that would have to leave one node. The cost is the number of their devices of the requested resources,
+  divided by the requested number. The search covers the nodes with the smallest shortage (`MOST_NODES`);
+- **other rules**: alignment of containers instead of the pod or the reverse, or a less strict policy. The cost is 1.
 """
 
 from collections import Counter
@@ -22,17 +22,19 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.ids import ResourceName
 
 MOST_NODES = 32
-"""Nodes on which moves are looked for."""
+"""Maximum number of nodes that are searched for moves."""
 
 
 def cheapest_changes(question: ClusterQuestion, refusing: Iterable[QueriedNode]) -> list[SufficientChange]:
-    """The changes after which a pod fits that none of these nodes admits, the cheapest first."""
+    """
+    The changes with which a pod fits that no node admits, the cheapest first. `refusing`: the nodes that refuse it.
+    """
     found = [*list_smaller_requests(question), *find_cheapest_moves(question, refusing), *list_other_rules(question)]
     return sorted(found, key=lambda change: change.cost)
 
 
 def list_smaller_requests(question: ClusterQuestion) -> Iterator[SufficientChange]:
-    """One change for each resource of which less would do on some node."""
+    """One change for each resource of which some node would admit a smaller amount."""
 
     for found in smaller_requests(question.pod, lambda pod: bool(question.changed(pod=pod).admitting())):
         nodes = question.changed(pod=found.pod).admitting()
@@ -46,7 +48,7 @@ def list_smaller_requests(question: ClusterQuestion) -> Iterator[SufficientChang
 
 
 def list_other_rules(question: ClusterQuestion) -> Iterator[SufficientChange]:
-    """The first of OTHER_RULES under which a node would admit the pod."""
+    """The first of OTHER_RULES with which a node would admit the pod."""
     for key, value in OTHER_RULES:
         nodes = question.changed(rules={key: value}).admitting()
         had = {node.name: getattr(question.of(node.kind).demand.rules, key) for node in nodes}
@@ -63,7 +65,7 @@ def list_other_rules(question: ClusterQuestion) -> Iterator[SufficientChange]:
 
 
 def find_cheapest_moves(question: ClusterQuestion, refusing: Iterable[QueriedNode]) -> Iterator[SufficientChange]:
-    """The cheapest move of all that are found, and on how many nodes one was found."""
+    """The cheapest of the found moves, with the number of nodes for which a move was found."""
     nearest_first = sorted(refusing, key=lambda node: (measure_shortage(question, node), node.name))
     possible = (node for node in nearest_first if not question.code(node.emptied()))
     found = [cheapest_move(question, node) for node in islice(possible, MOST_NODES)]
@@ -74,7 +76,7 @@ def find_cheapest_moves(question: ClusterQuestion, refusing: Iterable[QueriedNod
 
 
 def measure_shortage(question: ClusterQuestion, node: QueriedNode) -> float:
-    """How much is missing on a node, as shares of what is asked for."""
+    """The missing fraction of each requested device resource on a node, summed over the resources."""
     demand = question.of(node.kind).demand
     free = node.free.devices
     wanted = [(amount, free.get(name, 0)) for name, amount in demand.devices.items() if amount]
@@ -83,13 +85,14 @@ def measure_shortage(question: ClusterQuestion, node: QueriedNode) -> float:
 
 def cheapest_move(question: ClusterQuestion, node: QueriedNode) -> SufficientChange | None:
     """
-    Pods that have to leave this node; each of them is needed. None: nothing suffices.
+    The pods that have to leave this node. None: no move suffices.
 
-    The one pod that holds the fewest devices and suffices alone; else pods go in this order until the pod fits, and then
-    each that is not needed stays, the one with the most devices first.
+    If moving a single pod suffices, the one with the fewest devices is moved. Otherwise, pods are moved in ascending
+    order of their devices until the pod fits. Then each pod whose move is not necessary stays, those with the most
+    devices first.
     """
     wanted = {name: amount for name, amount in question.of(node.kind).demand.devices.items() if amount}
-    # without the pods that are still to come
+    # without reserved allocations, whose pods do not run yet
     pods = group_by_pod(each for name, each in node.state.allocations.items() if name not in node.reserved)
     order = sorted(pods, key=lambda pod: (_count_held(pods[pod], wanted), pod))
 
@@ -120,7 +123,7 @@ def _count_held(allocations: Iterable[Allocation], wanted: Mapping[ResourceName,
 
 
 def moved_pod(uid: str, allocations: Iterable[Allocation]) -> EvictionCandidate:
-    """A pod under its name, where the node knows it."""
+    """The pod to move, with its name if the node knows it."""
     names = (each.owner for each in allocations if each.owner is not None and each.owner.namespace)
     owner = next(names, None)
     devices = Counter[ResourceName]()

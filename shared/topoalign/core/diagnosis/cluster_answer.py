@@ -1,4 +1,6 @@
-"""The answer to a question about a whole cluster: where a pod fits, why not elsewhere, and what would make it fit."""
+"""
+The answer about a pod for a whole cluster: the nodes on which it fits, why it does not fit on others, and what helps.
+"""
 
 import msgspec
 
@@ -11,11 +13,11 @@ class Ranked(msgspec.Struct, frozen=True):
 
     node: NodeName
     score: int
-    """0 to 10, the best first; equals in the order of the scorer if it has one, else by name."""
+    """0 to 10; higher is better. Nodes with equal scores are in the order of the scorer if it has one, else by name."""
     seam: str = ""
     """
-    The weakest seam of the GPUs that the pod would get, for people: `18 NVLinks, 722 GB/s`. Empty: no container would get
-    several GPUs, or it was not computed.
+    The weakest seam of the GPUs that the pod would get, human-readable: `18 NVLinks, 722 GB/s`. Empty: no container
+    would get several GPUs, or the seam was not computed.
     """
 
 
@@ -26,61 +28,61 @@ class RefusalReason(msgspec.Struct, frozen=True, kw_only=True):
     """Stable code: `NotAligned`, `NotEnoughDevices`."""
     resolvability: Resolvability
     nodes: int
-    """How many nodes have this reason."""
+    """Number of nodes with this reason."""
     examples: tuple[NodeName, ...]
-    """The first of them by name."""
+    """The first of these nodes by name."""
     finding: str
-    """What was found on the first of them."""
+    """The finding for the first of these nodes."""
     remedy: str
-    """What to do about it there."""
+    """The remedy for the first of these nodes."""
 
 
 class EvictionCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """A pod that would have to leave a node."""
 
     pod: str
-    """`namespace/name`; its UID, or the id of its allocation, where that is not known."""
+    """`namespace/name`. If that is unknown: its UID, or the id of its allocation."""
     devices: dict[ResourceName, int]
-    """How many devices it holds."""
+    """Number of its devices by resource."""
 
 
 class SufficientChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One change that makes the pod fit somewhere."""
 
     text: str
-    """For people."""
+    """Human-readable description."""
     cost: float
-    """What share of what is asked for is given up or moved: 0.25 for 3 GPUs instead of 4. Changes are sorted by it."""
+    """The fraction of the request that is given up or moved: 0.25 for 3 GPUs instead of 4. Changes are sorted by it."""
     nodes: int
-    """How many nodes would then admit the pod."""
+    """Number of nodes that would then admit the pod."""
     example: NodeName
-    """The first of them by name."""
+    """One of these nodes."""
     asked: dict[ResourceName, int] = {}
-    """Resource -> how much of it to ask for; CPUs in millicores."""
+    """Resource -> the amount to request instead; CPUs in millicores."""
     rules: dict[str, str] = {}
-    """Rules of the kubelet that are to differ."""
+    """Changed rules of the kubelet, by name."""
     moved: tuple[EvictionCandidate, ...] = ()
-    """Pods that have to leave the example."""
+    """Pods that have to leave node `example`."""
 
 
 class ClusterAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a cluster about a pod, or about several equal pods."""
 
     not_covered: tuple[str, ...]
-    """What the pod asks for and the answer does not cover, for people (`Explanation.not_covered`)."""
+    """Parts of the request that the answer does not cover, human-readable (`Explanation.not_covered`)."""
     pods: int
-    """How many are asked for, all alike."""
+    """Number of requested pods, which are all equal."""
     fit: int
-    """How many of these fit at once."""
+    """Number of these pods that fit at the same time."""
     nodes: int
-    """All that are known."""
+    """Number of all known nodes."""
     admitting: tuple[Ranked, ...]
     """The nodes that would admit one pod now, the best first."""
     reason: RefusalReason | None
-    """The reason that matters most; None where the pods fit."""
+    """The most important reason. None: the pods fit."""
     reasons: tuple[RefusalReason, ...]
-    """All reasons, that one first."""
+    """All reasons, the most important first."""
     changes: tuple[SufficientChange, ...]
-    """What would make it fit, the cheapest first. Looked for only where no node admits the pod."""
+    """Changes with which the pod would fit, the cheapest first. Empty if a node admits the pod."""
     placed: dict[NodeName, int]
-    """Of several pods: how many each node would take."""
+    """Node -> number of the pods that it would admit. Empty for a single pod."""

@@ -1,15 +1,22 @@
 """
 Decides about a pod on all nodes of a cluster, and explains the result.
 
-Every node is asked that Kubernetes' constraints leave to the pod. Those that refuse are counted by reason, and the reason
-that matters most comes first: those of nodes that would admit the pod if nobody had anything there, then of nodes that would
-if, besides, their devices were healthy, then of nodes of which nothing is known, then of nodes that would admit it but for
-Kubernetes' constraints, then of nodes that never would, then of nodes whose GPUs others give out, then of nodes that do not
-have what is asked for; among these the one that most nodes give. So a thousand nodes without GPUs are not the reason why a
-GPU pod waits, if ten with GPUs are full.
+Each node that Kubernetes' constraints allow for the pod decides. The refusing nodes are counted by reason. The reasons
+are in the order of their resolvability, those of nodes that can change soonest first:
 
-The first node of each reason is explained in full (`admission.resolvability`): waiting is never advised where it does
-not help.
+1. nodes that would admit the pod if no container held anything there;
+2. nodes that would admit it if, in addition, all their devices were healthy;
+3. nodes whose decision is unknown;
+4. nodes that would admit it without Kubernetes' constraints;
+5. nodes that would never admit it;
+6. nodes whose GPUs another system allocates;
+7. nodes that do not have a requested resource.
+
+Within each group, the reason of the most nodes comes first. So if ten nodes with GPUs are full, a thousand nodes
+without GPUs are not shown as the reason why a GPU pod waits.
+
+The first node of each reason is explained in full (`admission.resolvability`), so that waiting is advised only if it
+helps.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,7 +43,7 @@ from topoalign.core.scoring.scorers import NodeScorer
 
 MOST_EXAMPLES = 3
 FULL = "FullWithThese"
-"""Code of a node that takes some of several pods."""
+"""Code of a node that admits some of several pods, but not all."""
 
 
 def diagnose(
@@ -48,8 +55,8 @@ def diagnose(
     seams: int = 0,
 ) -> ClusterAnswer:
     """
-    Decides where `pods` pods like this one fit in the cluster. `changes`: rules that are to differ from those of each
-    kubelet. `seams`: for how many of the best nodes the seam is computed, which takes a whole decision each (0.3 ms).
+    Decides where `pods` pods like this one fit in the cluster. `changes`: rules that replace those of each kubelet.
+    `seams`: the number of best nodes for which the seam is computed. Each seam requires a full decision (0.3 ms).
     Raises InvalidField for an invalid pod or invalid rules.
     """
     question = ClusterQuestion(nodes, pod, changes)
@@ -64,11 +71,11 @@ def diagnose(
             *list_full_nodes(taken, fit < pods),
         ),
         key=lambda reason: (
-            reason.code != FULL,  # first what takes some of the pods,
-            tuple(Resolvability).index(reason.resolvability),  # then what can still change,
+            reason.code != FULL,  # first the nodes that admit some of the pods,
+            tuple(Resolvability).index(reason.resolvability),  # then the most likely to change,
             -reason.nodes,  # then the most frequent,
             reason.code,
-            reason.finding,  # of nodes that Kubernetes keeps the pod off
+            reason.finding,  # differs only for nodes that Kubernetes excludes
         ),
     )
     return ClusterAnswer(
@@ -90,7 +97,7 @@ def diagnose(
 def rank_nodes(
     question: ClusterQuestion, admitting: list[QueriedNode], scorer: NodeScorer
 ) -> list[tuple[QueriedNode, int]]:
-    """The nodes with their scores, the best first, equals in the order of the scorer, then by name."""
+    """The nodes with their scores, the best first. Equal ones are in the order of the scorer, then by name."""
     needs: dict[object, Any] = {}
     known = []
     for node in admitting:
@@ -105,7 +112,7 @@ def rank_nodes(
         zip(scorer.scores(keys), keys, admitting, strict=True),
         key=lambda each: (
             -each[0],
-            each[1] or (),  # the order of equals,
+            each[1] or (),  # then the order of the scorer,
             each[2].name,
         ),
     )
@@ -114,8 +121,8 @@ def rank_nodes(
 
 def list_reasons(question: ClusterQuestion, nodes: Nodes, codes: Mapping[NodeName, str]) -> Iterator[RefusalReason]:
     """
-    One for each code and resolvability of nodes that do not admit the pod; of nodes that Kubernetes keeps it off also for
-    each finding. `codes`: of all nodes that were asked.
+    One reason for each code and resolvability of the nodes that do not admit the pod. For nodes that Kubernetes
+    excludes, one for each finding, too. `codes`: the refusal code of each of `nodes.asked`.
     """
     groups: dict[tuple[str, Resolvability, str], list[tuple[NodeName, QueriedNode | TopoalignError]]] = {}
     for node in nodes.asked:
@@ -145,11 +152,11 @@ def list_reasons(question: ClusterQuestion, nodes: Nodes, codes: Mapping[NodeNam
 
 
 def explain_refusal(question: ClusterQuestion, node: QueriedNode) -> Refusal | NoFit:
-    """The refusal of a node in full, for its finding and remedy."""
+    """The explained refusal of a node, for its finding and remedy."""
     if (missing := question.of(node.kind).missing) is not None:
         return missing
     decision = question.explain(node)
-    # The kubelet would admit the pod, and the registry does not bind it.
+    # The kubelet would admit the pod, but the registry does not bind it.
     return GangFirst() if isinstance(decision, Admission) else decision
 
 
@@ -166,7 +173,7 @@ def resolvability_of_node(question: ClusterQuestion, node: QueriedNode) -> Resol
 
 
 def list_full_nodes(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[RefusalReason]:
-    """That nodes have no room for more of the pods, where not all of them fit."""
+    """The reason that the nodes are full after some of the pods, if `is_full`: not all pods fit."""
     if not taken or not is_full:
         return
     yield RefusalReason(
@@ -179,14 +186,16 @@ def list_full_nodes(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[Re
     )
 
 
-# Counts how many of several equal pods fit on the nodes of a cluster at once.
+# Counts how many of several equal pods fit on the nodes of a cluster at the same time.
 #
-# Each node is filled until it refuses one more. Nodes do not depend on one another, so the sum is the most that fits,
-# as their kubelets decide.
+# Each node is filled until it refuses another pod. Nodes do not depend on one another, so the sum is the maximum number
+# of pods that their kubelets would admit.
 
 
 def place_pods(question: ClusterQuestion, admitting: Iterable[QueriedNode], pods: int) -> dict[NodeName, int]:
-    """Node -> how many of the pods it takes. Each node would admit one; they are filled in their order."""
+    """
+    Node -> number of pods that it admits. `admitting`: nodes that would admit one pod; they are filled in this order.
+    """
     taken: dict[NodeName, int] = {}
     left = pods
     for node in admitting:
@@ -198,11 +207,11 @@ def place_pods(question: ClusterQuestion, admitting: Iterable[QueriedNode], pods
 
 
 def count_fitting_pods(question: ClusterQuestion, node: QueriedNode, most: int) -> int:
-    """How many pods, at most so many, fit on a node that would admit one."""
+    """Number of pods, up to `most`, that fit on a node that would admit one."""
     for count in range(1, most):
         decision = question.decide(node)
         assert isinstance(decision, Admission), "the node has been asked"
-        # Each of the pods needs ids that the others do not have.
+        # The allocations of each pod need unique ids.
         node = node.holding(
             msgspec.structs.replace(each, id=AllocationID(f"pod {count}/{each.id}")) for each in decision.allocations
         )
@@ -213,13 +222,15 @@ def count_fitting_pods(question: ClusterQuestion, node: QueriedNode, most: int) 
 
 # Computes the weakest seam of the GPUs that a pod would get on a node.
 #
-# The kubelet's full decision is computed, so these are the GPUs that it would give, whatever ranks the nodes. Of
-# several containers the weakest seam counts. Plain init containers count only where no other container gets GPUs,
-# because the others take their GPUs over. MIG instances have no traffic between GPUs and thus no seam.
+# The kubelet's full decision is computed, so these are the GPUs that it would allocate, regardless of the scorer. For
+# several containers, the weakest seam counts. Plain init containers count only if no other container gets GPUs, because
+# the other containers reuse their GPUs. MIG instances have no traffic between GPUs, so they have no seam.
 
 
 def seam_on(question: ClusterQuestion, node: QueriedNode) -> str:
-    """For people: `18 NVLinks, 722 GB/s`. Empty: the node refuses the pod, or no container would get several GPUs."""
+    """
+    Human-readable: `18 NVLinks, 722 GB/s`. Empty: the node refuses the pod, or no container would get several GPUs.
+    """
     decision = question.decide(node)
     if not isinstance(decision, Admission):
         return ""
@@ -231,7 +242,7 @@ def seam_on(question: ClusterQuestion, node: QueriedNode) -> str:
 
 
 def gpu_positions_of_allocation(allocation: Allocation, topology: Topology) -> Members:
-    """The positions of the GPUs that a container has, or has a share of, but for those in MIG mode."""
+    """The positions of the GPUs that a container has, or has a share of, except those in MIG mode."""
     position = positions_by_gpu(topology)
     gpus = {topology.parent_of(device) for device in allocation.device_ids}
     return tuple(sorted(position[gpu.id] for gpu in topology.gpus if gpu.id in gpus and gpu.mig is None))

@@ -1,4 +1,6 @@
-"""Names the two reasons why nodes that HAMi manages are not offered, and how a registry reports them."""
+"""
+Defines the two reasons why topoalign does not use nodes that HAMi manages, and how a registry reports these nodes.
+"""
 
 import msgspec
 
@@ -10,9 +12,9 @@ class ForeignNode(NoFit):
     """
     Raised when HAMi manages the GPUs of the node.
 
-    No allocator of topoalign answers for it.
+    No allocator of topoalign serves such a node.
 
-    Remedy: Give the pod to the scheduler of HAMi, or move the node to topoalign.
+    Remedy: Schedule the pod with HAMi's scheduler, or move the node to topoalign.
     """
 
     def __init__(self) -> None:
@@ -41,16 +43,16 @@ REASONS: dict[str, type[ForeignNode] | type[ContestedNode]] = {each.code: each f
 
 
 class ForeignRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks a registry which nodes HAMi runs; answered with a `ForeignPage`."""
+    """Requests from a registry the nodes that HAMi manages. The answer is a `ForeignPage`."""
 
     after: NodeName = NodeName("")
     """Only nodes whose names come after this one."""
 
 
 class ForeignPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of the nodes that HAMi runs, by name."""
+    """One page of the nodes that HAMi manages, by name."""
 
     nodes: dict[NodeName, str]
     """Node -> code of the reason."""
     has_more: bool
-    """Whether there are others after the last one."""
+    """Whether there are further nodes after the last one."""

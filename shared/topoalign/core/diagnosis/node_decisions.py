@@ -1,13 +1,15 @@
 """
-Decides about a pod on each node of a cluster as its kubelet would, as a refusal code: empty where the node admits it.
+Decides about a pod on each node of a cluster as its kubelet would. The result is a refusal code, or empty if the node
+admits the pod.
 
-Kubernetes' own constraints come first (`demand.node_filters`): a node that they keep the pod off is not asked.
+Kubernetes' own constraints come first (`demand.node_filters`): no decision is made for a node that they exclude.
 
-Amounts decide where they can (`feasibility`), in microseconds a node; else the whole decision is made. What is reserved for
-other pods counts as held, and what is planned for gangs has to fit after the pod (`planned`). A node of which the hardware,
-the health, the allocations or its kubelet's rules are not known admits nothing, nor does one whose allocator does not
-answer, or whose GPUs others give out. A resource that this node does not list and another one does is missing here; what no
-node lists is passed over, as the kubelet does.
+If the amounts are sufficient to decide (`feasibility`), a decision takes microseconds per node. Otherwise, the full
+decision is made. Reservations for other pods count as held, and pods that are planned with a gang must still fit after
+this pod (`planned`). A node admits no pod if its hardware, its health, its allocations or the rules of its kubelet are
+unknown, if its allocator does not answer, or if another system allocates its GPUs. If this node does not list a
+resource, but another node does, the resource is missing here. A resource that no node lists is ignored, as the kubelet
+does.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -48,7 +50,7 @@ REMEDY = "see what the services of the node log, and who may publish on its subj
 
 class NodeNotWhole(NoFit):
     """
-    Hardware, health or allocations of a node are not known.
+    Raised when the hardware, the health or the allocations of a node are unknown.
 
     Remedy: Wait, or run `topoalign doctor` on the node.
     """
@@ -72,7 +74,7 @@ class NodeStale(NoFit):
 
 class DevicesUnknown(NoFit):
     """
-    Raised when the devices of other plugins on the node are not known.
+    Raised when the devices of other plugins on the node are unknown.
 
     Remedy: Read the log of the node's allocator.
     """
@@ -86,30 +88,32 @@ class DevicesUnknown(NoFit):
 
 @dataclass(frozen=True, eq=False)
 class QueriedNode:
-    """A node that can be asked."""
+    """A node for which a decision can be made."""
 
     name: NodeName
     announced: Topology
-    """As the node announced it; equal machines share its shape."""
+    """The topology as the node announced it. Equal machines share its shape."""
     state: NodeState
-    """As its kubelet has it, with what is reserved."""
+    """The state as its kubelet has it, with the reservations as allocations."""
     kind: NodeKind
     free: Free
-    """What is free there, under the rules of the kind."""
+    """The free resources, under the rules of the kind."""
     reserved: frozenset[AllocationID] = frozenset()
-    """What of the state is reserved, for pods that the node has not shown."""
+    """The allocations in the state that are reservations, for pods that the node has not reported yet."""
     planned: tuple[Reservation, ...] = ()
-    """Those of the reservations that are planned with a gang, for pods that nobody is about to bind."""
+    """The reservations that are planned with a gang, for pods whose bind has not begun."""
 
     def holding(self, allocations: Iterable[Allocation]) -> "QueriedNode":
-        """The node on which these are held, too."""
+        """The node with these allocations added."""
         state = self.state
         for each in allocations:
             state = state.holding(each)
         return self if state is self.state else self.changed(state)
 
     def without(self, gone: Collection[AllocationID]) -> "QueriedNode":
-        """The node when these are released. The kubelet gives memory of several NUMA nodes back to the lowest first."""
+        """
+        The node without these allocations. The kubelet returns memory of several NUMA nodes to the lowest node first.
+        """
         memory = self.state.memory
         for each in gone:
             had = msgspec.structs.replace(self.state.allocations[each], lowest_first=True)
@@ -118,11 +122,11 @@ class QueriedNode:
         return self.changed(msgspec.structs.replace(self.state, allocations=left, memory=memory))
 
     def emptied(self) -> "QueriedNode":
-        """The node as if nobody had anything."""
+        """The node without any allocation or reservation."""
         return replace(self.changed(without_any_allocation(self.state)), planned=())
 
     def restored(self) -> "QueriedNode | None":
-        """The node if all of its devices were healthy and none was cordoned. None: they are."""
+        """The node with all devices healthy and not cordoned. None: they already are."""
         state = with_healthy_devices(self.state)
         return None if state is self.state else self.changed(state)
 
@@ -132,24 +136,27 @@ class QueriedNode:
 
 
 class ExcludedNode(NamedTuple):
-    """A node that Kubernetes keeps the pod off."""
+    """A node that Kubernetes excludes for the pod."""
 
     name: NodeName
     reason: NodeNotAllowed
     node: QueriedNode | None
-    """None: what its kubelet would decide is not known."""
+    """None: the decision of its kubelet is unknown."""
 
 
 class Nodes:
-    """All nodes of a cluster: those that can be asked, and why the others cannot."""
+    """All nodes of a cluster: those for which a decision can be made, and the reasons for the others."""
 
     def __init__(self, cluster: ClusterRecord, constraints: Constraints | None = None) -> None:
-        """Reads each record: 0.3 ms a node. `constraints`: of the pod; applied if the nodes were read from Kubernetes."""
+        """
+        Reads each record, which takes 0.3 ms per node. `constraints`: those of the pod. They are applied if the nodes
+        were read from Kubernetes.
+        """
         self.asked: list[QueriedNode] = []
         self.excluded: list[ExcludedNode] = []
-        """Those that Kubernetes keeps the pod off."""
+        """The nodes that Kubernetes excludes for the pod."""
         self.unasked: dict[NodeName, TopoalignError] = {}
-        """Node -> why there is no answer for it."""
+        """Node -> why no decision can be made for it."""
         self._kinds: dict[object, NodeKind] = {}
         applied = constraints if cluster.has_traits else None
         for record in cluster.nodes:
@@ -159,7 +166,7 @@ class Nodes:
                 node = self._node(record, cluster.time)
             except TopoalignError as known:
                 error = known
-            except ValueError as invalid:  # what no kubelet can have published, such as memory on NUMA node -1
+            except ValueError as invalid:  # invalid data, such as memory on NUMA node -1
                 error = InvalidField("usage", clean(str(invalid), 200), REMEDY)
             exclusion = None if applied is None else exclusion_of(record, applied)
             if exclusion is not None:
@@ -172,15 +179,17 @@ class Nodes:
         self.resources = frozenset({GPU, NIC, *USUAL_AMOUNTS}).union(
             *((*each.devices, *amount_resources(each)) for each in machines)
         )
-        """All that some node lists, and by which amounts of GPUs in slots are asked for there, or usually are."""
+        """
+        All resources that some node lists, with the resource names of amounts of GPUs in slots, and the default names.
+        """
 
     def __len__(self) -> int:
         return len(self.asked) + len(self.excluded) + len(self.unasked)
 
     def _node(self, record: NodeRecord, now: float) -> QueriedNode:
         """
-        Raises ForeignNode, ContestedNode, NodeNotWhole, NodeStale, KubeletUnknown, and InvalidField for numbers that no
-        machine has, and rules by which no kubelet starts.
+        Raises ForeignNode, ContestedNode, NodeNotWhole, NodeStale and KubeletUnknown. Raises InvalidField for numbers
+        that no machine has, and for rules with which no kubelet starts.
         """
         known = {"hardware": record.topology, "health": record.health, "allocations": record.allocations}
         if record.foreign:
@@ -208,7 +217,7 @@ class Nodes:
 
 
 def exclusion_of(record: NodeRecord, constraints: Constraints) -> NodeNotAllowed | None:
-    """Why Kubernetes keeps the pod off the node; None: it does not."""
+    """Why Kubernetes excludes the node for the pod. None: it does not."""
     if record.traits is None:
         return NodeNotAllowed(())
     found = tuple(list_exclusions(record.traits, constraints))
@@ -217,7 +226,10 @@ def exclusion_of(record: NodeRecord, constraints: Constraints) -> NodeNotAllowed
 
 @computed_once
 def check_ids(topology: Topology) -> None:
-    """Raises InvalidField for a CPU or a NUMA node that no machine has, or has twice: nothing could be decided with it."""
+    """
+    Raises InvalidField for an invalid or duplicate number of a CPU or NUMA node, because decisions are not possible
+    with it.
+    """
     ids = {
         "nodes": topology.node_ids,
         "cpus": [number for cpu in topology.cpus for number in (cpu.id, cpu.node)],
@@ -233,27 +245,32 @@ def check_ids(topology: Topology) -> None:
 
 
 class DemandOnKind(NamedTuple):
-    """What a pod is to the nodes of one kind."""
+    """The demand of a pod on the nodes of one kind."""
 
     demand: PodDemand
     missing: NoFit | None
-    """Why no such node has what is asked for, whatever is free."""
+    """Why nodes of this kind do not have a requested resource, regardless of the free amounts. None: they have all."""
     need: PodNeed | None
-    """None where something is missing."""
+    """None if a resource is missing."""
 
 
 class ClusterQuestion:
-    """A pod that is put to the nodes of a cluster."""
+    """A pod for which the nodes of a cluster decide."""
 
     def __init__(self, nodes: Nodes, pod: PodRequest, changes: RuleChanges = NO_CHANGES) -> None:
-        """`changes` may name the policy, the scope, the device policy, the mode and `compat`. Raises InvalidField."""
+        """
+        `changes` can contain the policy, the scope, the device policy, the mode and `compat`. Raises InvalidField.
+        """
         self.pod = validate_pod(pod)
         self.changes = changes
         self._nodes = nodes
         self._asked: dict[NodeKind, DemandOnKind] = {}
 
     def of(self, kind: NodeKind) -> DemandOnKind:
-        """What the pod is to nodes of this kind. Raises InvalidField for invalid rules, and annotations in mode `best`."""
+        """
+        The demand of the pod on nodes of this kind. Raises InvalidField for invalid rules, and in mode `best` for
+        invalid annotations.
+        """
         if kind not in self._asked:
             demand = pod_demand(self.pod, override_rules(kind.rules, self.changes))
             listed = kind.topology.devices.keys() | amount_resources(kind.topology)
@@ -269,11 +286,11 @@ class ClusterQuestion:
 
     @property
     def demands(self) -> Iterator[PodDemand]:
-        """What the pod is by the rules of each kind of node that was asked."""
+        """The demand of the pod by the rules of each kind of node that has decided."""
         return (asked.demand for asked in self._asked.values())
 
     def code(self, node: QueriedNode) -> str:
-        """The code of the node's refusal; empty where it would admit the pod."""
+        """The code of the node's refusal. Empty: the node would admit the pod."""
         asked = self.of(node.kind)
         if asked.missing is not None:
             return asked.missing.code
@@ -287,12 +304,12 @@ class ClusterQuestion:
         return "" if fits_planned_pods(node.state, asked.demand, others) else GangFirst.code
 
     def decide(self, node: QueriedNode) -> Decision:
-        """What the node would decide, in full."""
+        """The full decision of the node."""
         demand = self.of(node.kind).demand
         return decide_demand(as_others(node.state, demand), demand)
 
     def explain(self, node: QueriedNode) -> Decision:
-        """The same, with the resolvability of a refusal, the amounts that decide and what would help."""
+        """The full decision, with the amounts, the resolvability of a refusal and changes that would help."""
         demand = self.of(node.kind).demand
         return explain_decision(as_others(node.state, demand), demand)
 
@@ -301,5 +318,5 @@ class ClusterQuestion:
         return [node for node in self._nodes.asked if not self.code(node)]
 
     def changed(self, pod: PodRequest | None = None, rules: RuleChanges = NO_CHANGES) -> "ClusterQuestion":
-        """The same question about another pod, or under other rules."""
+        """The same question for another pod or with other rules."""
         return ClusterQuestion(self._nodes, pod or self.pod, {**self.changes, **rules})

@@ -1,8 +1,9 @@
 """
-Reads and writes what is known of a cluster, one record for each node; every answer about the cluster follows from them.
+Reads and writes the known facts of a cluster, one record per node. All answers about the cluster are computed from
+them.
 
-A record has the newest reading of each kind, the live allocations, and what is reserved for pods that the node has not shown
-yet. `fold_record` folds them, so a record that is kept in a file gives the same answers anywhere and at any time.
+A record has the newest reading of each kind, the live allocations, and the reservations for pods that the node has not
+reported yet. `fold_record` folds them, so a record in a file gives the same answers on any machine and at any time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,20 +29,22 @@ from topoalign.core.state.node_reservations import NodeReservations
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is known of one node. What was never received is None."""
+    """The known facts of one node. A fact that was never received is None."""
 
     node: NodeName
     topology: TopologyDiscovered | None = None
     health: DeviceHealthChanged | None = None
     usage: UsageObserved | None = None
     allocations: AllocationsSnapshot | None = None
-    """All that are live."""
+    """All live allocations."""
     reserved: tuple[Reservation, ...] = ()
-    """What is reserved and not shown by the node, part by part; `seconds_left` as of the time of the record."""
+    """Reservations that the node does not report yet. `seconds_left` is as of the time of the record."""
     silent: bool = False
     """Whether its allocator did not answer at the time of the record."""
     foreign: str = ""
-    """Code of the reason why it is not offered because others give out its GPUs (`foreign`); empty: nobody does."""
+    """
+    Code of the reason why topoalign does not use the node (`hami_nodes`). Empty: no other system allocates its GPUs.
+    """
     traits: NodeTraits | None = None
     """Its labels, taints and cordon in Kubernetes. None: they were not read, or Kubernetes has no such node."""
 
@@ -53,12 +56,12 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a cluster at one moment."""
+    """The known facts of a cluster at one time."""
 
     time: float
-    """Wall seconds."""
+    """Wall time in seconds."""
     nodes: tuple[NodeRecord, ...]
-    """By name."""
+    """In the order of their names."""
 
     @property
     def has_traits(self) -> bool:
@@ -69,7 +72,9 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
 def record_node(
     state: NodeState, reservations: ReservationsChanged | None = None, *, silent: bool = False
 ) -> NodeRecord:
-    """The record of a node. `reservations`: the newest message, just received; `silent`: as of `NodeRecord`."""
+    """
+    The record of a node. `reservations`: the newest message, received at this moment. `silent`: as in `NodeRecord`.
+    """
     known = NodeReservations()
     if reservations is not None:
         known = known.apply(reservations, 1, 0.0).observe(state)
@@ -100,35 +105,35 @@ def fold_record(record: NodeRecord) -> NodeState:
     return state if record.allocations is None else state.apply(record.allocations)
 
 
-# Records of a cluster as lines of JSON, to be kept in a file: one line about the file, then one for each node.
+# Records of a cluster as lines of JSON in a file: one line about the file, then one for each node.
 #
 #     {"kind": "topoalign.cluster", "version": 1, "time": 1800000000.0, "nodes": 2}
 #     {"node": "gpu-1", "topology": {…}, "health": {…}, "usage": {…}, "allocations": {…}}
 #
-# The facts are those of docs/events.md. A file of 5,000 nodes has some 400 MB, so lines are read one by one.
+# The facts are those of docs/events.md. A file of 5,000 nodes has about 400 MB, so lines are read one by one.
 
 
 KIND = "topoalign.cluster"
 VERSION = 1
 T = TypeVar("T")
 LONGEST_LINE = 8 * 2**20
-"""Bytes; the facts of a large node have some hundred thousand."""
+"""Bytes. The facts of a large node have some hundred thousand bytes."""
 REMEDY = "give a file that `topoalign why --snapshot FILE` wrote"
 
 
 class Heading(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first line."""
+    """The first line of the file."""
 
     kind: str
     version: int
     time: float
-    """Wall seconds of the record."""
+    """Wall time of the record in seconds."""
     nodes: int
-    """How many lines follow: a file that was cut short is refused."""
+    """Number of lines that follow. A truncated file is refused."""
 
 
 def encode_lines(cluster: ClusterRecord) -> Iterator[bytes]:
-    """The lines of a file, each with its end."""
+    """The lines of a file, each with a line break at its end."""
     yield msgspec.json.encode(Heading(kind=KIND, version=VERSION, time=cluster.time, nodes=len(cluster.nodes))) + b"\n"
     for node in cluster.nodes:
         yield msgspec.json.encode(node) + b"\n"
@@ -136,8 +141,8 @@ def encode_lines(cluster: ClusterRecord) -> Iterator[bytes]:
 
 def decode_lines(lines: Iterable[bytes]) -> ClusterRecord:
     """
-    The records of a file; equal machines share their shape. Raises InvalidField, which names the line, for another kind or
-    version of file, or a file that lacks lines.
+    The records of a file. Equal machines share their shape. Raises InvalidField, which names the line, for an invalid
+    line, for another kind or version of file, and for a file with missing lines.
     """
     numbered = enumerate(lines, 1)
     _, first = next(numbered, (1, b""))
@@ -165,7 +170,7 @@ def decode_lines(lines: Iterable[bytes]) -> ClusterRecord:
 
 
 def decode_line(number: int, line: bytes, kind: type[T]) -> T:
-    """One line. Raises InvalidField."""
+    """Decodes one line. Raises InvalidField."""
     if len(line) > LONGEST_LINE:
         raise line_error(number, f"more than {LONGEST_LINE} bytes")
     try:
@@ -175,5 +180,5 @@ def decode_line(number: int, line: bytes, kind: type[T]) -> T:
 
 
 def line_error(number: int, finding: str) -> InvalidField:
-    """What is wrong with a line."""
+    """The error for an invalid line."""
     return InvalidField(f"line {number}", finding, REMEDY)

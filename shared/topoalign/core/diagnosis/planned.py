@@ -1,10 +1,11 @@
 """
-Checks whether pods of gangs that are planned to a node still fit there after another pod.
+Checks whether pods of gangs that are planned for a node still fit there after another pod.
 
-A kubelet knows nothing of what is planned. So a registry lets a pod come only where all that is planned still fits after it,
-one after the other in the order of the reservations; else the answer is `GangFirst`. Here it is known of these pods what is
-reserved for them, and not what they ask for: they count as asking for just that, without annotations, and by slots for as
-many. Whether the end of others would lead the pod to their place is not looked at.
+A kubelet does not know which pods are planned. So a registry binds a pod to a node only if all planned pods still fit
+after it, one after the other in the order of the reservations. Otherwise, the answer is `GangFirst`. Only the
+reservations of the planned pods are known here, not their requests. So each counts as requesting what is reserved for
+it, without annotations, and as many slots as are reserved. The check does not consider that the end of other pods can
+change which resources the pod gets.
 """
 
 from collections.abc import Sequence
@@ -23,14 +24,14 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import reserved_allocations
 
 LEAST: dict[ResourceName, int] = {CPU: 1, MEMORY: 1}
-"""What a container of a Guaranteed pod asks for at least."""
+"""The minimum requests of a container of a Guaranteed pod."""
 
 
 class GangFirst(NoFit):
     """
-    Raised for a pod that would take the place of pods that are planned with their gang.
+    Raised for a pod that would take resources of pods that are planned with their gang.
 
-    Remedy: Wait until these run.
+    Remedy: Wait until the pods of the gang run.
     """
 
     def __init__(self) -> None:
@@ -41,13 +42,16 @@ class GangFirst(NoFit):
 
 
 def fits_planned_pods(state: NodeState, demand: PodDemand, planned: Sequence[Reservation]) -> bool:
-    """Whether all that is planned to a node fits after this pod, which it admits. `state`: with what is reserved as held."""
+    """
+    Whether all pods that are planned for a node fit after this pod, which the node admits. `state`: with the
+    reservations as held.
+    """
     pods = [demand]
     for reserved in planned:
         for each in reserved_allocations(reserved):
             if each.id in state.allocations:
                 state = state.without(each.id)
-        with suppress(InvalidField):  # of a forged message
+        with suppress(InvalidField):  # for a forged message
             pods.append(read_pod(pod_request_of_reservation(reserved), demand.rules))
     for pod in pods:
         decision = decide_demand(as_others(state, pod), pod)
@@ -59,7 +63,7 @@ def fits_planned_pods(state: NodeState, demand: PodDemand, planned: Sequence[Res
 
 
 def pod_request_of_reservation(reserved: Reservation) -> PodRequest:
-    """A pod that asks for what is reserved: Guaranteed, if some of it are CPUs or memory of its own."""
+    """A pod that requests what is reserved. It is Guaranteed if exclusive CPUs or memory are reserved."""
     least = LEAST if any(each.cpus or each.memory for each in reserved.containers) else {}
     asked = {place: container_request_of_reserved(each, least) for place, each in enumerate(reserved.containers)}
     early = [place for place, each in enumerate(reserved.containers) if each.role != "app"]
@@ -72,7 +76,7 @@ def pod_request_of_reservation(reserved: Reservation) -> PodRequest:
 
 
 def container_request_of_reserved(reserved: ReservedContainer, least: dict[ResourceName, int]) -> ContainerRequest:
-    """The container that asks for what is reserved for it."""
+    """The container that requests what is reserved for it."""
     amounts = {name: len(ids) for name, ids in reserved.devices.items()}
     if reserved.cpus:
         amounts[CPU] = len(parse_cpuset(reserved.cpus)) * 1000

@@ -66,7 +66,10 @@ def device_hints_of_count(
     machine: tuple[int, ...],
     mode: Mode,
 ) -> Hints:
-    """The subsets that have enough devices, including all reusable devices that have a topology."""
+    """
+    The subsets of the NUMA nodes that have enough devices near them. All reusable devices that have a topology must
+    be among these devices.
+    """
     by_nodes: dict[tuple[int, ...] | None, DeviceSet] = {
         known: there for known, there in by_counted_nodes(devices, mode).items() if known is not None
     }
@@ -83,7 +86,7 @@ def device_hints_of_count(
 
 
 def count_near(some: DeviceSet, by_nodes: Mapping[tuple[int, ...] | None, DeviceSet], nodes: Mask) -> dict[Mask, int]:
-    """Mask of some of these `nodes` -> how many of the devices are near these. Masks without devices are absent."""
+    """Mask of some of these `nodes` -> how many devices are near exactly those. Masks without devices are absent."""
     counted = Counter[Mask]()
     for listed, there in by_nodes.items():
         if amount := len(some & there):

@@ -1,6 +1,7 @@
 """
-The types of the domain: ids, errors, requests, decisions, hints, facts and the hardware, with what is derived from one
-of them.
+The types of the domain: ids, errors, requests, decisions, hints, facts and the hardware. Data that is derived from a
+single object of these types is also here.
 
-These types are published on the bus and stored in the journal. `state` derives data from several facts. `admission` decides.
+These types are published on the bus and stored in the journal. `state` derives data from several facts. `admission`
+decides.
 """

@@ -1,5 +1,5 @@
 """
-The types in facts about allocations: which container holds which devices, CPUs and memory.
+The types that facts about allocations contain: which container holds which devices, CPUs and memory.
 
 Fields are never renamed or re-used, only added, as in `events`.
 """
@@ -24,7 +24,7 @@ from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.device_offers import MEMORY_BLOCK
 
 Role = Literal["init", "sidecar", "app"]
-"""A plain init container, a sidecar that runs on together with the app containers, or an app container."""
+"""A plain init container, a sidecar, which keeps running with the app containers, or an app container."""
 
 
 class Owner(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -39,7 +39,10 @@ class Owner(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 OWNER_CHARACTERS = 400
-"""Longest owner as text. Its three names have 63, 253 and 63 characters; names of one controller differ at their end."""
+"""
+Maximum length of an owner as text. The three names have at most 63, 253 and 63 characters. Pods of one controller
+differ only at the end of their names, so the text must not be cut.
+"""
 
 
 class MemoryBlock(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -52,7 +55,10 @@ class MemoryBlock(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     size: int
     """Bytes. Less than requested, down to 0, if later containers of the pod reuse memory of this init container."""
     taken: tuple[int, ...]
-    """Bytes on each node of `nodes`, together `size`. Reused memory counts in the block of the container that reuses it."""
+    """
+    Bytes on each node of `nodes`. Their sum is `size`. Reused memory counts in the block of the container that reuses
+    it.
+    """
 
     def __post_init__(self) -> None:
         """Raises ValueError unless each node has an amount."""
@@ -61,16 +67,19 @@ class MemoryBlock(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Displaced(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A former allocation whose container was not seen to end when the kubelet gave its devices to another container."""
+    """
+    A former allocation. The kubelet allocated its devices to another container before the end of its own container was
+    noticed.
+    """
 
     allocation: AllocationID
     """Its id. It was released with reason `displaced`."""
     owner: Owner
     """Its container."""
     pod_uid: str = ""
-    """UID of its pod; empty: not known."""
+    """UID of its pod; empty: unknown."""
     devices: dict[ResourceName, tuple[DeviceID, ...]]
-    """Those that both containers have, by resource."""
+    """Resource -> the devices that both containers have."""
     slots: dict[DeviceID, Amount] = {}
     """Slot in `devices` -> the amount of its GPU that this container holds. A slot that is missing holds an equal part."""
     instances: dict[DeviceID, DeviceID] = {}
@@ -86,20 +95,25 @@ class ResourceGrant(msgspec.Struct, frozen=True):
     """The devices of one resource in an allocation."""
 
     unshared: Sequence[Holding]
-    """Devices and parts that are not shares, with the GPUs of `Allocation.parents` (`Ownership` has the node's, too)."""
+    """
+    Devices and parts that are not shares. Parts that `Allocation.parents` does not contain have no GPU or NIC here;
+    `placed_on` (`core.state.holders`) adds it from the hardware.
+    """
     shares: Mapping[DeviceID, Sequence[str]]
     """GPU, MIG instance or virtual function -> the numbers of its shares."""
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
-    """What one container holds. If the kubelet's Allocate granted it: devices of one resource, without CPUs and memory."""
+    """What one container holds. An allocation that the kubelet's Allocate granted has only devices of one resource."""
 
     id: AllocationID
     """Identifies the allocation until it is released, also in `AllocationBound` and `AllocationReleased`."""
     owner: Owner | None = None
-    """None until it is known: the kubelet's Allocate does not name the container."""
+    """None: not known yet. The kubelet's Allocate does not name the container."""
     role: Role = "app"
-    """Which kind of container it is: an init container, a sidecar (an init container that is restarted), or any other."""
+    """
+    The kind of container: an init container, a sidecar (an init container that is restarted), or an app container.
+    """
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     """Resource -> device ids, in the order in which the container sees them."""
     virtual_functions: dict[DeviceID, tuple[str, ...]] = {}
@@ -109,19 +123,26 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     memory: tuple[MemoryBlock, ...] = ()
     """Exclusive memory and hugepages. Empty on a node whose kubelet allocates the memory."""
     affinity: tuple[int, ...] | None = None
-    """Ids of the NUMA nodes that it is aligned to, ascending. None: the policy had no preference, or it is not known."""
+    """Ids of the NUMA nodes that it is aligned to, ascending. None: the policy had no preference, or unknown."""
     lowest_first: bool = False
-    """Whether released memory returns to the lowest NUMA node first, as in the kubelet; if not, to where it came from."""
+    """
+    Whether released memory is returned to the lowest NUMA node first, as in the kubelet. If not, it is returned to the
+    nodes from which it was allocated.
+    """
     boot: str = ""
-    """The boot in which it was granted or last confirmed (`TopologyDiscovered.boot_id`); empty: not known."""
+    """The boot in which it was granted or last confirmed (`TopologyDiscovered.boot_id`); empty: unknown."""
     parents: dict[DeviceID, DeviceID] = {}
-    """MIG instance or virtual function -> its GPU or NIC at the grant: the container keeps its device node."""
+    """
+    MIG instance or virtual function -> its GPU or NIC at the time of the grant. The container keeps that device node.
+    """
     machine: str = ""
-    """The described machine of its grant (`TopologyDiscovered.machine`); empty: real hardware, or not known."""
+    """
+    The described machine at the time of the grant (`TopologyDiscovered.machine`); empty: real hardware, or unknown.
+    """
     pod_uid: str = ""
-    """UID of the owner's pod in the kubelet's checkpoint; empty: not known, as on a node without a kubelet."""
+    """UID of the owner's pod in the kubelet's checkpoint; empty: unknown, as on a node without a kubelet."""
     displaced: tuple[Displaced, ...] = ()
-    """Containers that may still use some of these devices, because they were not seen to end."""
+    """Former holders that may still use some of these devices, because the end of their containers was not noticed."""
     co_allocated: tuple[DeviceID, ...] = ()
     """The `devices` that the kubelet did not allocate. Their plugin lists them as unhealthy until the release."""
     slots: dict[DeviceID, Amount] = {}
@@ -132,18 +153,19 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     reserved_for: tuple[str, ...] = ()
     """
     UIDs of the pods for which these amounts were reserved, until the owner is known. If the owner is another pod, the
-    container does not start. Empty: the amounts were reserved for this container, or are equal parts, which every container
-    may have, or it is not known.
+    container does not start. Empty: the amounts were reserved for this container, they are equal parts, which every
+    container may have, or it is unknown for whom they were reserved.
     """
     denied: str = ""
     """
-    UID of a pod that must not start with these slots: its init container, which had some of them, got amounts that were
-    reserved for another pod, or another pod got the amounts that were reserved for it. Empty: there is none.
+    UID of a pod that must not start with these slots. Either its init container, which had some of them, got amounts
+    that were reserved for another pod, or another pod got the amounts that were reserved for this one. Empty: there is
+    none.
     """
 
     def __post_init__(self) -> None:
         """Raises ValueError for a bad list of CPUs, and for parts, slots or functions of devices that are not held."""
-        parse_cpuset(self.cpus)  # so that a reader that folds a record from outside need not check again
+        parse_cpuset(self.cpus)  # so code that folds records from outside does not have to check it again
         if self.virtual_functions and (
             not self.virtual_functions.keys() <= self.device_ids or not all(self.virtual_functions.values())
         ):
@@ -157,7 +179,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def cpu_ids(self) -> frozenset[int]:
-        """Ids of the exclusive CPUs. Parsed once, because every decision reads those of all allocations."""
+        """Ids of the exclusive CPUs. Parsed only once, because every decision reads the CPUs of all allocations."""
         return parse_cpuset(self.cpus)
 
     @cached_property
@@ -178,7 +200,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def given(self) -> Mapping[ResourceName, ResourceGrant]:
-        """Resource -> its devices, under the ids offered. A NIC with allocated virtual functions is left out."""
+        """Resource -> its devices, by the ids that are offered. NICs with allocated virtual functions are omitted."""
         found: dict[ResourceName, ResourceGrant] = {}
         for resource, devices in self.devices.items():
             unshared: list[Holding] = []
@@ -196,7 +218,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def amounts(self) -> Mapping[DeviceID, Amount]:
-        """GPU -> the amount that is held of it in units. GPUs without units are left out."""
+        """GPU -> the amount of it that is held in units. GPUs without units are omitted."""
         return amounts_of(self.device_ids)
 
     @cached_property
@@ -206,7 +228,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @cached_property
     def whole_ids(self) -> frozenset[DeviceID]:
-        """Ids of the devices that it holds exclusively, as they were handed out."""
+        """Ids of all devices, except NICs of which the allocation holds only virtual functions."""
         return self.device_ids - self.virtual_functions.keys()
 
     @cached_property
@@ -218,22 +240,22 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class MemoryUse(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What containers use of the memory of one NUMA node, as the kubelet's memory manager counts it."""
+    """The memory of one NUMA node that containers use, as counted by the kubelet's memory manager."""
 
     reserved: dict[ResourceName, int] = {}
     """Bytes held by containers."""
     cells: tuple[int, ...] = ()
-    """The group of NUMA nodes that the node was last allocated with; empty: the node alone."""
+    """The group of NUMA nodes with which the node was last allocated; empty: only the node itself."""
     assignments: int = 0
-    """Blocks that touch the node, counted once per resource."""
+    """Number of memory blocks on the node. Each resource of a container is a block of its own."""
 
 
 MOST_COUNTED = 8
-"""Sets of ids whose amounts are cached: those of the Allocate calls that arrive together."""
+"""Number of sets of ids whose amounts are cached: enough for the Allocate calls that arrive at the same time."""
 
 
 def amounts_of(devices: Iterable[DeviceID]) -> Mapping[DeviceID, Amount]:
-    """GPU -> the amount of the units among these ids. An id counts once; what is offered now does not matter."""
+    """GPU -> the amount of the units among these ids. Each id counts once. The present offers do not matter."""
     return one_of_each(frozenset(devices))
 
 

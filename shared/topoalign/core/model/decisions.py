@@ -1,8 +1,8 @@
 """
-The answers of `admit`, and the questions that it asks on the way.
+The answers of `admit`, and the questions that it asks while it decides.
 
-An answer contains everything that is needed to act on it and to explain it: the hints of each provider, their merge, the
-sets of devices that were considered, and the reason of a refusal.
+An answer contains everything that is needed to act on it and to explain it: the hints of each provider, their merge,
+the sets of devices that were considered, and the reason for a refusal.
 """
 
 from collections.abc import Collection, Iterable
@@ -22,14 +22,17 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
     resource: ResourceName
     devices: tuple[DeviceID, ...]
     seam: str = ""
-    """For GPUs: the connection across the weakest split of the set, for people: `4 NVLinks, 80 GB/s`."""
+    """For GPUs: the minimum cut of the set, for people: `4 NVLinks, 80 GB/s`."""
     score: int
     """The sum of the scores of its links (`topoalign.core.model.topology.queries.connection_score`)."""
     chosen: bool
     why: str
     """Why it won or lost, for people."""
     alignment_cost: str = ""
-    """For the chosen GPUs: the stronger seam that is possible without NUMA alignment, for people. Empty: there is none."""
+    """
+    For the chosen GPUs: the stronger seam that would be possible without NUMA alignment, for people. Empty: there is no
+    stronger one.
+    """
 
 
 class Alignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,14 +46,17 @@ class Alignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """How a decision was made: the merges of hints, the sets compared, what was not known, and what it does not cover."""
+    """
+    How a decision was made: the merges of hints, the sets that were compared, the data that was unknown, and the parts
+    of the request that the decision does not cover.
+    """
 
     not_covered: tuple[str, ...] = ()
     """Parts of the request that the decision does not cover, for people: devices of resource claims, exclusive CPUs."""
     alignments: tuple[Alignment, ...] = ()
     considered: tuple[Considered, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was not known at the decision, for people. A prediction is only as good as its input."""
+    """The data that was unknown at the time of the decision, for people. A prediction is only as good as its input."""
     unserved: tuple[ResourceName, ...] = ()
     """Requested resources that no device plugin serves on the node, ascending. A kubelet ignores them."""
 
@@ -64,16 +70,19 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True, tag="Admission"):
 
 
 class Resolvability(StrEnum):
-    """Whether the obstacle that keeps a pod off a node can pass. The most likely to pass comes first."""
+    """Whether the reason for which a node refuses a pod can go away. Ordered from the most to the least likely."""
 
     IN_USE = "in-use"
     """If no container held anything, the node would admit the pod."""
     UNHEALTHY = "unhealthy"
     """If, in addition, all devices were healthy and none was cordoned, the node would admit the pod."""
     NOT_KNOWN = "not-known"
-    """It is not known what the node would decide."""
+    """It is unknown what the node would decide."""
     EXCLUDED = "excluded"
-    """Kubernetes excludes the node for the pod. Otherwise it would admit the pod, now or if no container held anything."""
+    """
+    Kubernetes excludes the node for the pod. Otherwise the node would admit the pod, now or if no container held
+    anything.
+    """
     NEVER = "never"
     """The node would refuse the pod even if no container held anything and all devices were healthy."""
     FOREIGN = "foreign"
@@ -83,7 +92,7 @@ class Resolvability(StrEnum):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
-    """The answer that a pod does not fit, or that it cannot be decided, with the reason."""
+    """The answer that a pod does not fit, or that the decision is not possible, with the reason."""
 
     reason: str
     """The kubelet's reason: TopologyAffinityError, SMTAlignmentError or UnexpectedAdmissionError."""
@@ -98,8 +107,9 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="Refusal"):
     explanation: Explanation
     undone: tuple[Allocation, ...] = ()
     """
-    In mode `kubelet`: the allocations of the pod's earlier containers at the refusal. If these are granted and released, the
-    state has the groups of NUMA nodes that the kubelet then has. Mode `best` allocates nothing before all is decided.
+    In mode `kubelet`: the allocations that the pod's earlier containers had when the pod was refused. If these are
+    granted and released, the memory account has the same groups of NUMA nodes as that of the kubelet. Mode `best`
+    allocates nothing before the whole pod is decided.
     """
     resolvability: Resolvability | None = None
     """Whether waiting can help: `in-use`, `unhealthy`, `never` or `not-known`. None: not computed."""
@@ -116,7 +126,7 @@ def with_notes(decision: Decision, notes: Iterable[str]) -> Decision:
 
 
 def with_unserved(decision: Decision, names: tuple[ResourceName, ...]) -> Decision:
-    """Returns the same decision with the names of devices that nobody serves."""
+    """Returns the same decision with the names of requested resources that no device plugin serves."""
     explanation = msgspec.structs.replace(decision.explanation, unserved=names)
     return msgspec.structs.replace(decision, explanation=explanation) if names else decision
 
@@ -128,13 +138,15 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
     decision: Decision | None
     """None: the kubelet decided, or the allocator has restarted since."""
     ailing: dict[DeviceID, DeviceHealth] = {}
-    """Held devices that are not usable now, with their health: unhealthy, of unknown health, or cordoned."""
+    """Held devices that are not usable now -> their health: unhealthy, unknown, or cordoned."""
     notes: tuple[str, ...] = ()
-    """How former allocations of this name ended, newest first, as far as it is remembered."""
+    """How former allocations of this name ended, newest first. Older ones are forgotten."""
 
 
 class PlacementContext(msgspec.Struct, frozen=True, kw_only=True):
-    """All free devices, also those that may not be chosen, for a device policy that considers the next container."""
+    """
+    All free devices, including those that must not be chosen. For device policies that consider the next container.
+    """
 
     free: Collection[DeviceID] = ()
     """All usable free devices of the resource, on any NUMA node, in the hardware's order."""
@@ -148,7 +160,7 @@ NO_CONTEXT = PlacementContext()
 
 
 class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks which devices of a resource are preferred, as the kubelet does by GetPreferredAllocation."""
+    """Asks which devices of a resource are preferred, like the kubelet's GetPreferredAllocation."""
 
     resource: ResourceName
     available: Collection[DeviceID]
@@ -157,11 +169,11 @@ class PreferenceQuestion(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     container: ContainerName
     near: tuple[DeviceID, ...] = ()
-    """Devices of other resources that are decided for the container: NICs are chosen near its GPUs."""
+    """Devices of other resources that are already chosen for the container. NICs are chosen near its GPUs."""
     context: PlacementContext = NO_CONTEXT
 
     def without_context(self) -> "PreferenceQuestion":
-        """Returns the question as a kubelet asks it, without the container's devices of other resources."""
+        """Returns the question that a kubelet would ask: without the container's devices of other resources."""
         return msgspec.structs.replace(self, near=(), context=PlacementContext(free=self.context.free))
 
 

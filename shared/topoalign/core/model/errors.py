@@ -1,9 +1,9 @@
 """
 Errors that topoalign raises on purpose.
 
-An error takes data and writes its own message. Its base class shows who can fix it; each front end (gRPC, HTTP,
-command line) maps the base classes once. `code` is stable: the name of the class, `str(error)` is the finding, and `remedy`
-the action to take.
+The constructor of an error takes data and formats the message. The base class shows who can fix the error; each front
+end (gRPC, HTTP, command line) maps only the base classes. `code` is the name of the class and stable, `str(error)` is
+the finding, and `remedy` is the action to take.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ class TopoalignError(Exception):
     code: ClassVar[str] = "Internal"
 
     def __init_subclass__(cls) -> None:
-        """The code of an error is the name of its class, unless the class gives another one."""
+        """Sets `code` to the name of the class, unless the class defines `code`."""
         cls.code = vars(cls).get("code", cls.__name__)
 
     def __init__(self, finding: str, remedy: str) -> None:
@@ -42,15 +42,16 @@ class BadRequest(TopoalignError):
 
 class NoFit(TopoalignError):
     """
-    Raised when a valid request does not fit the present state of a working node. Base of refusals that are no failure.
+    Raised when a valid request does not fit the present state of a working node. Base of refusals that are not
+    failures.
 
-    Remedy: Wait until resources are free, or ask for less.
+    Remedy: Wait until resources are free, or request less.
     """
 
 
 class Unavailable(TopoalignError):
     """
-    Raised when hardware, driver, disk, bus or another service failed. Base of errors that may pass.
+    Raised when hardware, driver, disk, bus or another service failed. Base of errors that can be temporary.
 
     Remedy: Try again, and read the log of the service.
     """
@@ -58,15 +59,15 @@ class Unavailable(TopoalignError):
 
 class TooMuchWork(NoFit):
     """
-    Raised when a search reaches its limit on work before it has the exact answer.
+    Raised when a search reaches its limit on work before it finds the exact answer.
 
-    Remedy: Ask for fewer kinds of resources, or for fewer devices.
+    Remedy: Request fewer kinds of resources, or fewer devices.
     """
 
 
 class InvalidField(BadRequest):
     """
-    Raised for a wrong value in a request, setting or message. `field` is its path, such as `cpus[3].node`.
+    Raised for an invalid value in a request, setting or message. `field` is its path, such as `cpus[3].node`.
 
     Remedy: Correct the field that the message names.
     """
@@ -153,7 +154,7 @@ class PodAlreadyAllocated(BadRequest):
 
 class NotFound(BadRequest):
     """
-    Raised for a name that does not exist: of an allocation, a node or a machine.
+    Raised for the name of an allocation, a node or a machine that does not exist.
 
     Remedy: Correct the name; the message says where to list them.
     """
@@ -166,7 +167,7 @@ class NotFound(BadRequest):
 
 class InvalidMachine(BadRequest):
     """
-    Raised when the description of a machine cannot be read. Line and column, where known, count from 1.
+    Raised when the description of a machine cannot be read. Line and column count from 1. None: unknown.
 
     Remedy: Correct that line, or describe the machine in another form.
     """
@@ -297,7 +298,7 @@ class HardwareUnknown(Unavailable):
     """
     Raised when the hardware of the node has not been read or received yet.
 
-    Remedy: Wait a moment; if it stays so, read the log of discovery.
+    Remedy: Wait a moment. If the error persists, read the log of discovery.
     """
 
     def __init__(self, node: str, why: str) -> None:
@@ -316,20 +317,26 @@ class StateFault(Unavailable):
 
 
 def quoted(texts: Sequence[str], most: int = 8, width: int = 80) -> str:
-    """Formats foreign texts for people: `most` of them, `width` characters of each, no control characters."""
+    """
+    Formats untrusted texts for messages: at most `most` of them, at most `width` characters of each, without control
+    characters.
+    """
     shown = ", ".join(repr(clean(text[: width + 1], width)) for text in texts[:most])
     return shown if len(texts) <= most else f"{shown} and {len(texts) - most} more"
 
 
 def clean(text: str, width: int = 80) -> str:
-    """Returns one line of printable text: control and format characters become `?`, and what exceeds `width` is cut."""
+    """
+    Returns one line of printable text. Control and format characters are replaced by `?`, and the text is truncated to
+    `width` characters.
+    """
     if len(text) <= width and text.isprintable():
         return text
     line = "".join(c if c.isprintable() else "?" for c in text[: width + 1])
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
-# The failure of another service: its form in an answer, and the error that is raised for it here.
+# Failures of other services: their form in an answer, and the errors that are raised for them.
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="Failure"):

@@ -27,16 +27,16 @@ DESCRIBED = "described: "
 """Prefix of `TopologyDiscovered.source` for a described machine."""
 
 LARGEST_NUMBER = 2**53
-"""Largest epoch, revision and seq. A reader whose numbers are doubles represents all of them exactly."""
+"""Largest epoch, revision and seq. A reader that uses doubles for numbers can represent all of them exactly."""
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
 
 
 class HealthState(StrEnum):
-    """The health of a device as discovery judges it."""
+    """The health of a device as determined by discovery."""
 
     UNKNOWN = "unknown"
-    """Not judged yet, or its driver does not answer. It is listed to the kubelet, as Unhealthy."""
+    """Not determined yet, or the driver does not answer. The device is listed to the kubelet as Unhealthy."""
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
 
@@ -49,11 +49,11 @@ class DeviceHealth(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     reason: str = ""
     """Why it is not healthy, for people: `GPU is lost`, `the driver has not answered for 5 s`."""
     cordoned: bool = False
-    """Whether an operator has cordoned it. Then it is not allocated, whatever its state."""
+    """Whether an operator has cordoned it. If so, it is not allocated, regardless of its state."""
 
     @property
     def usable(self) -> bool:
-        """Whether the device may be allocated: it is healthy and not cordoned."""
+        """Whether the device can be allocated: it is healthy and not cordoned."""
         return self.state is HealthState.HEALTHY and not self.cordoned
 
 
@@ -66,11 +66,11 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     node: NodeName
     """Name of the Kubernetes node."""
     epoch: Number
-    """Changes with every start of the writer, and never repeats. All data is published again in the new epoch."""
+    """Changes with every start of the writer, and is never reused. All data is published again in the new epoch."""
 
 
 class Reading(Fact, frozen=True, kw_only=True):
-    """Base of facts of which only the newest counts, because each is complete by itself."""
+    """Base of facts that contain complete data, so only the newest one counts."""
 
     revision: Number
     """Increases within the epoch. The same number again is a repetition."""
@@ -128,7 +128,7 @@ class MemoryExcess(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     owner: Owner | None = None
     """The container. None: not known yet."""
     pod_uid: str = ""
-    """UID of its pod; empty: not known."""
+    """UID of its pod; empty: unknown."""
     allocations: tuple[AllocationID, ...]
     """Ids of the allocations by which it holds the device."""
     device: DeviceID
@@ -141,8 +141,8 @@ class MemoryExcess(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
 
 class UsageObserved(Reading, frozen=True, kw_only=True, tag="UsageObserved"):
     """
-    All that the kubelet allocated without topoalign, and the rules by which it decides. Published within a second of a
-    change, also when a container begins or ceases to use more memory of a GPU than was allocated to it.
+    Everything that the kubelet allocated without topoalign, and the rules by which it decides. Published within a
+    second of a change, also when a container starts or stops using more memory of a GPU than was allocated to it.
     """
 
     containers: tuple[ContainerUsage, ...]
@@ -170,7 +170,7 @@ class AllocationBound(LedgerFact, frozen=True, kw_only=True, tag="AllocationBoun
     owner: Owner
     """The container that holds it."""
     boot: str = ""
-    """The boot in which the kubelet reported the owner; empty: not known."""
+    """The boot in which the kubelet reported the owner; empty: unknown."""
     pod_uid: str = ""
     """As `Allocation.pod_uid`. If it becomes known later than the names, the fact is published again."""
     displaced: tuple[Displaced, ...] = ()
@@ -187,8 +187,8 @@ class AllocationReleased(LedgerFact, frozen=True, kw_only=True, tag="AllocationR
     reason: str
     """
     `released`: on request; `gone`: its container ended; `orphan`: its container ended while the allocator did not run;
-    `superseded`: the kubelet allocated its devices to another container; `displaced`: the same, before the container was
-    seen to end; `other-machine`: the node simulates another described machine now.
+    `superseded`: the kubelet allocated its devices to another container; `displaced`: the same, before the end of its
+    own container was noticed; `other-machine`: the node simulates another described machine now.
     """
 
 
@@ -212,7 +212,7 @@ class AllocationRefused(LedgerFact, frozen=True, kw_only=True, tag="AllocationRe
 
 
 class AllocationDeviated(LedgerFact, frozen=True, kw_only=True, tag="AllocationDeviated"):
-    """The kubelet allocated other devices than were preferred. The allocation has the kubelet's choice."""
+    """The kubelet did not allocate the preferred devices. The allocation has the devices that the kubelet chose."""
 
     allocation: AllocationID
     """Its id."""

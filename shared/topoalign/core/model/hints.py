@@ -1,12 +1,12 @@
 """
 Hints, and the question to a hint provider.
 
-A hint names NUMA nodes on which the request can be met, and whether they are as few as possible (`preferred`). For each
-resource a provider returns a list of hints, an empty list (the request cannot be met), or None (no opinion). The merge
-treats the three differently.
+A hint is a set of NUMA nodes on which the request can be served. It is `preferred` if it has as few nodes as possible.
+For each resource, a provider returns a list of hints, an empty list (the request cannot be served), or None (no
+opinion). The merge treats the three differently.
 
-A question has all data that its answer depends on. So a provider in another process answers from the caller's data, not from
-the facts that it has received itself.
+A question contains all data on which its answer depends. So a provider in another process answers from the caller's
+data, not from the facts that it has received itself.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class TopologyHint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ResourceNeed(msgspec.Struct, frozen=True):
-    """The amount of a resource that a request needs, and the supply near the NUMA nodes."""
+    """The amount of a resource that a request needs, and the amounts that are near NUMA nodes."""
 
     amount: int
     supply: dict[Mask, int]
@@ -36,8 +36,8 @@ class ResourceNeed(msgspec.Struct, frozen=True):
 
 class HintRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    The hints if there are too many NUMA nodes to list their subsets: the subsets of `nodes` that meet all needs, and the
-    masks of `besides`. Hints with `least` nodes are preferred; none has fewer.
+    Represents the hints if there are too many NUMA nodes to list all subsets. The hints are all subsets of `nodes` that
+    meet all `needs`, and the masks in `besides`. Hints with `least` nodes are preferred. No hint has fewer nodes.
     """
 
     nodes: Mask
@@ -48,7 +48,7 @@ class HintRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 Hints = tuple[TopologyHint, ...] | HintRule | None
-"""The hints for one resource. None: no opinion. (): the request cannot be met."""
+"""The hints for one resource. None: no opinion. (): the request cannot be served."""
 
 ProviderHints = Mapping[ResourceName, Hints]
 """The hints of one provider. It has no opinion on a resource that is missing."""
@@ -61,7 +61,7 @@ class HintQuestion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     topology: tuple[int, int]
     """(epoch, revision) of the caller's TopologyDiscovered."""
     allocations: tuple[Allocation, ...]
-    """All live allocations, and those decided for earlier containers of the same pod."""
+    """All live allocations, and those that were decided for earlier containers of the same pod."""
     memory: dict[int, MemoryUse] = {}
     """`NodeState.memory`."""
     unusable: tuple[DeviceID, ...]

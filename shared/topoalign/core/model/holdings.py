@@ -1,9 +1,9 @@
 """
 Describes what is held of a device: the whole device or a part.
 
-The code uses the type `Holding`. Journals, events and the kubelet's calls use the id under which a part is handed out. Only
-this module knows the form of these ids; `holding_of` reads them. `parents` maps each part to its device: MIG-y is an
-instance of GPU-x, 0000:99:00.1 a function of mlx5_1.
+The code uses the type `Holding`. Journals, events and the kubelet's calls use the id under which a part is handed out.
+Only this module knows the form of these ids; `holding_of` reads them. A mapping, `parents`, has the device of each MIG
+instance and virtual function. In this example, MIG-y is an instance of GPU-x, and 0000:99:00.1 is a function of mlx5_1:
 
     GPU-x           Holding("GPU-x")
     GPU-x::3        Holding("GPU-x", TimeSlice(replica="3"))
@@ -12,8 +12,8 @@ instance of GPU-x, 0000:99:00.1 a function of mlx5_1.
     MIG-y::0        Holding("GPU-x", TimeSlice(replica="0", of=Instance(uuid="MIG-y")))
     0000:99:00.1    Holding("mlx5_1", FunctionHolding(address="0000:99:00.1"))
 
-Two holdings overlap if they are the same, or one is a part of the other: the whole GPU overlaps each of its parts, an
-instance its time slices. Two parts of one device do not overlap.
+Two holdings overlap if they are the same, or if one is a part of the other: a whole GPU overlaps each of its parts, and
+an instance overlaps its time slices. Two different parts of one device do not overlap.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -56,7 +56,7 @@ class TimeSlice(msgspec.Struct, frozen=True, tag=True):
     """One time slice of a device. All its slices are equal; the number only distinguishes them."""
 
     replica: str
-    """Its number as the id has it: `3`."""
+    """Its number in the id: `3`."""
     of: Whole | Instance | FunctionHolding = WHOLE
     """What is shared."""
 
@@ -65,29 +65,31 @@ UnitKind = Literal["cores", "memory"]
 """The kinds of units of a GPU: hundredths of computing time, and blocks of memory."""
 
 LETTERS: Mapping[UnitKind, str] = {"cores": "c", "memory": "m"}
-"""Before the number of a unit in its id."""
+"""Kind -> the letter before the number of a unit in its id."""
 
 KINDS: Mapping[str, UnitKind] = {letter: kind for kind, letter in LETTERS.items()}
 
 MOST_LABELS = 4_096
-"""Labels that are cached: more than the units and shares of a GPU. Each call of a kubelet names many of them."""
+"""
+Number of labels that are cached: more than a GPU has units and shares. Each call of a kubelet contains many labels.
+"""
 
 
 class Unit(msgspec.Struct, frozen=True, tag=True):
-    """One unit of a GPU: a hundredth of its computing time, or a block of its memory. Units of a kind are equal."""
+    """One unit of a GPU: a hundredth of its computing time, or a block of its memory. All units of a kind are equal."""
 
     kind: UnitKind
     number: str
-    """It only distinguishes equal units."""
+    """It only distinguishes the units."""
 
     @property
     def label(self) -> str:
-        """As the id has it: `c17`."""
+        """The kind and number in the id: `c17`."""
         return f"{LETTERS[self.kind]}{self.number}"
 
 
 class Amount(msgspec.Struct, frozen=True, gc=False):
-    """An amount of a GPU, whatever its units or slots."""
+    """An amount of cores and memory of a GPU, independent of units and slots."""
 
     cores: Annotated[int, msgspec.Meta(ge=0)]
     """Hundredths of the GPU's computing time."""
@@ -102,7 +104,7 @@ class Holding(msgspec.Struct, frozen=True):
     """What is held of one GPU or NIC: the whole, or one part."""
 
     device: DeviceID
-    """The GPU or NIC of the part; if it is not known, the part itself."""
+    """The GPU or NIC of the part. If this is unknown, the id of the part itself."""
     part: Part = WHOLE
 
     @property
@@ -137,18 +139,20 @@ def holding_of(device: DeviceID, gpus: Mapping[DeviceID, DeviceID]) -> Holding:
 
 @lru_cache(MOST_LABELS)
 def kind_of_share(label: str) -> UnitKind | None:
-    """The kind of a unit by its label, which follows `::` in its id; None: it is a time slice."""
+    """The kind of a unit by its label, which is the text after `::` in its id. None: it is a time slice."""
     kind = KINDS.get(label[:1])
     return kind if kind is not None and label.isascii() and label[1:].isdecimal() else None
 
 
 def unit_kind(device: DeviceID) -> UnitKind | None:
-    """The kind of the unit with this id, whatever is offered now; None: it is no unit."""
+    """The kind of the unit with this id, even if it is not offered now. None: the id is not that of a unit."""
     return kind_of_share(device.partition(SHARE)[2]) if SHARE in device else None
 
 
 def wholes_of(holding: Holding) -> tuple[Holding, ...]:
-    """The wholes that contain a holding, the smallest first: for a slice of an instance, the instance and the GPU."""
+    """
+    The holdings of which this one is a part, the smallest first: for a slice of an instance, the instance and the GPU.
+    """
     part = holding.part
     if part is WHOLE or isinstance(part, Whole):  # the first is faster
         return ()
@@ -158,7 +162,7 @@ def wholes_of(holding: Holding) -> tuple[Holding, ...]:
 
 
 def shared_by(holding: Holding) -> tuple[Holding, str] | None:
-    """The device that a share belongs to, and the number of the share in its id; None if it is no share."""
+    """The device to which a share belongs, and the number of the share in its id. None: the holding is not a share."""
     part = holding.part
     if isinstance(part, Unit):
         return Holding(holding.device), part.label
@@ -171,7 +175,7 @@ def may_have_parts(holding: Holding) -> bool:
 
 
 def excluding_holdings(holding: Holding) -> tuple[Holding, ...]:
-    """The holdings that exclude this one: itself and its wholes."""
+    """This holding and those of which it is a part: if one of them is held, this one cannot be allocated."""
     return (holding, *wholes_of(holding))
 
 
@@ -190,7 +194,7 @@ class HoldingSet:
             self._wholes.update(wholes_of(holding))
 
     def overlaps(self, holding: Holding) -> bool:
-        """Whether a holding of the set is the same as this one, a part of it, or a whole of it."""
+        """Whether the set contains this holding, a part of it, or a holding of which it is a part."""
         return holding in self._wholes or not self._held.isdisjoint(excluding_holdings(holding))
 
 
@@ -205,7 +209,7 @@ def is_share_id(device: DeviceID) -> bool:
 
 
 def handed_out(base: DeviceID, replicas: int, unit: UnitKind | None = None) -> Iterator[DeviceID]:
-    """The ids under which a device is handed out: its own, or `<base>::0` and so on, or units `<base>::c0`."""
+    """The ids under which a device is handed out: its own id, shares `<base>::0` etc., or units `<base>::c0` etc."""
     if replicas == 1 and unit is None:
         return iter((base,))
     before = f"{base}{SHARE}" if unit is None else f"{base}{SHARE}{LETTERS[unit]}"

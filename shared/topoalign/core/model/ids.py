@@ -10,7 +10,9 @@ PodName = NewType("PodName", str)
 ContainerName = NewType("ContainerName", str)
 
 DeviceID = NewType("DeviceID", str)
-"""The id in the kubelet's calls: a GPU's uuid, a NIC's RDMA device name. Never an index, which may change."""
+"""
+The id in the kubelet's calls: a GPU's uuid, a NIC's RDMA device name. Never an index, because an index can change.
+"""
 
 ResourceName = NewType("ResourceName", str)
 """`cpu`, `memory`, `hugepages-2Mi` or an extended resource such as `nvidia.com/gpu`."""
@@ -30,5 +32,5 @@ def is_hugepages(resource: ResourceName) -> bool:
 
 
 def is_native(resource: ResourceName) -> bool:
-    """Whether the kubelet itself allocates this resource; every other resource comes from a device plugin."""
+    """Whether the kubelet itself allocates this resource. All other resources are those of device plugins."""
     return resource in (CPU, MEMORY) or is_hugepages(resource)

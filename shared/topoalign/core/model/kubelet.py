@@ -2,9 +2,9 @@
 The rules of a node's kubelet and what it has allocated, as read by the node's allocator: the fields of `UsageObserved`
 that a prediction depends on (`core.admission.prediction`).
 
-Data that cannot be read is never guessed: a field that ends in `unknown` has the reason. Fields are never renamed or
-re-used, only added, as in `events`. Names of policies and options are plain text, so that an unknown name of a later kubelet
-does not make the event invalid.
+Data that cannot be read is never guessed: a field whose name ends in `unknown` has the reason. Fields are never renamed
+or re-used, only added, as in `events`. Names of policies and options are plain text, so an unknown name of a later
+kubelet does not make the event invalid.
 
 Source: kubelet v1.36.3, KubeletConfiguration v1beta1, the checkpoints of the three managers, PodResources v1.
 """
@@ -18,7 +18,7 @@ from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Reso
 from topoalign.core.model.topology.cpuset import LARGEST_ID, parse_cpuset
 
 NumaNodeID = Annotated[int, msgspec.Meta(ge=-1, le=LARGEST_ID)]
-"""As plugins list it, -1 included. Masks with larger ids would take gigabytes."""
+"""An id as plugins list it, including -1. Masks with larger ids would need gigabytes."""
 
 
 class KubeletRules(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -37,19 +37,22 @@ class KubeletRules(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     cpu_options: tuple[str, ...] = ()
     """Options of the static CPU manager that are on, sorted."""
     reserved_cpus: str = ""
-    """CPUs kept for the system as a list `0-3,8`."""
+    """CPUs that are reserved for the system, as a list `0-3,8`."""
     reserved_cpu_count: int = 0
-    """Number of CPUs that the kubelet chooses and keeps for the system if `reserved_cpus` is empty."""
+    """Number of CPUs that the kubelet chooses and reserves for the system if `reserved_cpus` is empty."""
     memory_manager: str
     """Policy of the memory manager: `Static` or `None`."""
     reserved_memory: dict[NumaNodeID, dict[ResourceName, int]] = {}
-    """NUMA node id -> resource -> bytes kept for the system."""
+    """NUMA node id -> resource -> bytes that are reserved for the system."""
     placement: str
     """Device policy of topoalign's device plugin, which answers the kubelet's GetPreferredAllocation."""
     compat: str = ""
-    """The node's `TOPOALIGN_COMPAT`: `gaia` or `hami`, whose decisions topoalign then repeats; empty: topoalign's own."""
+    """The node's `TOPOALIGN_COMPAT`: `gaia` or `hami`, whose rules topoalign applies. Empty: topoalign's own rules."""
     unknown: str = ""
-    """Why the kubelet's configuration cannot be read. Then these are the allocator's settings. Empty: it was read."""
+    """
+    Why the kubelet's configuration cannot be read. In this case, the rules are the allocator's settings. Empty: it was
+    read.
+    """
 
     def __post_init__(self) -> None:
         parse_cpuset(self.reserved_cpus)  # as for `Allocation`
@@ -85,28 +88,31 @@ class CheckpointEntry(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
 
 
 class KubeletObserved(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """What the node's own prediction depends on, besides topology, health and allocations."""
+    """The data on which the node's own predictions depend, in addition to topology, health and allocations."""
 
     version: str = ""
-    """The kubelet's version, as configured (`TOPOALIGN_KUBELET_VERSION`). Empty: not known."""
+    """The kubelet's version, as configured (`TOPOALIGN_KUBELET_VERSION`). Empty: unknown."""
     rules: KubeletRules
     """The rules by which it decides."""
     devices: dict[ResourceName, tuple[ListedDevices, ...]] | None = None
-    """Resource -> healthy devices of other plugins (PodResources GetAllocatableResources). None: not known."""
+    """Resource -> healthy devices of other plugins (PodResources GetAllocatableResources). None: unknown."""
     devices_unknown: str = ""
     """Why `devices` is None."""
     registered: tuple[ResourceName, ...] | None = None
-    """Resources for which the device checkpoint has a plugin or an allocated device. None: not known."""
+    """Resources for which the device checkpoint has a plugin or an allocated device. None: unknown."""
     entries: tuple[CheckpointEntry, ...] = ()
     """The checkpoint entries of existing pods, sorted by UID and container."""
     dropped: dict[AllocationID, dict[ResourceName, tuple[DeviceID, ...]]] = {}
-    """Live allocation -> resource -> its devices that are free, because the checkpoint lists them only for deleted pods."""
+    """
+    Live allocation -> resource -> those of its devices that are free, because the checkpoint lists them only for
+    deleted pods.
+    """
     ended: tuple[AllocationID, ...] = ()
     """Live allocations whose containers have certainly ended, so that the kubelet counts their devices as free."""
     memory: dict[NumaNodeID, MemoryUse] = {}
-    """NUMA node id -> its memory that the memory manager has allocated, and its group."""
+    """NUMA node id -> the memory that the memory manager has allocated there, and the node's group."""
     memory_doubt: str = ""
-    """Why `memory` is not certain. Empty: it is."""
+    """Why `memory` is not certain. Empty: it is certain."""
     cpus_unknown: str = ""
     """Why `entries` has no CPUs. Empty: they were read."""
     memory_unknown: str = ""
@@ -114,16 +120,18 @@ class KubeletObserved(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
     checkpoint_unknown: str = ""
     """Why `entries` and `dropped` have no devices. Empty: they were read."""
     pods_unknown: str = ""
-    """Why it is not known which pods are deleted. Then all checkpoint entries count. Empty: it is known."""
+    """Why it is unknown which pods are deleted. If it is, all checkpoint entries count. Empty: it is known."""
     notes: tuple[str, ...] = ()
-    """Which pods are deleted, and for which pods this is not known."""
+    """Which pods are deleted, and for which pods this is unknown."""
     started: float | None = None
-    """When the kubelet began to listen for plugins, in seconds since 1970. None: not known."""
+    """When the kubelet began to listen for plugins, in seconds since 1970. None: unknown."""
     settle_seconds: float = 0.0
-    """Seconds after `started` in which the kubelet may not list all its pods."""
+    """Number of seconds after `started` during which the kubelet might not list all its pods."""
     stale: str = ""
-    """Why this is an earlier content of the files, and of which time. Empty: they were read in time."""
+    """Why the data is from an earlier reading of the files, with its time. Empty: the files were read in time."""
     record_doubt: str = ""
-    """Why the allocator's record may lack allocations, after its journal was damaged. Empty: it is complete."""
+    """Why allocations may be missing in the allocator's record after damage to its journal. Empty: it is complete."""
     unknown: str = ""
-    """Why the files could not be read: too slow, or too large. The last answer of PodResources counts instead."""
+    """
+    Why the files could not be read: too slow, or too large. If so, the last answer of PodResources counts instead.
+    """

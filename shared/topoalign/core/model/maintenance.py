@@ -1,6 +1,6 @@
 """
-Commands of an operator to a node: about devices to its discovery, about the record to its allocator. Services of the node
-report failing devices in the same way.
+Commands of an operator to the discovery of a node, about its devices. Services of the node report failing devices in
+the same way.
 """
 
 from typing import Literal
@@ -10,7 +10,10 @@ import msgspec
 from topoalign.core.model.ids import NodeName
 
 Override = Literal["cordon", "uncordon", "heal", "report"]
-"""`cordon`: do not offer; `uncordon`: offer again; `heal`: treat as healthy again; `report`: a service saw it fail."""
+"""
+`cordon`: do not allocate the device; `uncordon`: allocate it again; `heal`: treat it as healthy again; `report`: a
+service found that it fails.
+"""
 
 
 class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -21,6 +24,6 @@ class DevicesRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     node: NodeName
     devices: tuple[str, ...]
-    """Ids, PCI addresses, `GPU3` or `NIC2`, or indexes among the GPUs; a MIG instance by its uuid."""
+    """Ids, PCI addresses, names such as `GPU3` or `NIC2`, or GPU indexes. MIG instances only by uuid."""
     reason: str = ""
     """Why the devices are cordoned or fail, for people."""

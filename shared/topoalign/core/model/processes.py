@@ -1,5 +1,5 @@
 """
-Measurements of GPUs at one moment: use of their memory and computing time, and the processes that use them.
+Measurements of GPUs at one point in time: the use of their memory and computing time, and the processes that use them.
 
 A measurement is not a fact: nothing stores it, and the next one may differ.
 """
@@ -11,29 +11,34 @@ import msgspec
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, NodeName
 
 ProcessKind = Literal["compute", "graphics", "mps"]
-"""The driver's list of the process: it computes, it draws, or it computes through an MPS server."""
+"""The driver's list that contains the process: compute processes, graphics processes, or clients of an MPS server."""
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """Where a process runs, and its name. An empty field is not known, or does not exist as the process is in no pod."""
+    """
+    Where a process runs, and its name. An empty field is unknown, or does not apply because the process is in no pod.
+    """
 
     pod_uid: str = ""
     """UID of its pod as in the kubelet's checkpoint. For a static pod: 32 hex digits."""
     container_id: str = ""
     """Id that the container runtime has given to its container."""
     container: ContainerName = ContainerName("")
-    """Read from the mounts of the container. A container that may mount can change it, so it is no proof."""
+    """
+    Read from the mounts of the container. It is not reliable, because a container with the permission to mount can
+    change it.
+    """
     cgroup: str = ""
-    """Path of its control group if it is in no pod: `/system.slice/docker-….scope`."""
+    """Path of its control group (cgroup) if it is in no pod: `/system.slice/docker-….scope`."""
     command: str = ""
     """Name of its program, at most 15 bytes."""
 
 
 class GpuProcess(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """A process that has a GPU, or a MIG instance of one, open for work."""
+    """A process that uses a GPU or a MIG instance."""
 
     pid: int
-    """Its id in the node's first PID namespace."""
+    """Its id in the node's initial PID namespace."""
     kinds: tuple[ProcessKind, ...]
     """In the order of `ProcessKind`; one process may be in several lists."""
     memory: int | None = None
@@ -49,7 +54,7 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     device: DeviceID
     memory: int | None = None
-    """Bytes in all. None, here and below: the driver does not report it."""
+    """Bytes in total. None, here and below: the driver does not report it."""
     memory_used: int | None = None
     """Bytes in use. More than the sum of all processes, because the driver itself needs some."""
     utilization: int | None = None
@@ -63,21 +68,24 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The use of a node's GPUs at one moment."""
+    """The use of a node's GPUs at one point in time."""
 
     node: NodeName
     time: float
-    """When it was measured: wall seconds."""
+    """When it was measured, in seconds since 1970."""
     devices: tuple[DeviceUse, ...]
-    """GPUs in the order of the driver, each followed by its MIG instances. One that does not report its id is missing."""
+    """
+    GPUs in the order of the driver, each followed by its MIG instances. Devices that do not report their id are
+    missing.
+    """
     finding: str = ""
-    """Why it is not known where processes run; empty: it is."""
+    """Why it is unknown where processes run. Empty: it is known."""
     left_out: int = 0
-    """Processes that are not listed because there are too many: those with the least memory."""
+    """Number of processes that are not listed because there are too many. They use the least memory."""
 
 
-# Use of GPUs as counted by the library that limits containers (HAMi-core). The library shares files between the processes of
-# a container. The container can write anything into these files, so they are not reliable.
+# Use of GPUs as counted by the library that limits containers (HAMi-core). The processes of a container share a file
+# for these counts. The container can write anything into this file, so the counts are not reliable.
 
 
 class LibraryCount(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -96,7 +104,10 @@ class LibraryCount(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     utilization: int | None = None
     """Percent of the last second in which any CUDA kernel ran, as NVML reported to the library."""
     last_kernel: int | None = None
-    """Wall seconds of the newest CUDA kernel on any GPU of the container, or of the start of its newest process."""
+    """
+    Time of the newest CUDA kernel on any GPU of the container, or of the start of its newest process, in seconds since
+    1970.
+    """
 
 
 class LibraryUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,5 +1,5 @@
 """
-The request of a pod, and the rules under which a node decides about it.
+The request of a pod, and the rules by which a node decides about it.
 
 Quantities are whole numbers in one unit each: `cpu` in millicores, `memory` and `hugepages-*` in bytes, every other
 resource as a count of devices. Requests come from outside: `core.demand.pod_validation` checks every field before
@@ -19,15 +19,18 @@ from topoalign.core.model.ids import CPU, MEMORY, ContainerName, Namespace, Node
 from topoalign.core.model.reservations import Reservation
 
 LARGEST_QUANTITY = 2**63 - 1
-"""Kubernetes quantities have 64 bits."""
+"""Kubernetes quantities are 64-bit integers."""
 
 MOST_CONTAINERS = 100
-"""Init containers included. Limits the work of a decision, which compares each container with all before it."""
+"""
+Maximum number of containers of a pod, including init containers. Limits the work of a decision, which compares each
+container with all earlier ones.
+"""
 
 
 GANG = "topoalign.io/gang"
 GANG_SIZE = "topoalign.io/gang-size"
-"""Annotations of pods that start together or not at all: the name of their gang, and how many pods it has."""
+"""Annotations of pods that start together or not at all: the name of their gang, and the number of its pods."""
 GPU_COUNT = "topoalign.io/gpus"
 """The annotation with the number of GPUs over which the units of a container are spread (`core.demand.shares`)."""
 
@@ -38,11 +41,11 @@ class Mode(StrEnum):
     KUBELET = "kubelet"
     """Exactly as the kubelet decides, with its known faults: for predictions."""
     BEST = "best"
-    """For admissions that topoalign decides itself: by the devices that are free now, without CPU-less NUMA nodes."""
+    """For admissions that topoalign decides itself: only devices that are free now, and no NUMA nodes without CPUs."""
 
 
 class Qos(StrEnum):
-    """QoS classes of pods, by Kubernetes' names."""
+    """QoS classes of pods, with the names that Kubernetes uses."""
 
     GUARANTEED = "Guaranteed"
     BURSTABLE = "Burstable"
@@ -56,7 +59,7 @@ class ContainerRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     requests: dict[ResourceName, int] = {}
     limits: dict[ResourceName, int] = {}
     sidecar: bool = False
-    """An init container with restart policy Always: it runs on together with the app containers."""
+    """An init container with restart policy Always, which keeps running with the app containers."""
 
 
 class PodLevelResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -72,7 +75,7 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     namespace: Namespace = Namespace("default")
     name: PodName
     annotations: dict[str, str] = {}
-    """Annotations that decide about devices, for example docs/joint-allocation.md. Others are ignored."""
+    """Annotations that affect decisions, for example those in docs/joint-allocation.md. Others are ignored."""
     init_containers: tuple[ContainerRequest, ...] = ()
     containers: tuple[ContainerRequest, ...]
     resources: PodLevelResources = PodLevelResources()
@@ -82,12 +85,15 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @property
     def has_pod_level_resources(self) -> bool:
-        """Whether there are any (IsPodLevelResourcesSet of Kubernetes v1.36)."""
+        """Whether `resources` has a request or a limit (IsPodLevelResourcesSet of Kubernetes v1.36)."""
         return bool(self.resources.requests or self.resources.limits)
 
     @cached_property
     def qos(self) -> Qos:
-        """The QoS class, by pod-level CPU and memory or those of all containers (ComputePodQOS, Kubernetes v1.36)."""
+        """
+        The QoS class by the pod-level CPU and memory or, if the pod has no pod-level resources, by those of all
+        containers (ComputePodQOS, Kubernetes v1.36).
+        """
         whole: tuple[ContainerRequest | PodLevelResources, ...] = (*self.init_containers, *self.containers)
         parts = (self.resources,) if self.has_pod_level_resources else whole
         if not any(part.requests.get(r) or part.limits.get(r) for part in parts for r in (CPU, MEMORY)):
@@ -101,12 +107,14 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @property
     def gets_exclusive_resources(self) -> bool:
-        """Whether a kubelet v1.34 to v1.36 (default feature gates) gives containers of the pod CPUs of their own."""
+        """
+        Whether a kubelet v1.34 to v1.36 (default feature gates) can allocate exclusive CPUs to containers of the pod.
+        """
         return self.qos is Qos.GUARANTEED and not self.has_pod_level_resources
 
 
 class Policy(StrEnum):
-    """Topology policies by the kubelet's names."""
+    """Topology policies, with the names that the kubelet uses."""
 
     NONE = "none"
     BEST_EFFORT = "best-effort"
@@ -115,17 +123,19 @@ class Policy(StrEnum):
 
 
 class Scope(StrEnum):
-    """What is aligned as one: each container, or the whole pod."""
+    """What is aligned as one unit: each container, or the whole pod."""
 
     CONTAINER = "container"
     POD = "pod"
 
 
 class Placement(StrEnum):
-    """Device policies: topoalign's own, and those of go-gpuallocator by their names."""
+    """Device policies: topoalign's own, and those of go-gpuallocator under the same names."""
 
     TOPOLOGY = "topology"
-    """The best connected GPUs; among equal sets, the one that leaves the best set for the next container."""
+    """
+    The best connected GPUs. Of equally good sets, the one after which the best set remains for the next container.
+    """
     BEST_EFFORT = "best-effort"
     SIMPLE = "simple"
     STATIC_DGX1_PASCAL = "static-dgx1-pascal"
@@ -134,53 +144,60 @@ class Placement(StrEnum):
 
 
 class CpuOption(StrEnum):
-    """Options of the CPU manager's static policy, by the kubelet's names."""
+    """Options of the CPU manager's static policy, with the names that the kubelet uses."""
 
     FULL_PCPUS_ONLY = "full-pcpus-only"
-    """Only whole cores: a request that is not a multiple of the threads per core is refused."""
+    """Allocates only whole cores, and refuses a request that is not a multiple of the threads per core."""
     DISTRIBUTE_ACROSS_NUMA = "distribute-cpus-across-numa"
-    """Evenly over the NUMA nodes where one is not enough, instead of filling one after the other."""
+    """
+    If one NUMA node is not enough, takes CPUs evenly from several nodes, instead of filling one node after another.
+    """
     ALIGN_BY_SOCKET = "align-by-socket"
-    """A hint that stays on as few sockets as possible is preferred, too."""
+    """Hints that need no more sockets than necessary are also preferred."""
     DISTRIBUTE_ACROSS_CORES = "distribute-cpus-across-cores"
-    """Single CPUs over all cores, instead of whole cores."""
+    """Takes single CPUs of different cores, instead of whole cores."""
     STRICT_RESERVATION = "strict-cpu-reservation"
     """The shared pool does not contain the reserved CPUs."""
     PREFER_UNCORE = "prefer-align-cpus-by-uncorecache"
-    """CPUs of one last-level cache, if they fit."""
+    """Takes CPUs of one last-level cache if it has enough."""
 
 
 Compat = Literal["", "koordinator", "gaia", "hami"]
-"""Decide as topoalign (empty), or as another system, with its known faults."""
+"""The system whose rules apply, including its known faults. Empty: topoalign's own rules."""
 
 
 class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The rules by which a node admits pods. Fields that the kubelet's configuration has, too, have its names."""
+    """
+    The rules by which a node admits pods. Fields that also exist in the kubelet's configuration have the same names.
+    """
 
     policy: Policy = Policy.BEST_EFFORT
     """Topology policy. The default admits every pod that fits."""
     scope: Scope = Scope.CONTAINER
     mode: Mode = Mode.BEST
     placement: Placement = Placement.TOPOLOGY
-    """Device policy: chooses the GPUs once the NUMA affinity is known."""
+    """Device policy, which chooses the GPUs after the NUMA affinity is known."""
     compat: Compat = ""
-    """Decide as topoalign (empty), or as `koordinator`, `gaia` or `hami`, with their known faults."""
+    """The system whose rules apply, including its known faults. Empty: topoalign's own rules."""
     prefer_closest_numa_nodes: bool = False
     max_allowable_numa_nodes: int = 8
-    """In mode `kubelet`, a machine with more NUMA nodes is refused: its kubelet does not start. Mode `best` ignores it."""
+    """
+    In mode `kubelet`, a machine with more NUMA nodes is refused, because its kubelet does not start. Mode `best`
+    ignores this limit.
+    """
     cpu_manager: Literal["static", "none"] = "static"
     reserved_cpus: str = ""
-    """CPUs kept for the system, as a list `0-3,8`."""
+    """CPUs that are reserved for the system, as a list `0-3,8`."""
     reserved_cpu_count: int = 0
-    """Number of CPUs that the CPU manager chooses and keeps for the system if `reserved_cpus` is empty."""
+    """Number of CPUs that the CPU manager chooses and reserves for the system if `reserved_cpus` is empty."""
     cpu_options: frozenset[CpuOption] = frozenset()
     memory_manager: Literal["Static", "None"] = "Static"
     reserved_memory: dict[int, dict[ResourceName, int]] = {}
-    """NUMA node id -> resource -> bytes kept for the system."""
+    """NUMA node id -> resource -> bytes that are reserved for the system."""
 
 
 RuleChanges = Mapping[str, str | int | bool]
-"""Rules that are to differ from those of a node, by the field names of `AdmissionRules`."""
+"""Rules that differ from those of the node: field of `AdmissionRules` -> value."""
 NO_CHANGES: RuleChanges = MappingProxyType({})
 
 
@@ -193,7 +210,7 @@ def override_rules(rules: AdmissionRules, changes: RuleChanges) -> AdmissionRule
 
 
 class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A request that needs no more than the name of the node: for a reading, a position, or a new publication."""
+    """A request that contains only the name of the node: for a reading, a position, or a new publication."""
 
     node: NodeName
 
@@ -204,7 +221,7 @@ class ClockReading(msgspec.Struct, frozen=True, kw_only=True):
     clock: str
     """Identifies the clock. A restarted process has another one."""
     now: float
-    """Seconds since some moment."""
+    """Seconds since an arbitrary point in time."""
 
 
 class Deadline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -218,8 +235,9 @@ class Deadline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class AllocateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    Asks the allocator of a node to admit a pod (`allocate`) or to decide whether it would (`what-if`). It is safe to repeat,
-    also after a restart: if the pod's containers already hold the requested amounts, the answer is the same.
+    Asks the allocator of a node to admit a pod (`allocate`), or whether it would admit it (`what-if`). The request can
+    be repeated safely, also after a restart: if the pod's containers already hold the requested amounts, the answer is
+    the same.
     """
 
     node: NodeName
@@ -232,16 +250,22 @@ class AllocateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
 class ConfirmRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    Asks the allocator of a node what its kubelet will allocate to a pod that is about to be bound there, beside `reserved`
-    pods. The answer is a decision, as for `what-if`; nothing is recorded.
+    Asks the allocator of a node what its kubelet will allocate to a pod that is about to be bound there, if the pods in
+    `reserved` also run there. The answer is a decision, as for `what-if`; nothing is recorded.
     """
 
     node: NodeName
     pod: PodRequest
     reserved: tuple[Reservation, ...] = ()
-    """Reservations of the node for other pods, by the caller's data. Devices that the node has allocated count once."""
+    """
+    Reservations of the node for other pods, according to the caller. Reserved devices that the node has already
+    allocated count only once.
+    """
     terminated: tuple[str, ...] = ()
-    """UIDs of pods that the API server reports as terminated or deleted, and that hold something by the newest facts."""
+    """
+    UIDs of pods that the API server reports as terminated or deleted, and that still hold something according to the
+    newest facts.
+    """
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -254,13 +278,16 @@ class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class ExplainRequest(NodeRequest, frozen=True, kw_only=True):
-    """Asks how a decision was made: about an allocation by its id, or the latest about a pod `namespace/name`."""
+    """
+    Asks how a decision was made: the decision about an allocation, by its id, or the latest decision about a pod
+    `namespace/name`.
+    """
 
     target: str
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """Identifies the reading that its writer published last."""
+    """Identifies the newest reading that its writer has published."""
 
     epoch: int
     revision: int
@@ -272,9 +299,9 @@ class WriterPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The newest facts that an allocator confirms. A different fact was not published by the node's own services."""
 
     epoch: int = 0
-    """Epoch of its journal; 0: not known."""
+    """Epoch of its journal; 0: unknown."""
     seq: int = 0
     digest: str = ""
     """`NodeState.digest` after the fact of this epoch and seq."""
     readings: dict[str, tuple[int, int]] = {}
-    """`topology`, `health`, `usage` -> (epoch, revision); the first two as discovery confirmed them last."""
+    """`topology`, `health`, `usage` -> (epoch, revision). The first two are as last confirmed by discovery."""

@@ -17,7 +17,7 @@ from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.cpuset import parse_cpuset
 
 LONGEST_RESERVATION = 3600.0
-"""Seconds. A reservation usually lasts tens of seconds; this limits the effect of a forged message."""
+"""In seconds. A reservation usually lasts tens of seconds. The limit reduces the effect of a forged message."""
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_RESERVATION)]
 
@@ -28,7 +28,9 @@ class ReservedContainer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     container: ContainerName
     """Name of the container."""
     role: Role = "app"
-    """Which kind of container it is: an init container, a sidecar (an init container that is restarted), or any other."""
+    """
+    The kind of container: an init container, a sidecar (an init container that is restarted), or an app container.
+    """
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     """Resource -> devices that the container requests from the kubelet."""
     co_allocated: dict[ResourceName, tuple[DeviceID, ...]] = {}
@@ -42,9 +44,11 @@ class ReservedContainer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     memory: tuple[MemoryBlock, ...] = ()
     """Exclusive memory and hugepages."""
     slots: dict[DeviceID, Amount] = {}
-    """Slot in `devices` -> the amount of the GPU that is reserved with it. A slot that is missing: an equal part."""
+    """Slot in `devices` -> the reserved amount of its GPU. A slot that is missing stands for an equal part."""
     may_move: bool = False
-    """Whether it may get slots of other GPUs with enough left, if the kubelet does not offer these."""
+    """
+    Whether it may get slots of other GPUs with enough free capacity, if the kubelet does not offer the reserved ones.
+    """
 
     def __post_init__(self) -> None:
         """Raises ValueError for a bad list of CPUs."""
@@ -63,8 +67,10 @@ class Reservation(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     containers: tuple[ReservedContainer, ...]
     """Its containers with reserved resources, in the order of the decisions."""
     seconds_left: Seconds
-    """Seconds from the receipt of the message to the end of the reservation, by the reader's monotonic clock."""
+    """Seconds from the receipt of the message to the end of the reservation, on the reader's monotonic clock."""
     gang: str = ""
     """The gang that the pod belongs to, `namespace/name`; empty: none."""
     planned: bool = False
-    """Whether it was reserved with its gang and its bind has not begun, so that its kubelet does not request it yet."""
+    """
+    Whether it was reserved with its gang and its bind has not begun, so the kubelet does not request the devices yet.
+    """

@@ -1,8 +1,8 @@
 """
-Decodes JSON that has one meaning: no key stands twice in an object, and there is no `NaN` or `Infinity`.
+Decodes JSON, and refuses duplicate keys in an object, `NaN` and `Infinity`.
 
-A duplicate key has one meaning for a reader that takes the first value and another for a reader that takes the last; `NaN`
-and `Infinity` are not JSON, although some readers accept them.
+Text with duplicate keys is ambiguous: some parsers use the first value, others the last. `NaN` and `Infinity` are not
+valid JSON, although some parsers accept them.
 """
 
 import json
@@ -13,11 +13,11 @@ from topoalign.core.model.errors import quoted
 
 
 class AmbiguousJson(ValueError):
-    """JSON with more than one meaning; the message names the key or the constant."""
+    """The JSON is ambiguous; the message names the key or the constant."""
 
 
 def load_strict_json(text: str) -> Any:
-    """Raises AmbiguousJson, and what `json.loads` raises."""
+    """Raises AmbiguousJson, and the errors of `json.loads`."""
     return json.loads(text, object_pairs_hook=_mapping, parse_constant=_refuse_constant)
 
 

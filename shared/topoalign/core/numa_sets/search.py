@@ -1,10 +1,10 @@
 """
-Finds sets of NUMA nodes that meet several needs at once, without listing all sets.
+Finds sets of NUMA nodes that meet several needs at the same time, without listing all sets.
 
-A search decides node by node, the highest first, and leaves a node out before it takes it in; so what it finds comes in
-ascending order of the masks. It gives up a branch as soon as the best of the nodes below cannot meet some need, and where
-the same needs failed before. What is left of the 2^n sets is little for machines that exist, but a knapsack over many nodes
-stays one: every search counts its steps, and ends with TooMuchWork instead of never.
+A search decides node by node, the highest first, and tries the sets without a node before those with it. So it finds
+sets in ascending order of their masks. It abandons a branch if even the best of the lower nodes cannot meet some need,
+or if the same needs failed before. On existing machines, few of the 2^n sets remain. But on many nodes, the problem can
+be a hard knapsack problem. So each search counts its steps, and raises TooMuchWork at a limit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from topoalign.core.model.hints import ResourceNeed
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
 
 MOST_STEPS = 100_000
-"""About half a second. Alignments of real machines take hundreds."""
+"""Maximum number of steps of a decision: about half a second. Alignments on real machines take hundreds of steps."""
 
 
 class NumaSearchBudget:
@@ -46,11 +46,14 @@ def mask_meets_needs(needs: Sequence[ResourceNeed], mask: Mask) -> bool:
 
 
 State = tuple[int, int, tuple[int, ...], Mask]
-"""All that it depends on whether a branch has any set at all."""
+"""The properties that determine whether a branch has any set."""
 
 
 class Branch(NamedTuple):
-    """A part of a search: `more` of the lowest `top` nodes are to join those chosen, and `short` is still missing."""
+    """
+    A part of a search: `more` nodes of the lowest `top` nodes have to be added to `chosen`. `short`: the amount that is
+    missing for each need.
+    """
 
     top: int
     more: int
@@ -59,15 +62,17 @@ class Branch(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """The end of a branch on the stack, below its two halves: when they are done without a find, it has failed."""
+    """Marks a branch on the stack, below its two halves. If neither half has found a set, the branch has failed."""
 
     state: State
     found: int
-    """How many sets had been found before."""
+    """Number of sets that had been found before the branch."""
 
 
 class Choosing:
-    """Searches the sets of nodes that hold all of `fixed`, otherwise only some of `nodes`, and meet the needs."""
+    """
+    Searches sets of nodes that contain all of `fixed` and otherwise only some of `nodes`, and that meet the needs.
+    """
 
     def __init__(self, nodes: Mask, needs: Sequence[ResourceNeed], work: NumaSearchBudget, fixed: Mask = 0) -> None:
         self.nodes = nodes_of(nodes & ~fixed)
@@ -81,13 +86,13 @@ class Choosing:
         self.failed: set[State] = set()
 
     def masks(self, size: int) -> Iterator[Mask]:
-        """Yields the sets that have `size` nodes, ascending. Raises TooMuchWork."""
+        """Yields the sets with `size` nodes, in ascending order of their masks. Raises TooMuchWork."""
         more = size - self.fixed.bit_count()
         if 0 <= more <= len(self.nodes):
             yield from self._below(Branch(len(self.nodes), more, self.short, self.fixed))
 
     def least_size(self) -> int | None:
-        """The fewest nodes that meet the needs, at least one. None: not even all of them do. Raises TooMuchWork."""
+        """The minimum number of nodes that meet the needs, at least 1. None: all nodes do not. Raises TooMuchWork."""
         most = self.fixed.bit_count() + len(self.nodes)
         if any(lacks > best[-1][-1] for lacks, best in zip(self.short, self.best, strict=True)):
             return None
@@ -95,7 +100,7 @@ class Choosing:
         return next((size for size in sizes if next(self.masks(size), None) is not None), None)
 
     def _below(self, start: Branch) -> Iterator[Mask]:
-        """Yields the sets of a branch. It keeps its own stack: machines have more nodes than calls can be nested."""
+        """Yields the sets of a branch. It has its own stack, because more nodes are possible than nested calls."""
         found = 0
         undecided: list[Branch | Tried] = [start]
         while undecided:
@@ -122,7 +127,7 @@ class Choosing:
                 undecided.append(Branch(node, more, short, chosen))
 
     def _taking(self, node: int, short: tuple[int, ...], chosen: Mask) -> tuple[int, ...]:
-        """What is still missing once this node is added; supply that is near a chosen node already adds nothing."""
+        """The missing amounts after this node is added. Supply that is near an already chosen node adds nothing."""
         pairs = zip(short, self.gains[node], strict=True)
         return tuple(lacks - sum(n for near, n in gain if not near & chosen) for lacks, gain in pairs)
 
@@ -140,7 +145,7 @@ def _gains(needs: Sequence[ResourceNeed], nodes: Sequence[int]) -> list[list[lis
 
 
 def _best_sums(amounts: Sequence[int]) -> list[list[int]]:
-    """[top][more]: the largest sum of `more` of the first `top` amounts; -1 where there are not so many."""
+    """[top][more]: the largest sum of `more` of the first `top` amounts; -1 if `more` exceeds `top`."""
     rows = []
     for top in range(len(amounts) + 1):
         sums = list(accumulate(sorted(amounts[:top], reverse=True), initial=0))

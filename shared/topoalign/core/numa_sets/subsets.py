@@ -1,9 +1,9 @@
 """
 Lists every subset of a few NUMA nodes, in the kubelet's order: by size, then by the positions of the nodes.
 
-Subsets are numbered: bit i of a number is the i-th node. Whatever adds up over nodes is then computed for all subsets by
-doubling a list once per node, which keeps 2^8 subsets at microseconds; more than 12 nodes are refused. A `HintRule` is
-listed as the hints that it stands for.
+Subsets are numbered: bit i of a number is the i-th node. Sums over nodes are computed for all subsets by doubling a
+list once per node, which takes microseconds for 2^8 subsets. More than 12 nodes are refused. A `HintRule` is expanded
+to its hints.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,14 +16,14 @@ from topoalign.core.model.hints import HintRule, ResourceNeed, TopologyHint
 from topoalign.core.model.topology.bitmask import Mask, nodes_of, union
 
 MOST_NODES = 12
-"""4,096 subsets: a few milliseconds. The kubelet stops at 8 nodes unless configured otherwise."""
+"""12 nodes have 4,096 subsets, which take a few milliseconds. By default, the kubelet allows at most 8 nodes."""
 
 
 class TooManyNumaNodes(NoFit):
     """
     Raised when the machine has more NUMA nodes than the kubelet accepts.
 
-    Or so many that their subsets cannot be listed.
+    Also raised when there are too many to list their subsets.
 
     Remedy: Raise `max-allowable-numa-nodes` of the kubelet.
     """
@@ -36,7 +36,7 @@ class Subsets:
     nodes: tuple[int, ...]
     masks: tuple[Mask, ...]
     order: tuple[int, ...]
-    """The non-empty ones as the kubelet enumerates them."""
+    """The numbers of the non-empty subsets in the kubelet's order."""
     numbers: Mapping[Mask, int]
 
 
@@ -63,13 +63,13 @@ def sums_by_subset(amounts: Iterable[int]) -> list[int]:
 
 
 def fewest_with(amounts: Iterable[int], needed: int) -> int | None:
-    """How few of these amounts add up to what is needed, at least one; None: all of them are too little."""
+    """The minimum number of these amounts whose sum is at least `needed`, at least 1. None: the sum of all is less."""
     sums = accumulate(sorted(amounts, reverse=True))
     return next((count for count, total in enumerate(sums, 1) if total >= needed), None)
 
 
 def hints_of_rule(rule: HintRule) -> tuple[TopologyHint, ...]:
-    """The hints that a rule stands for, in the kubelet's order. Raises TooManyNumaNodes."""
+    """The hints of a rule, in the kubelet's order. Raises TooManyNumaNodes."""
     everywhere = union((rule.nodes, *rule.besides))
     space = subsets(nodes_of(everywhere))
     enough = [list(map(need.amount.__le__, totals_by_subset(space.nodes, space.masks, need))) for need in rule.needs]
@@ -83,13 +83,13 @@ def hints_of_rule(rule: HintRule) -> tuple[TopologyHint, ...]:
 
 @lru_cache(maxsize=64)
 def _every_hint(nodes: tuple[int, ...], least: int) -> tuple[TopologyHint, ...]:
-    """Every subset of these nodes as a hint, in the kubelet's order; those of `least` nodes are preferred."""
+    """All subsets of these nodes as hints, in the kubelet's order. Those with `least` nodes are preferred."""
     space = subsets(nodes)
     return tuple(TopologyHint(space.masks[number], number.bit_count() == least) for number in space.order)
 
 
 def totals_by_subset(nodes: tuple[int, ...], masks: tuple[Mask, ...], need: ResourceNeed) -> list[int]:
-    """How much each subset has of what is needed, by the subsets' numbers."""
+    """The supply of each subset for the need, by the subset's number."""
     counts = sums_by_subset(need.supply.get(1 << node, 0) for node in nodes)
     for near, amount in need.supply.items():
         if near.bit_count() > 1:

@@ -3,10 +3,10 @@ Chooses the exclusive CPUs of a container, once its NUMA affinity is known (kube
 static).
 
 The rule: as many CPUs as possible come from the NUMA nodes of the affinity (with align-by-socket, from all their sockets),
-the others from anywhere. `topoalign.core.cpu_assignment` chooses among equal CPUs.
+the others from any NUMA node. `topoalign.core.cpu_assignment` chooses among equal CPUs.
 
-Where containers get whole cores only, two requests are refused before that: one that would split a core, and one for more
-CPUs than there are on cores of which no CPU is kept for the system.
+If containers get only whole cores (full-pcpus-only), two kinds of requests are refused before that: for a number of
+CPUs that would split a core, and for more CPUs than are free on cores without a CPU that is reserved for the system.
 """
 
 from collections.abc import Set
@@ -22,7 +22,7 @@ from topoalign.core.profile import profile_of
 
 class NotWholeCores(NoFit):
     """
-    Raised when only whole cores may be given, and the request does not allow that.
+    Raised when only whole cores can be allocated, and the request does not allow that.
 
     The kubelet calls it SMTAlignmentError.
 
@@ -45,7 +45,7 @@ class SplitCore(NotWholeCores):
 
 
 class NotEnoughCores(NotWholeCores):
-    """Fewer CPUs are left on cores that may be given as a whole than are asked for."""
+    """Raised when fewer CPUs than requested are free on cores that can be allocated as a whole."""
 
     def __init__(self, requested: int, available: int) -> None:
         super().__init__(
@@ -64,14 +64,14 @@ def allocate_cpus(
     rules: AdmissionRules,
 ) -> frozenset[int]:
     """
-    `count` CPUs for a container of its own, as near to the affinity as can be; None stands for any node. `shared` are the
-    CPUs that no container has to itself, `reserved` those kept for the system, `reusable` were left by init containers of
-    the pod. Raises SplitCore, NotEnoughCores, NotEnoughCpus, and TooMuchWork as `take` does.
+    `count` exclusive CPUs for a container, as near to the affinity as possible. `affinity` None: any nodes. `shared`:
+    CPUs that no container has exclusively. `reserved`: CPUs for the system. `reusable`: CPUs of the pod's init
+    containers that can be reused. Raises SplitCore, NotEnoughCores, NotEnoughCpus, and TooMuchWork as `take` does.
     """
     if CpuOption.FULL_PCPUS_ONLY in rules.cpu_options:
         if cpus.cpus_per_core and count % cpus.cpus_per_core:
             raise SplitCore(count, cpus.cpus_per_core)
-        # As in the kubelet, CPUs that init containers left do not count, although the container would take them over.
+        # As in the kubelet, reusable CPUs do not count here, although the container would reuse them.
         whole = count_on_whole_cores(cpus, shared, reserved)
         if count > whole:
             raise NotEnoughCores(count, whole)
@@ -79,7 +79,7 @@ def allocate_cpus(
 
 
 def count_on_whole_cores(cpus: CpuTopology, shared: Set[int], reserved: Set[int]) -> int:
-    """How many of the shared CPUs are on cores of which no CPU is kept for the system."""
+    """Number of shared CPUs on cores without a reserved CPU."""
     broken = {cpus.core_of[cpu] for cpu in reserved if cpu in cpus.core_of}
     return sum(cpus.core_of[cpu] not in broken for cpu in shared)
 
@@ -98,7 +98,7 @@ def choose_cpus(
 
 
 def _aligned_cpus(cpus: CpuTopology, affinity: Mask, rules: AdmissionRules) -> frozenset[int]:
-    """All CPUs of the affinity's nodes, or with align-by-socket of the sockets that these touch."""
+    """All CPUs of the affinity's nodes, or with align-by-socket all CPUs of the sockets of these nodes."""
     nodes = [node for node in cpus.in_node if affinity >> node & 1]
     if CpuOption.ALIGN_BY_SOCKET not in rules.cpu_options or not profile_of(rules.mode).aligns_by_socket:
         return frozenset().union(*(cpus.in_node[node] for node in nodes))

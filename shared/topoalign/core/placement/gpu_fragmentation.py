@@ -1,6 +1,6 @@
 """
-Measures how fragmented the free GPUs are: the best connected free sets of GPUs against the best ones of the empty
-machine.
+Measures how fragmented the free GPUs are. It compares the best connected sets of free GPUs with the best ones of the
+empty machine.
 """
 
 from collections.abc import Collection
@@ -16,11 +16,11 @@ SIZES = (2, 4, 8)
 
 
 class SetsLeft(NamedTuple):
-    """Sets of one size."""
+    """The best free sets of one size."""
 
     size: int
     best: Seam
-    """The strongest seam of a set that is still free."""
+    """The strongest seam of a set of free GPUs."""
     possible: Seam
     """The strongest seam of a set of the empty machine."""
     model: str
@@ -34,15 +34,15 @@ class SetsLeft(NamedTuple):
 
 
 class Fragmentation(NamedTuple):
-    """For each size of 2, 4 and 8 of which so many GPUs are free."""
+    """For each of the sizes 2, 4 and 8 that is not larger than the number of free GPUs."""
 
     sets: tuple[SetsLeft, ...]
     exact: bool
-    """False: there are too many sets to compare, so `best` may not be the best ones."""
+    """False: there are too many sets to compare, so `best` might not be the strongest."""
 
     @property
     def overall(self) -> float:
-        """The mean loss over these sizes; 0 where no set is left to be judged."""
+        """The mean loss over these sizes; 0 if there are none."""
         return sum(each.lost for each in self.sets) / len(self.sets) if self.sets else 0.0
 
 

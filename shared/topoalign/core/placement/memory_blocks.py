@@ -2,12 +2,12 @@
 Chooses the NUMA nodes of a container's memory and hugepages (kubelet v1.36.3, memory manager, Static).
 
 The rule: memory comes from the nodes of the merged affinity if they have enough free, otherwise from the best hint of the
-memory manager that contains it. Without an affinity, from the best hint of the memory manager. A group of nodes is refused
-if one of its nodes is in use in another group.
+memory manager that contains it. Without an affinity, memory comes from the best hint of the memory manager. A group of
+nodes is refused if one of its nodes is in use in another group.
 
-Memory that a plain init container of the pod held is reused by later containers on the very same group of nodes. It then
-belongs to them: `hold_allocation` takes it out of the init container's blocks and adds it to theirs, so that every byte is
-accounted for once and is given back with the container that holds it.
+Memory that a plain init container of the pod held is reused by later containers on exactly the same group of nodes.
+Then it belongs to them: `hold_allocation` moves it from the init container's blocks to theirs. So each byte is counted
+once, and is released with the container that holds it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,14 +41,14 @@ RELEASE = "ask for less memory, or wait until a container with memory of these N
 
 
 class NotEnoughMemory(NoFit):
-    """No set of NUMA nodes that may be used together has enough free."""
+    """Raised when no set of NUMA nodes that can be used together has enough free memory."""
 
     def __init__(self, request: Mapping[ResourceName, int]) -> None:
         super().__init__(f"no NUMA nodes that may be used together have {_describe_memory(request)} free", RELEASE)
 
 
 class MemoryNotPreferred(NoFit):
-    """Other resources are aligned, but memory fits only on more NUMA nodes than it would on an empty machine."""
+    """Raised when other resources are aligned, but memory needs more NUMA nodes than on an empty machine."""
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask) -> None:
         super().__init__(
@@ -57,7 +57,10 @@ class MemoryNotPreferred(NoFit):
 
 
 class MemoryNotExtendable(NoFit):
-    """The nodes that the other resources are aligned to have too little memory, with whatever nodes added."""
+    """
+    Raised when the nodes to which the other resources are aligned have too little memory, together with any other
+    nodes.
+    """
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask) -> None:
         super().__init__(
@@ -66,7 +69,10 @@ class MemoryNotExtendable(NoFit):
 
 
 class MemoryExtensionNotPreferred(NoFit):
-    """The nodes that the other resources are aligned to have too little memory, and only a wider group has enough."""
+    """
+    Raised when the nodes to which the other resources are aligned have too little memory, and only a group that is not
+    preferred has enough.
+    """
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask, wider: Mask) -> None:
         super().__init__(
@@ -115,9 +121,10 @@ def choose_memory(
     mode: Mode = Mode.KUBELET,
 ) -> tuple[MemoryBlock, ...]:
     """
-    One block per resource of the request; `taken` is what is needed beyond reusable memory (`hold_allocation` adds that).
-    `own_hints` gives the memory manager's for this request. Whether the affinity has enough is judged by what is free
-    alone, as the kubelet does; in mode `best` with what can be reused there. Raises one of this module's errors.
+    One block per requested resource. `taken` is the memory that is needed in addition to reusable memory, which
+    `hold_allocation` adds. `own_hints` returns the memory manager's hints for this request. As in the kubelet, the
+    affinity has enough if enough is free. In mode `best`, reusable memory counts, too. Raises one of this module's
+    errors.
     """
     group = _memory_group(
         nodes, request, reusable if profile_of(mode).counts_reusable_memory else {}, affinity, own_hints
@@ -138,7 +145,7 @@ def _memory_group(
     affinity: TopologyHint,
     own_hints: Callable[[], tuple[TopologyHint, ...] | HintRule],
 ) -> Mask:
-    """The nodes to take the memory from; `counted` is what counts like free memory."""
+    """The nodes from which the memory is allocated. `counted`: reusable memory that counts as free."""
     if affinity.affinity is None:
         own = narrowest_hint(own_hints())
         if own is None:
@@ -167,7 +174,7 @@ def _nodes_named(hint: TopologyHint) -> Mask:
 
 
 def from_lowest(amounts: Sequence[int], wanted: int) -> tuple[int, ...]:
-    """How much of each amount makes up what is wanted, the first used up first."""
+    """The parts of the amounts that make up `wanted`. The first amounts are used up first."""
     parts = []
     for amount in amounts:
         parts.append(min(amount, wanted))
@@ -177,8 +184,8 @@ def from_lowest(amounts: Sequence[int], wanted: int) -> tuple[int, ...]:
 
 def hold_allocation(state: NodeState, allocation: Allocation, earlier: Iterable[Allocation]) -> NodeState:
     """
-    The state in which the allocation is live, and has taken over what it reuses of `earlier` ones of its pod. Its live
-    allocations are the ones to announce: in their order they fold to the same use of memory.
+    The state with the allocation, which has taken over the memory that it reuses from `earlier` ones of its pod. The
+    live allocations of this state are published: folded in their order, they result in the same use of memory.
     """
     after = state.holding(allocation)
     live = dict(after.allocations)
@@ -188,7 +195,7 @@ def hold_allocation(state: NodeState, allocation: Allocation, earlier: Iterable[
 
 
 def hand_over_blocks(giver: Allocation, taker: Allocation) -> tuple[Allocation, Allocation]:
-    """Both, after the taker's blocks got what they lack from the giver's blocks on the same nodes."""
+    """Both allocations, after the taker's blocks got their missing memory from the giver's blocks on the same nodes."""
     given = list(giver.memory)
     taken = list(taker.memory)
     for i, had in enumerate(given):
@@ -208,7 +215,7 @@ def _describe_memory(request: Mapping[ResourceName, int]) -> str:
 
 
 def format_gib(size: int) -> str:
-    """So many bytes in GiB: `64`, `1007.56`."""
+    """Formats bytes in GiB: `64`, `1007.56`."""
     return f"{size / GIB:.6g}"
 
 

@@ -1,14 +1,14 @@
 """
 Finds the best partition of devices into sets of one size, which device policy `best-effort` maximises.
 
-A partition splits devices into as many sets of `size` as possible, and the rest as one smaller set. Its value is the sum of
-the scores of its sets; the score of a set is the sum over its pairs (`Scores`). Only partitions in which a set of full size
-has all required devices count. The chosen set is the best one with the required devices in any partition of the highest
-value; of equal sets the one with the lowest indexes. So the answer depends on the scores alone, and not on the order of the
-devices.
+A partition splits devices into as many sets of `size` as possible. The remaining devices form one smaller set. The
+value of a partition is the sum of the scores of its sets. The score of a set is the sum over its pairs (`Scores`). Only
+partitions in which a set of full size has all required devices count. The chosen set is the best set with the required
+devices in any partition of the highest value. Of equal sets, it is the one with the lowest indexes. So the answer
+depends only on the scores, and not on the order of the devices.
 
-Up to 16 devices the search is exact. With more, sets grow greedily and then exchange devices; the answer is marked as not
-exact (docs/decisions/0026-one-exact-and-one-greedy-partition-search.md).
+For up to 16 devices, the search is exact. For more, sets grow greedily and then exchange devices, and the answer is
+marked as not exact (docs/decisions/0026-one-exact-and-one-greedy-partition-search.md).
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -26,15 +26,16 @@ class Partition(NamedTuple):
     members: tuple[int, ...]
     """The chosen set: positions, ascending."""
     total: int
-    """What the partition is worth that it belongs to."""
+    """The value of the partition that contains the set."""
     exact: bool
-    """Whether no partition is worth more, and no set is chosen before this one. False: greedy."""
+    """Whether the search was exact: no partition has a higher value, and no set is better. False: greedy."""
 
 
 def best_split(scores: Scores, available: Collection[int], required: Collection[int], size: int) -> Partition:
     """
-    The chosen set of a best partition of the available positions, and what that partition is worth. Requires distinct
-    positions of the table, all required ones available, and max(1, len(required)) <= size <= len(available).
+    The chosen set of a best partition of the available positions, and the value of that partition. Requires distinct
+    positions of the table, of which all required ones are available, and max(1, len(required)) <= size <=
+    len(available).
     """
     free = sorted(available)
     if size == len(free):
@@ -49,16 +50,19 @@ def best_split(scores: Scores, available: Collection[int], required: Collection[
     return Partition(tuple(free[member] for member in members), total, exact)
 
 
-# The exact search: a table with the best partition of each subset that can be left.
+# The exact search: a table with the best partition of each subset that can remain.
 #
 # A set of devices is a mask in which the first device has the highest bit, so of two sets of one size the one with the
 # lower indexes has the greater mask. The device with the lowest bit of a subset is in one of its sets: in one of full
-# size, or in the smaller one of what is left over. So the best partition of the subset is the best of these sets with
-# the best partition of the rest.
+# size, or in the smaller one. So the best partition of the subset is one of these sets, together with the best
+# partition of the remaining devices.
 
 
 MOST_EXACT = 16
-"""Devices. Sixteen take 10 ms to 0.3 s, depending on the size; each more doubles the number of subsets."""
+"""
+Maximum number of devices for the exact search. Sixteen take 10 ms to 0.3 s, depending on the size. Each further device
+doubles the number of subsets.
+"""
 
 
 def best_by_subsets(scores: Scores, required: Sequence[int], size: int) -> tuple[Sequence[int], int]:
@@ -69,7 +73,7 @@ def best_by_subsets(scores: Scores, required: Sequence[int], size: int) -> tuple
 
     @cache
     def total_of(subset: int) -> int:
-        """What a best partition of the subset is worth."""
+        """The value of a best partition of the subset."""
         count = subset.bit_count()
         if count <= size:
             return worth[subset]
@@ -82,7 +86,7 @@ def best_by_subsets(scores: Scores, required: Sequence[int], size: int) -> tuple
         return best
 
     def total_with(mask: int) -> int:
-        """What the best partition is worth that has this set."""
+        """The value of the best partition that has this set."""
         return worth[mask] + total_of(everything ^ mask)
 
     fixed = sum(1 << devices - 1 - member for member in required)
@@ -102,7 +106,9 @@ def _bits_of(subset: int) -> list[int]:
 
 
 def _score_subsets(scores: Scores) -> list[int]:
-    """Mask -> the score of the set, as a list. A device adds its links to the devices that are there."""
+    """
+    Mask -> the score of the set, as a list. Each device adds its links to the devices that are already in the set.
+    """
     worth = [0]
     for position in reversed(range(len(scores))):
         gains = [0]
@@ -112,26 +118,30 @@ def _score_subsets(scores: Scores) -> list[int]:
     return worth
 
 
-# The greedy search. Each set grows by the device that adds most, from every start there is, and the best of these is
-# kept; the next one grows out of the rest. Then devices of different sets change places while that adds to the total.
+# The greedy search. A set grows from each possible start, by the device that adds most to its score. The best of these
+# sets is kept, and the next set grows from the remaining devices. Then two devices of different sets are exchanged as
+# long as this increases the total.
 
 
 MOST_LOOKS = 40_000
-"""At pairs that might change places: 20 ms. Sixty-four devices have 2,016, and a dozen rounds bring nearly all there is."""
+"""
+Maximum number of pairs that are examined for an exchange: 20 ms. Sixty-four devices have 2,016 pairs, and a dozen
+rounds find nearly all improvements.
+"""
 
 Sets = list[list[int]]
-"""Positions, ascending; sets of full size in the order in which they grew, and what is left over as the last."""
+"""Positions, ascending. The sets of full size are in the order in which they grew; a smaller set is the last."""
 
 
 def greedy_split(scores: Scores, required: Sequence[int], size: int) -> tuple[Sequence[int], int]:
-    """A good set that holds all required positions, and what the partition of the table is worth that it belongs to."""
+    """A good set that has all required positions, and the value of the partition of the table that contains it."""
     sets = _exchange_devices(scores, _grow_partition(scores, required, size), required)
     holding = [members for members in sets if len(members) == size and {*required} <= {*members}]
     return _best_set(scores, holding), sum(total_score(scores, members) for members in sets)
 
 
 def _grow_partition(scores: Scores, required: Sequence[int], size: int) -> Sets:
-    """Splits all positions into sets that grow one after the other, the first from the required ones."""
+    """Splits all positions into sets that grow one after the other. The first grows from the required positions."""
     rest = list(range(len(scores)))
     indifferent = [0] * len(scores)
     sets: Sets = []
@@ -144,12 +154,12 @@ def _grow_partition(scores: Scores, required: Sequence[int], size: int) -> Sets:
 
 
 def _best_set(scores: Scores, sets: Iterable[list[int]]) -> list[int]:
-    """The set with the highest score; of equals the one with the lowest indexes."""
+    """The set with the highest score. Of equal sets, the one with the lowest indexes."""
     return min(sets, key=lambda members: (-total_score(scores, members), members))
 
 
 def _exchange_devices(scores: Scores, sets: Sets, fixed: Collection[int]) -> Sets:
-    """Exchanges two devices of different sets as long as that adds to the total; the `fixed` ones stay."""
+    """Exchanges two devices of different sets as long as this increases the total. The `fixed` ones stay."""
     home = {device: at for at, members in enumerate(sets) for device in members}
     links = [[sum(row[member] for member in members) for members in sets] for row in scores]
     movable = [device for device in sorted(home) if device not in fixed]
@@ -165,7 +175,7 @@ def _exchange_devices(scores: Scores, sets: Sets, fixed: Collection[int]) -> Set
                 continue
             our_gain = links[b][ours] - links[a][ours] - scores[a][b]
             their_gain = links[a][theirs] - links[b][theirs] - scores[a][b]
-            # the first set, which grew out of all devices, loses nothing
+            # the score of the first set, which grew from all devices, must not decrease
             first_gain = our_gain if ours == 0 else their_gain if theirs == 0 else 0
             if our_gain + their_gain > 0 and first_gain >= 0:
                 improving = True

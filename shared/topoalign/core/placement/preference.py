@@ -80,7 +80,8 @@ def prefer(
     The best `size` devices of a resource, in the hardware's order. The order of the input does not matter.
 
     GPUs are chosen by the device policy `placement`, NICs by their links to the devices `near`. Shares, MIG instances
-    and virtual functions are chosen by how much of their GPUs is held (`prefer_parts`), others in the hardware's order.
+    and virtual functions are chosen by how much of their GPU or NIC is held (`prefer_parts`), others in the hardware's
+    order.
     `context`: what else is free, for policy `topology`. (): there is no possible set (`has_possible_set`), or the node
     does not have the devices.
     """
@@ -160,7 +161,7 @@ def set_scorer(topology: Topology) -> SetScorer:
 
 
 def seam_of(topology: Topology, gpus: Collection[DeviceID]) -> str:
-    """The weakest seam of a set of the machine's GPUs, for people: `4 NVLinks, 80 GB/s`."""
+    """The weakest seam of a set of the machine's GPUs as human-readable text: `4 NVLinks, 80 GB/s`."""
     position = positions_by_gpu(topology)
     return set_scorer(topology).describe(tuple(sorted(position[gpu] for gpu in gpus)))
 
@@ -185,7 +186,8 @@ def _nearness(topology: Topology, device: DeviceID, near: Sequence[DeviceID]) ->
 # (`distributed`) or the most (`packed`) are held, including those already chosen. Among equal GPUs, the one of which
 # this container has the fewest is preferred, then the one nearest to the container's GPUs, then the first in the
 # hardware's order. The first two rules are those of NVIDIA's device plugin v0.20.0, which defines no further order.
-# Because a node can offer thousands of shares, those of each GPU are counted, and the first ones are taken.
+# A node can offer thousands of shares. So only the number of free shares of each GPU is compared, and the first free
+# shares of the chosen GPU are taken.
 
 
 def prefer_parts(

@@ -1,8 +1,8 @@
 """
-Topology policies: they merge hints, and decide whether the merged hint is good enough. Names as in the kubelet.
+Topology policies: they merge hints, and decide whether the merged hint is admitted. The names are those of the kubelet.
 
-A policy is a module with its class, a line in POLICIES and its name in `Policy`. Code elsewhere asks its attributes,
-and never which policy it is.
+A policy is a module with its class, a line in POLICIES and its name in `Policy`. Other code reads its attributes, and
+never compares its name.
 """
 
 from collections.abc import Mapping
@@ -22,4 +22,4 @@ POLICIES: Mapping[Policy, TopologyPolicy] = {
 }
 
 PREFERRED_ALONE = Policy.RESTRICTED
-"""The policy that merges as `best-effort` does and refuses what is not preferred."""
+"""The policy that merges as `best-effort` does, and refuses hints that are not preferred."""

@@ -8,7 +8,7 @@ from topoalign.core.profile import profile_of
 
 
 class BestEffortPolicy(TopologyPolicy):
-    """The kubelet's best-effort."""
+    """The kubelet's policy best-effort."""
 
     name = "best-effort"
 
@@ -19,5 +19,5 @@ class BestEffortPolicy(TopologyPolicy):
         return merge(asked.offers, asked.machine, asked.distances, asked.work)
 
     def admits(self, hint: TopologyHint) -> bool:
-        """Admits every hint, the whole machine included."""
+        """Admits every hint, including the whole machine."""
         return True

@@ -6,13 +6,13 @@ from topoalign.core.policy.topology_policy import MergeQuestion, TopologyPolicy
 
 
 class NonePolicy(TopologyPolicy):
-    """The kubelet's none."""
+    """The kubelet's policy none."""
 
     name = "none"
     asks = False
 
     def merge(self, asked: MergeQuestion) -> TopologyHint:
-        """Returns the hint for any node, whatever the offers."""
+        """Returns the hint for any node, regardless of the offers."""
         return NO_AFFINITY
 
     def admits(self, hint: TopologyHint) -> bool:

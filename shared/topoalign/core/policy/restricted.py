@@ -1,11 +1,11 @@
-"""Policy `restricted`: aligns as `best-effort` does, and admits only what is aligned as well as possible."""
+"""Policy `restricted`: aligns as `best-effort` does, and admits a container only if the merged hint is preferred."""
 
 from topoalign.core.model.hints import TopologyHint
 from topoalign.core.policy.best_effort import BestEffortPolicy
 
 
 class RestrictedPolicy(BestEffortPolicy):
-    """The kubelet's restricted."""
+    """The kubelet's policy restricted."""
 
     name = "restricted"
 

@@ -1,10 +1,10 @@
 """
-Policy `single-numa-node`: admits a container only if everything it asks for fits on one NUMA node.
+Policy `single-numa-node`: admits a container only if all its requests fit on one NUMA node.
 
-The rule (kubelet v1.36.3): of each list, only the preferred hints that name one node (or no node at all) are worth merging.
-If the merge ends with the whole machine, no node was singled out, and the affinity is left open. Distances do not count.
+The rule (kubelet v1.36.3): only preferred hints for one node, or for any node, are merged. If the merged hint is the
+whole machine, the container has no affinity. Distances do not count.
 
-In mode `best` the narrowest nodes on which everything fits must be one node.
+In mode `best`, the narrowest set of nodes on which all requests fit must be a single node.
 """
 
 from topoalign.core.model.hints import HintRule, TopologyHint
@@ -17,7 +17,7 @@ from topoalign.core.profile import profile_of
 
 
 class SingleNumaNodePolicy(TopologyPolicy):
-    """The kubelet's single-numa-node."""
+    """The kubelet's policy single-numa-node."""
 
     name = "single-numa-node"
     single_node = True
@@ -33,7 +33,7 @@ class SingleNumaNodePolicy(TopologyPolicy):
 
 
 def single(offer: Offer) -> list[TopologyHint]:
-    """The preferred hints of an offer for one node or for any; a rule is listed."""
+    """The preferred hints of an offer for one node or for any node. A rule is expanded to its hints."""
     if isinstance(offer, HintRule):
         masks = {1 << node for node in nodes_of(offer.nodes) if mask_meets_needs(offer.needs, 1 << node)} | {
             *offer.besides

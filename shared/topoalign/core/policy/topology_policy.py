@@ -1,4 +1,4 @@
-"""Defines a topology policy, which merges hints and decides whether the merged hint is good enough."""
+"""Defines the interface of topology policies, which merge hints and decide whether the merged hint is admitted."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from topoalign.core.policy.merge.kubelet_merge import Offer
 
 
 class MergeQuestion(NamedTuple):
-    """What a policy is to merge."""
+    """The input of the merge of a policy."""
 
     offers: Sequence[Offer]
     machine: Mask
     distances: Distances | None = None
-    """Given where the closest NUMA nodes are to be preferred."""
+    """Given if the closest NUMA nodes are preferred. None: distances do not count."""
     mode: Mode = Mode.KUBELET
     work: NumaSearchBudget | None = None
     order: MaskOrder | None = None
@@ -26,18 +26,18 @@ class MergeQuestion(NamedTuple):
 
 
 class TopologyPolicy(ABC):
-    """Base of the topology policies: one that asks the hint providers and admits preferred hints only."""
+    """Base class of the topology policies. By default, a policy asks the hint providers and admits preferred hints."""
 
     name: ClassVar[str]
     asks: ClassVar[bool] = True
-    """Whether the hint providers are asked at all."""
+    """Whether the hint providers are asked."""
     single_node: ClassVar[bool] = False
-    """Whether all of a container must be on one NUMA node: then only hints for one node, or for any, count."""
+    """Whether all resources of a container must be on one NUMA node: only hints for one node, or for any, count."""
 
     @abstractmethod
     def merge(self, asked: MergeQuestion) -> TopologyHint:
-        """The hint to align to: the kubelet's merge, or in mode `best` that of `narrowest_fit`. Raises TooMuchWork."""
+        """The merged hint: of the kubelet's merge or, in mode `best`, of `narrowest_fit`. Raises TooMuchWork."""
 
     def admits(self, hint: TopologyHint) -> bool:
-        """Whether a container may run with this hint."""
+        """Whether the policy admits a container with this hint."""
         return hint.preferred

@@ -1,24 +1,27 @@
 """
-Scores nodes by what their NUMA nodes have left, as the scheduler plugin NodeResourceTopologyMatch does: 0 to 100.
+Scores nodes by the free resources of their NUMA nodes, as the scheduler plugin NodeResourceTopologyMatch does: 0 to
+100.
 
-`least-allocated`, `most-allocated` and `balanced` look at each NUMA node alone, and so only at nodes with policy
-`single-numa-node`; another node gets 0. A NUMA node that does not fit has the score 0, and a node the lowest score of its
-NUMA nodes that fit, whichever the kubelet will take. In scope `container` a pod gets the mean over its containers, else the
-score of what the pod needs at once. Numbers are rounded down.
+`least-allocated`, `most-allocated` and `balanced` score each NUMA node separately. So they apply only to nodes with
+policy `single-numa-node`; other nodes get 0. A NUMA node on which the request does not fit has the score 0. A node gets
+the lowest score of its NUMA nodes on which the request fits, regardless of which one the kubelet will choose. In scope
+`container`, a pod gets the mean over its containers. Otherwise, it gets the score of its effective request. Scores are
+rounded down.
 
-    2 CPUs and 20 MiB on a NUMA node with 4 CPUs and 500 MiB left
-    least-allocated: 50 of the CPUs and 96 of the memory would be left: (50 + 96) / 2 = 73
+    2 CPUs and 20 MiB on a NUMA node with 4 free CPUs and 500 MiB of free memory
+    least-allocated: 50 % of the CPUs and 96 % of the memory would stay free: (50 + 96) / 2 = 73
     most-allocated: (50 + 4) / 2 = 27
-    balanced: the shares 0.5 and 0.04 have the sample variance 0.1058: 89
+    balanced: the fractions 0.5 and 0.04 have the sample variance 0.1058: 89
 
-`least-numa-nodes` counts the NUMA nodes that are needed, under any policy: 100, less 12 for each of them, and 6 more if no
-other set of as many is nearer together on average; 12 is 100 divided by the most NUMA nodes that the kubelet allows. Of the
-sets that fit the nearest is taken, of equals the first, and later containers have what it leaves. A distance that is not
-known is 255. Of a machine with more than 16 NUMA nodes not all sets are compared, and it may get 0.
+`least-numa-nodes` counts the needed NUMA nodes, under any policy. The score is 100, minus 12 for each needed NUMA node,
+plus 6 if no other set of the same size has a lower mean distance. 12 is 100 divided by the maximum number of NUMA nodes
+that the kubelet allows. Of the sets with enough free resources, the one with the lowest mean distance is used; of equal
+sets, the first. Later containers can use what then remains free. An unknown distance counts as 255. On a machine with
+more than 16 NUMA nodes, not all sets are compared, so the score can be 0.
 
-    1 NUMA node 94; 2 near ones 82; 2 far ones 76; fits on no set 0; asks for nothing that a NUMA node has 100
+    1 NUMA node 94; 2 near ones 82; 2 far ones 76; fits on no set 0; requests no resource of NUMA nodes 100
 
-Every node is equal for a pod that is not Guaranteed: 100. Source: scheduler-plugins 903da7df, noderesourcetopology.
+For a pod that is not Guaranteed, all nodes are equal: 100. Source: scheduler-plugins 903da7df, noderesourcetopology.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,36 +41,39 @@ from topoalign.core.scoring.zones import Amounts, Zone
 
 BEST = 100
 FARTHEST = 255
-"""Distance of NUMA nodes of which none is known; ACPI SLIT calls it unreachable."""
+"""The distance that replaces an unknown one. In ACPI SLIT, it means unreachable."""
 MOST_SETS = 12_870
-"""Sets of NUMA nodes of one size: all there are of 16 nodes. They are listed once for machines of one model, in 80 ms."""
+"""
+Maximum number of sets of NUMA nodes of one size that are compared: all sets of 8 of 16 nodes. They are listed once for
+machines of one model, in 80 ms.
+"""
 
 
 class NumaScore(StrEnum):
-    """Scores by what NUMA nodes have left."""
+    """Scores by the free resources of NUMA nodes."""
 
     LEAST_ALLOCATED = "least-allocated"
-    """Nodes on which much stays free first: pods are spread."""
+    """Nodes on which the most stays free come first: pods are spread."""
     MOST_ALLOCATED = "most-allocated"
-    """Nodes on which little stays free first: pods are packed."""
+    """Nodes on which the least stays free come first: pods are packed."""
     BALANCED = "balanced"
-    """Nodes first of whose resources the pod takes equal shares, so that none runs out before the others."""
+    """Nodes on which the pod uses equal fractions of all resources come first, so that none runs out early."""
     LEAST_NUMA_NODES = "least-numa-nodes"
-    """Nodes first on which the pod needs the fewest NUMA nodes."""
+    """Nodes on which the pod needs the fewest NUMA nodes come first."""
 
 
 class NumaNeed(NamedTuple):
-    """What of a pod and of the rules of a node's kubelet these scores depend on."""
+    """The properties of a pod and of the rules of a node's kubelet that these scores depend on."""
 
     policy: str
     scope: str
     most_nodes: int
-    """The most NUMA nodes that the kubelet allows."""
+    """The maximum number of NUMA nodes that the kubelet allows."""
     guaranteed: bool
     containers: tuple[Quantities, ...]
-    """What each container requests, init containers first; CPUs in millicores, memory in bytes."""
+    """The requests of each container, init containers first; CPUs in millicores, memory in bytes."""
     whole: Quantities
-    """What the pod needs at once."""
+    """The effective request of the pod."""
 
 
 def numa_need(demand: PodDemand) -> NumaNeed:
@@ -83,7 +89,7 @@ def numa_need(demand: PodDemand) -> NumaNeed:
 
 
 def numa_score(kind: NumaScore, need: NumaNeed, zones: Sequence[Zone]) -> int:
-    """The score, 0 to 100, of a node whose NUMA nodes have `Zone.available` left."""
+    """The score, 0 to 100, of a node with these NUMA nodes."""
     if not need.guaranteed:
         return BEST
     by_pod = need.scope == Scope.POD
@@ -99,21 +105,21 @@ def numa_score(kind: NumaScore, need: NumaNeed, zones: Sequence[Zone]) -> int:
 
 
 Strategy = Callable[[Quantities, Amounts], int]
-"""The score of what is requested on a NUMA node that has so much left; 0 where it does not fit."""
+"""(requests, free amounts of a NUMA node) -> score. 0 if the requests do not fit."""
 
 
 def _allocated(wanted: Quantities, left: Amounts, *, most: bool) -> int:
-    """The mean share, in percent, that is taken of each resource that is requested, or stays free; rounded down."""
+    """The mean percentage of the requested resources that is used (`most`) or that stays free, rounded down."""
     shares = []
     for name, amount in wanted.items():
         has = left.get(name, 0)
         counted = amount if most else has - amount
-        shares.append(counted * BEST // has if has and amount <= has else 0)  # 0: it is too little
+        shares.append(counted * BEST // has if has and amount <= has else 0)  # 0: too little is free
     return sum(shares) // len(shares) if shares else BEST
 
 
 def _balanced(wanted: Quantities, left: Amounts) -> int:
-    """100 where equal shares of all resources are taken, less their sample variance; a single resource is balanced."""
+    """100 * (1 - sample variance of the used fractions of the requested resources). A single resource is balanced."""
     if any(amount > left.get(name, 0) for name, amount in wanted.items()):
         return 0
     shares = [amount / left[name] for name, amount in wanted.items() if left.get(name)]
@@ -129,11 +135,11 @@ STRATEGIES: Mapping[NumaScore, Strategy] = {
     NumaScore.MOST_ALLOCATED: partial(_allocated, most=True),
     NumaScore.BALANCED: _balanced,
 }
-"""The scores that look at each NUMA node alone."""
+"""The scores that are computed for each NUMA node separately."""
 
 
 def _fewest_nodes(parts: Iterable[Quantities], zones: Sequence[Zone], most_nodes: int) -> int:
-    """The score of the largest set of NUMA nodes that a part needs; the parts take what they need in their order."""
+    """The score of the largest set of NUMA nodes that a part needs. The parts use up resources in their order."""
     left = [dict(zone.available) for zone in zones]
     bound = {name for zone in zones for name in zone.available}
     apart = tuple(tuple(one.costs.get(other.id, FARTHEST) for other in zones) for one in zones)
@@ -148,7 +154,7 @@ def _fewest_nodes(parts: Iterable[Quantities], zones: Sequence[Zone], most_nodes
         members, nearest = found
         most = max(most, len(members))
         near = near and nearest
-        for name, amount in part.items():  # from each node as much as it has, in their order
+        for name, amount in part.items():  # from each node as much as it has, in the order of the nodes
             for member in members:
                 taken = min(amount, left[member].get(name, 0))
                 if taken:
@@ -167,8 +173,11 @@ Members = tuple[int, ...]
 def _smallest_numa_set(
     needs: Sequence[tuple[ResourceName, int]], left: Sequence[Amounts], apart: Distances
 ) -> tuple[Members, bool] | None:
-    """The nearest of the smallest sets that have it together, and whether it alone is so near. None: none is found."""
-    # so many NUMA nodes are needed at least: those that have most of each resource
+    """
+    Of the smallest sets that have enough, the one with the lowest distances, and whether no set of its size has lower
+    ones. None: no set was found.
+    """
+    # for each resource, the minimum number of NUMA nodes: those with the most of it
     least = (fewest_with((each.get(name, 0) for each in left), amount) or len(left) + 1 for name, amount in needs)
     for size in range(max((1, *least)), len(left) + 1):
         if comb(len(left), size) > MOST_SETS:
@@ -182,6 +191,6 @@ def _smallest_numa_set(
 
 @lru_cache(maxsize=64)  # machines of one model have the same distances
 def _nearest_first(apart: Distances, size: int) -> tuple[tuple[int, Members], ...]:
-    """The sets of so many NUMA nodes, each with the sum of its distances; the nearest first, then the lowest."""
+    """The sets of `size` NUMA nodes, each with the sum of its distances: by this sum, then the lowest set first."""
     sets = combinations(range(len(apart)), size)
     return tuple(sorted((sum(apart[i][j] for i in members for j in members), members) for members in sets))

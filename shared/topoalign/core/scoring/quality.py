@@ -4,25 +4,26 @@ fragment the node.
 
 Nodes are compared by one key, element by element, which begins like that of device policy `topology`:
 
-1. the weakest seam of the GPUs that each container would get, in GB/s; of several containers the weakest one. The strongest
-   node wins. A single GPU has no seam;
-2. NICs, where the pod asks for some: how many can be local to these GPUs, then how many near;
-3. NUMA nodes: the number that the GPUs are on, divided by the fewest that so many GPUs need. The lowest wins;
-4. packing, by amounts of GPUs. With `binpack`: the links that are cut between these GPUs and GPUs that stay unused, then
-   what stays free of GPUs that are shared, then what stays free of the node, the least each. With `spread`: what stays free
-   of the node, the most.
+1. the weakest seam of the GPUs that each container would get, in GB/s. For several containers, the weakest of them. The
+   highest wins. A single GPU has no seam;
+2. NICs, if the pod requests some: the number that can be local to these GPUs, then the number that can be near. The
+   highest wins;
+3. NUMA nodes: the number of NUMA nodes of the GPUs, divided by the minimum for this number of GPUs. The lowest wins;
+4. packing, with free capacity counted in GPUs. With `binpack`: the links cut between these GPUs and GPUs that stay
+   unused, then the free capacity of the shared GPUs, then the free capacity of the node. The lowest wins. With
+   `spread`: the free capacity of the node. The highest wins.
 
-    8 GPUs in two groups of four with NVLinks inside, 1 GPU is asked for; binpack
+    8 GPUs in two groups of four with NVLinks inside; 1 GPU is requested; binpack
     a: one GPU is held; another of its group cuts the links to two GPUs     second
     b: none is held; each GPU cuts the links to three                       third
     c: all but one are held; it cuts none                                   first
 
-Element 4 fills GPUs and nodes as well as fragmentation gradient descent does (docs/decisions/0021), and knows no workload.
-Which CPUs and memory are free there is not considered. For MIG instances and
-functions nodes differ in the packing only.
+Element 4 fills GPUs and nodes as well as fragmentation gradient descent does (docs/decisions/0021), but needs no model
+of the workload. Free CPUs and memory are not considered. For MIG instances and virtual functions, nodes differ only in
+element 4.
 
-Which machine it is, what is free by position, and what is asked for decide the key; so keys are cached by these for
-all machines of one model. A node with too few of a device has none.
+The key depends only on the machine model, the free devices by position, and the request. So keys are cached by these
+for all machines of one model. A node with too few free devices has no key.
 """
 
 from collections import Counter
@@ -53,16 +54,16 @@ from topoalign.core.state.share_amounts import ShareLeft
 
 # Which GPUs a pod would get on a node.
 #
-# Whole GPUs are those that the node's device policy prefers. If the node aligns, they are on the lowest of the fewest
-# NUMA nodes that have enough; where topoalign decides itself (mode `best`), on those of the fewest NUMA nodes whose
-# GPUs come first by policy `topology`. A share is on the GPU with the least left that has enough; shares of several
-# GPUs are on those that come first by policy `topology`. Containers take GPUs one after another.
+# Whole GPUs are those that the node's device policy prefers. If the node aligns, they are on the smallest set of NUMA
+# nodes with enough GPUs. Of equally small sets, they are on the lowest one or, in mode `best`, on the one whose GPUs
+# come first by policy `topology`. A share is on the GPU that has the least free, but enough. Shares of several GPUs are
+# on those that come first by policy `topology`. Containers take GPUs one after another.
 
 
 MOST_SETS = 1_000
-"""Sets of NUMA nodes that are searched for the lowest; if there are more, the nodes with the most GPUs are taken."""
+"""Maximum number of sets of NUMA nodes to search. If there are more, the nodes with the most GPUs are used."""
 MOST_ALIGNED = 64
-"""Sets of NUMA nodes that are compared by their GPUs."""
+"""Maximum number of sets of NUMA nodes that are compared by their GPUs."""
 
 
 class TakenGpus:
@@ -75,18 +76,18 @@ class TakenGpus:
 
     @property
     def members(self) -> set[int]:
-        """All that are taken."""
+        """All taken GPUs."""
         return {gpu for members in self.taken for gpu in members}
 
     @property
     def seams(self) -> list[float]:
-        """GB/s across the weakest seam of each container with several GPUs."""
+        """GB/s of the weakest seam of each container with several GPUs."""
         several = (members for members in self.taken if len(members) > 1)
         return [self.scorer.seam(members).bandwidth(self.scorer.links.model) for members in several]
 
     @property
     def cut(self) -> int:
-        """Scores of the links between the unused GPUs that are taken and those that stay unused."""
+        """Sum of the scores of the links between taken GPUs that were unused and GPUs that stay unused."""
         return self.order.cut(tuple(sorted(self.members)))
 
 
@@ -97,8 +98,8 @@ class WholeGpus(TakenGpus):
         self, shape: Topology, free: Mapping[ResourceName, Members], placement: str, *, aligned: bool, by_gpus: bool
     ) -> None:
         """
-        `free`: resource -> the free GPUs; `placement`: the device policy; `aligned`: whether NUMA nodes count; `by_gpus`:
-        whether equally few NUMA nodes are compared by their GPUs.
+        `free`: resource -> the free GPUs; `placement`: the device policy; `aligned`: whether NUMA nodes count;
+        `by_gpus`: whether equally small sets of NUMA nodes are compared by their GPUs.
         """
         super().__init__(set_scorer(shape), {gpu for some in free.values() for gpu in some})
         self.shape = shape
@@ -108,7 +109,8 @@ class WholeGpus(TakenGpus):
         self.free = dict(free)
         self.numa = 1.0
         """
-        The NUMA nodes that the GPUs of a container are on, divided by the fewest that so many can be on; of all the most.
+        The number of NUMA nodes of a container's GPUs, divided by the minimum for this number of GPUs. The maximum over
+        all containers.
         """
 
     def take(self, name: ResourceName, size: int) -> bool:
@@ -131,35 +133,35 @@ class WholeGpus(TakenGpus):
 
     @property
     def left(self) -> int:
-        """GPUs that stay free."""
+        """Number of GPUs that stay free."""
         return sum(map(len, self.free.values()))
 
 
 class GpuLeft(NamedTuple):
-    """What is left of a GPU that is shared. Memory is in bytes."""
+    """The free capacity of a shared GPU. Memory is in bytes."""
 
     cores: int
     memory: int
     all_cores: int
     all_memory: int
-    """That are offered. 0: the size is not known, and cores alone count."""
+    """The offered memory. 0: it is unknown, and only cores count."""
     slots: int
-    """Containers that it can still take."""
+    """Maximum number of further containers on the GPU."""
     unused: bool
 
     @property
     def part(self) -> float:
-        """The part of the GPU that is left: of cores or memory, whichever is less."""
+        """The free fraction of the GPU: that of the cores or that of the memory, whichever is lower."""
         cores = self.cores / self.all_cores if self.all_cores else 0.0
         return min(cores, self.memory / self.all_memory) if self.all_memory else cores
 
     def has(self, asked: Amount, *, whole: bool) -> bool:
-        """Whether it has so much for one more container, which is to have the `whole` GPU."""
+        """Whether one more container can get this amount. `whole`: no other container can use the GPU."""
         some = self.slots > 0 and self.cores >= max(1, asked.cores) and self.memory >= asked.memory
         return some and (self.unused or not whole)
 
     def less(self, asked: Amount) -> "GpuLeft":
-        """The same after a container has got so much."""
+        """The free capacity after a container has got this amount."""
         return self._replace(
             cores=self.cores - asked.cores, memory=self.memory - asked.memory, slots=self.slots - 1, unused=False
         )
@@ -169,7 +171,7 @@ NOTHING_LEFT = GpuLeft(0, 0, 0, 0, 0, False)
 
 
 def gpu_left(gpu: ShareLeft | None) -> GpuLeft:
-    """What is left of a GPU in units or slots."""
+    """The free capacity of a GPU in units or slots."""
     if gpu is None or not gpu.usable:
         return NOTHING_LEFT
     left = gpu.left
@@ -179,7 +181,7 @@ def gpu_left(gpu: ShareLeft | None) -> GpuLeft:
 
 
 class SharedGpus(TakenGpus):
-    """Takes shares of GPUs that are offered in one way from a node, one container after another."""
+    """Takes shares of GPUs in slots, or of GPUs in units, from a node, one container after another."""
 
     def __init__(self, scorer: SetScorer, gpus: Sequence[GpuLeft]) -> None:
         super().__init__(scorer, [at for at, gpu in enumerate(gpus) if gpu.unused])
@@ -188,14 +190,14 @@ class SharedGpus(TakenGpus):
     def take(self, share: Share) -> bool:
         """Takes a share for a container. False: too few GPUs have enough."""
         amounts = [share.amount_of(Amount(cores=gpu.all_cores, memory=gpu.all_memory)) for gpu in self.gpus]
-        if share.whole:  # of a GPU of unknown size cores alone count
+        if share.whole:  # for a GPU of unknown size, only cores count
             pairs = zip(self.gpus, amounts, strict=True)
             amounts = [each if gpu.all_memory else Amount(cores=each.cores, memory=0) for gpu, each in pairs]
         pairs = zip(self.gpus, amounts, strict=True)
         enough = [at for at, (gpu, amount) in enumerate(pairs) if gpu.has(amount, whole=share.whole)]
         if len(enough) < share.gpus:
             return False
-        if share.gpus == 1:  # the GPU with the least left
+        if share.gpus == 1:  # the GPU with the least free
             least = min(self.gpus[at][:2] for at in enough)
             enough = [at for at in enough if self.gpus[at][:2] == least]
         unused = [at for at, gpu in enumerate(self.gpus) if gpu.unused]
@@ -207,13 +209,13 @@ class SharedGpus(TakenGpus):
 
     @property
     def left(self) -> float:
-        """What stays free, in GPUs."""
+        """The free capacity, in GPUs."""
         return sum(gpu.part for gpu in self.gpus)
 
 
 @computed_once
 def _gpu_numa_nodes(topology: Topology) -> Mapping[ResourceName, Mapping[int, int]]:
-    """Resource -> position of a GPU -> the NUMA node that it is listed with, where that is known."""
+    """Resource -> position of a GPU -> the NUMA node that it is listed with, if known."""
     places = positions_by_gpu(topology)
     return {
         name: {places[gpu]: nodes[0] for gpu, nodes in topology.devices[name].items() if nodes}
@@ -223,7 +225,10 @@ def _gpu_numa_nodes(topology: Topology) -> Mapping[ResourceName, Mapping[int, in
 
 
 def _aligned_free_sets(node_of: Mapping[int, int], free: Members, size: int, *, several: bool) -> list[Sequence[int]]:
-    """The free GPUs of the lowest of the fewest NUMA nodes that have enough; `several`: of each such set of nodes."""
+    """
+    The free GPUs of the smallest set of NUMA nodes with enough GPUs. Of equally small sets, the lowest one. `several`:
+    those of each such set, the lowest first.
+    """
     counts = Counter(node_of[place] for place in free if place in node_of)
     least = fewest_with(counts.values(), size)
     if least is None:
@@ -237,64 +242,67 @@ def _aligned_free_sets(node_of: Mapping[int, int], free: Members, size: int, *, 
 
 
 MOST_KEPT = 16_384
-"""Keys that are cached for machines of one model."""
+"""Maximum number of cached keys for machines of one model."""
 
 
 class NodePacking(StrEnum):
-    """Which nodes come first where the devices are equally good."""
+    """Which nodes come first if the devices are equally good."""
 
     BINPACK = "binpack"
-    """Those of which the most is held."""
+    """Those with the most held capacity."""
     SPREAD = "spread"
-    """Those of which the most is free."""
+    """Those with the most free capacity."""
 
 
 class DeviceNeed(NamedTuple):
     """The properties of a pod and of the rules of a node's kubelet that the score depends on."""
 
     gpus: tuple[tuple[ResourceName, int], ...]
-    """How many whole GPUs each container asks for."""
+    """Resource and number of whole GPUs, for each request of a container."""
     shares: tuple[Share, ...]
-    """What each container asks for of GPUs in slots or in units."""
+    """The shares of GPUs in slots or in units that the containers request."""
     nics: tuple[tuple[ResourceName, int], ...]
-    """How many NICs the pod asks for."""
+    """Resource and number of the NICs that the pod requests."""
     parts: tuple[tuple[ResourceName, int], ...]
-    """How many of other devices that are offered here."""
+    """Resource and number of other devices that topoalign offers, such as MIG instances."""
     aligned: bool
     """Whether NUMA nodes count."""
     by_gpus: bool
-    """Whether equally few NUMA nodes are compared by their GPUs."""
+    """Whether equally small sets of NUMA nodes are compared by their GPUs."""
     placement: str
 
 
 class FreeDevices(NamedTuple):
-    """What is free on a node."""
+    """The free devices of a node."""
 
     masks: Mapping[ResourceName, int]
-    """Resource -> the whole GPUs or NICs, as bits by their positions on the machine; of parts how many."""
+    """Resource -> the whole GPUs or NICs, as bits by their positions on the machine. For parts, their number."""
     slots: tuple[GpuLeft, ...]
-    """What is left of each GPU or MIG instance in slots, in the order of `shareable_devices`. Empty: there is none."""
+    """Each GPU or MIG instance in slots, in the order of `shareable_devices`. Empty: there is none."""
     units: tuple[GpuLeft, ...]
-    """What is left of each GPU in units, by position. Empty: there is none."""
+    """Each GPU in units, by position. Empty: there is none."""
 
 
 class NodeKey(NamedTuple):
-    """What sorts nodes for a pod: the best has the lowest key."""
+    """The sort key of a node for a pod: the best node has the lowest."""
 
     seam: float
-    """GB/s across the weakest seam, negative; 0 where no container gets several GPUs."""
+    """GB/s of the weakest seam, negative; 0 if no container gets several GPUs."""
     nics: tuple[int, int]
-    """NICs that can be local, and near, to the GPUs, negative."""
+    """Numbers of NICs that can be local and near to the GPUs, negative."""
     numa: float
-    """NUMA nodes that the GPUs are on, divided by the fewest that so many GPUs can be on."""
+    """Number of NUMA nodes of the GPUs, divided by the minimum for this number of GPUs."""
     packing: tuple[float, ...]
-    """Links that are cut, what stays free of shared GPUs and of the node; or what stays free of the node, negative."""
+    """
+    With `binpack`: cut links, then the free capacity of the shared GPUs and of the node. With `spread`: the free
+    capacity of the node, negative.
+    """
 
 
 def device_need(topology: Topology, demand: PodDemand) -> DeviceNeed:
     """The need of a pod on a kind of machine."""
     kinds = {name: topology.kind_of(name) for name in demand.devices}
-    # the other containers take over the GPUs of plain init containers
+    # the other containers reuse the GPUs of plain init containers
     lasting = [each for each in demand.containers if each.role != "init"]
     gpus = []
     for name in (name for name, kind in kinds.items() if kind == "gpu"):
@@ -317,7 +325,7 @@ def device_need(topology: Topology, demand: PodDemand) -> DeviceNeed:
 
 
 def free_devices(state: NodeState) -> FreeDevices:
-    """What is free on a node of each resource that is offered there."""
+    """The free devices of each resource that the node offers."""
     topology = state.hardware
     owned = state.ownership
     positions = {**positions_by_gpu(topology), **{nic: place for place, nic in enumerate(topology.nic_by_id)}}
@@ -335,7 +343,7 @@ def free_devices(state: NodeState) -> FreeDevices:
 
 
 def node_key(topology: Topology, need: DeviceNeed, free: FreeDevices, packing: NodePacking) -> NodeKey | None:
-    """The key of a node of this topology, as announced: others share its shape. None: a device is short."""
+    """The key of a node. `topology`: as announced; equal machines share its shape. None: too few devices are free."""
     shape = topology.shape
     known = keys_of(shape)
     names = (name for some in (need.gpus, need.nics, need.parts) for name, _ in some)
@@ -358,7 +366,7 @@ def keys_of(topology: Topology) -> dict[Question, NodeKey | None]:
 
 
 def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: NodePacking) -> NodeKey | None:
-    """The elements of the key together; None where a device is short."""
+    """Computes the key. None: too few devices are free."""
     nics = [(free.masks.get(name, 0), amount) for name, amount in need.nics]
     parts = [(free.masks.get(name, 0), amount) for name, amount in need.parts]
     spare = [there.bit_count() - amount for there, amount in nics] + [count - amount for count, amount in parts]
@@ -384,7 +392,7 @@ def compute_key(shape: Topology, need: DeviceNeed, free: FreeDevices, packing: N
         counts = count_nics(wanted, [*whole.members])
         local = local + counts[0]
         near = near + counts[1]
-    rest = sum(gpus.gpus[at].part for gpus in shared for at in gpus.members)  # what stays free of those taken
+    rest = sum(gpus.gpus[at].part for gpus in shared for at in gpus.members)  # the free capacity of the taken GPUs
     return NodeKey(
         seam=-round(min(seams), 1) if seams else 0.0,
         nics=(-local, -near),

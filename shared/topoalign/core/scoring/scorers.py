@@ -1,9 +1,9 @@
 """
 Defines the scores of `prioritize` by name (`TOPOALIGN_SCORING`): 0 to 10, higher is better.
 
-A scheduler asks about thousands of nodes. So what of a pod the score depends on is computed once for each kind of machine,
-what is left on a node once for each change of the node, and the key of a node for a pod once for each change of either. The
-scores follow from the keys of the nodes that are asked about.
+A scheduler requests the scores of thousands of nodes. So each input of a score is computed only after a change: the
+needs of a pod once for each kind of machine, the free resources of a node once for each change of the node, and the key
+of a node for a pod once for each change of either. The scores are computed from the keys of all nodes in the request.
 
     scorer = scorer_by_name(Scoring.QUALITY, NodePacking.BINPACK)
     need = scorer.need(topology, demand)
@@ -35,29 +35,30 @@ from topoalign.core.sharing.gaia.admission import AdmissionNode, Load, admission
 from topoalign.core.sharing.hami.gpu_scores import hami_gpus_score
 from topoalign.core.state.fold import NodeState
 
-# Orders nodes as gpu-admission does: of those on which the pod fits, the one with the least left comes first.
+# Orders nodes as gpu-admission does: of the nodes on which the pod fits, the one with the least free comes first.
 #
-#     cores left of all GPUs in units, then their memory, then the name
+#     by free cores of all GPUs in units, then by their free memory, then by name
 #     a: 150 cores and 200 blocks, b: 150 and 180, c: 800 and 1280 are tried in the order b, a, c
 #
-# gpu-admission leaves no other node than the first on which the pod fits; here the others follow, and last those on which
-# it finds no room. It does not restrict a pod without such a GPU, or with memory alone: for it all nodes are equal.
+# gpu-admission returns only the first node on which the pod fits. Here, the others follow, and last those on which the
+# pod does not fit. gpu-admission does not restrict a pod that requests no units or only memory: all nodes are equal for
+# it.
 # Source: gpu-admission 47d56ae, predicate.
 
 
 Containers = tuple[Amount, ...]
-"""What each container of a pod asks for; (): gpu-admission lets the pod go anywhere."""
+"""The units that each container of a pod requests. (): gpu-admission does not restrict the pod."""
 
 
 def unit_containers(topology: Topology, demand: PodDemand) -> Containers:
-    """The app containers with units, which are all that gpu-admission looks at."""
+    """The units of each app container that requests some. gpu-admission considers no other containers."""
     asked = (units_asked(topology, each.devices) for each in demand.containers if each.role == "app")
     containers = tuple(each for each in asked if each is not None)
     return containers if asks_for_gpu(containers) else ()
 
 
 def admission_node(state: NodeState) -> AdmissionNode | None:
-    """A node with its GPUs in units, without those that nobody can get any of; None: it has none."""
+    """A node with its GPUs in units. GPUs that are allocated as a whole are unusable. None: it has no GPUs in units."""
     units = state.ownership.units_left
     if not units:
         return None
@@ -71,14 +72,14 @@ def admission_node(state: NodeState) -> AdmissionNode | None:
 
 
 def gaia_order(containers: Containers, node: AdmissionNode | None) -> tuple[bool, Load] | tuple[()] | None:
-    """The key that sorts nodes for a pod; None for a node that gpu-admission does not try."""
+    """The sort key of a node for a pod. None: gpu-admission does not try the node."""
     if not containers:
         return ()
     return None if node is None else admission_order_key(node, containers)
 
 
 Key = tuple[Any, ...] | None
-"""What sorts nodes, the best first. None: the node comes last."""
+"""The sort key of a node: the best node has the lowest. None: the node comes last."""
 TEN = 10
 
 
@@ -86,7 +87,7 @@ class Scoring(StrEnum):
     """Names of the scores."""
 
     QUALITY = "quality"
-    """How good the devices are that the pod would get, and what it would leave (`scoring.quality`)."""
+    """The quality of the devices that the pod would get, and of those that would stay free (`scoring.quality`)."""
     LEAST_ALLOCATED = NumaScore.LEAST_ALLOCATED.value
     MOST_ALLOCATED = NumaScore.MOST_ALLOCATED.value
     BALANCED = NumaScore.BALANCED.value
@@ -98,7 +99,7 @@ class Scoring(StrEnum):
 
 
 def by_place(keys: Sequence[Key]) -> list[int]:
-    """10 for the lowest key, one less for each that follows, 1 from the tenth on; None has 0."""
+    """10 for the lowest key, one less for each following key, and 1 from the tenth key on. None gets 0."""
     lowest = nsmallest(TEN - 1, {key for key in keys if key is not None})
     scores = {None: 0} | {key: TEN - place for place, key in enumerate(lowest)}
     return [scores.get(key, 1) for key in keys]
@@ -106,14 +107,14 @@ def by_place(keys: Sequence[Key]) -> list[int]:
 
 @dataclass(frozen=True)
 class NodeScorer:
-    """One way to score nodes: a function for each thing that changes at another time."""
+    """One way to score nodes: a function for each input that changes independently."""
 
     need: Callable[[Topology, PodDemand], Any]
-    """What of a pod and its rules the score depends on, on machines of this shape."""
+    """The properties of a pod and its rules that the score depends on, for machines of this shape."""
     left: Callable[[NodeState, AdmissionRules], Any]
-    """What is left on a node. Raises NotEnoughCpus and TooMuchWork where the CPUs to keep cannot be chosen."""
+    """The free resources of a node. Raises NotEnoughCpus and TooMuchWork if the reserved CPUs cannot be chosen."""
     key: Callable[[Topology, Any, Any], Key]
-    """What sorts a node for a pod. The topology is as the node announced it, with the shape that equal machines share."""
+    """The sort key of a node for a pod. The topology is as the node announced it. Equal machines share its shape."""
     scores: Callable[[Sequence[Key]], Sequence[int]] = by_place
 
 
@@ -121,24 +122,25 @@ class NodeScorer:
 #
 # HAMi's score of a node is 10 times the sum of its held slots, cores and memory, each as a fraction of what all of
 # its GPUs in slots offer together. The pod's annotation `hami.io/node-scheduler-policy` sets whether the fullest node comes
-# first (`binpack`, the default) or the emptiest (`spread`). What the pod asks for, links and NUMA nodes do not count:
+# first (`binpack`, the default) or the emptiest (`spread`). The requests of the pod, links and NUMA nodes do not count:
 #
-#     two GPUs of 10 slots, 100 cores and 8000 MiB on each node; held is 1 slot with 25 cores and 2000 MiB on a, with 75
-#     cores and 6000 MiB on b: a has 10 x (1/20 + 25/200 + 2000/16000) = 3, b 10 x (1/20 + 75/200 + 6000/16000) = 8
-#     binpack ranks b before a, spread a before b
+#     nodes a and b have two GPUs each, with 10 slots, 100 cores and 8000 MiB per GPU
+#     a: 1 slot with 25 cores and 2000 MiB is held: 10 x (1/20 + 25/200 + 2000/16000) = 3
+#     b: 1 slot with 75 cores and 6000 MiB is held: 10 x (1/20 + 75/200 + 6000/16000) = 8
+#     binpack ranks b before a, spread ranks a before b
 #
-# A node without GPUs in slots counts as an empty one. HAMi does not restrict pods that ask for no GPU: for them all
+# A node without GPUs in slots counts as an empty one. HAMi does not restrict pods that request no GPU: for them, all
 # nodes are equal. Source: HAMi 4707fb02.
 
 
 def policy_of(topology: Topology, demand: PodDemand) -> str | None:
-    """By which policy nodes are ranked for a pod; None: HAMi does not look at it."""
+    """The policy by which nodes are ranked for a pod. None: HAMi does not rank nodes for it."""
     asks = any(amount and topology.kind_of(name) in ("gpu", "slot") for name, amount in demand.devices.items())
     return node_policy(demand.annotations) if asks else None
 
 
 def node_policy(annotations: Mapping[str, str], policy: str = GpuOrder.BINPACK) -> str:
-    """By which policy nodes are ranked for a pod with these annotations; `policy` where they name none."""
+    """The policy by which nodes are ranked for a pod with these annotations. `policy`: the default."""
     return annotations.get(NODE_POLICY, policy)
 
 
@@ -149,7 +151,7 @@ def hami_node_score(state: NodeState) -> float:
 
 
 def hami_order(policy: str | None, score: float) -> tuple[float, ...]:
-    """The key that sorts nodes of such scores for a pod: the fullest first, with `spread` the emptiest."""
+    """The sort key of a node with this score: the fullest node comes first, with `spread` the emptiest."""
     return () if policy is None else (score if policy == GpuOrder.SPREAD else -score,)
 
 
@@ -166,7 +168,7 @@ GAIA = NodeScorer(
 
 
 def scorer_by_name(scoring: Scoring, packing: NodePacking) -> NodeScorer:
-    """The scorer of this name; `packing` counts for `quality` alone."""
+    """The scorer with this name. `packing` applies only to `quality`."""
     match scoring:
         case Scoring.QUALITY:
             return NodeScorer(

@@ -1,11 +1,12 @@
 """
-Counts what each NUMA node of a machine has: in all, for containers, and left.
+Counts the resources of each NUMA node of a machine: capacity, allocatable, available.
 
-CPUs count in millicores, memory and hugepages in bytes, devices as one each. A device that is listed with several NUMA nodes
-counts on each of them, and one of which no NUMA node is known on none. CPUs are left that no container has to itself.
+CPUs count in millicores, memory and hugepages in bytes, devices as one each. A device that is listed with several NUMA
+nodes counts on each of them. A device without a known NUMA node counts on none. CPUs that no container has exclusively
+are available.
 
-    2 NUMA nodes with 8 CPUs and 2 GPUs each; CPU 0 is kept for the system, a container has GPU 1 and CPUs 2-3 of node 0
-    node 0: cpu 8000, for containers 7000, left 5000; nvidia.com/gpu 2, 2 and 1
+    2 NUMA nodes with 8 CPUs and 2 GPUs each; CPU 0 is reserved; a container has GPU 1 and CPUs 2-3 of node 0
+    node 0: cpu 8000, allocatable 7000, available 5000; nvidia.com/gpu 2, 2 and 1
 """
 
 from collections import Counter
@@ -23,7 +24,7 @@ from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 
 MILLICORES = 1000
-"""Of one CPU."""
+"""Millicores of one CPU."""
 
 Amounts = Mapping[ResourceName, int]
 
@@ -32,21 +33,21 @@ class Zone(NamedTuple):
     """One NUMA node."""
 
     id: int
-    """The kernel's number of it."""
+    """The kernel's number of the NUMA node."""
     capacity: Amounts
-    """All that it has."""
+    """All resources of the NUMA node."""
     allocatable: Amounts
-    """What of that containers may have: without what is kept for the system, and without unhealthy devices."""
+    """The part of the capacity that containers can get: without reserved resources and unhealthy devices."""
     available: Amounts
-    """What of that no container has."""
+    """The allocatable part that no container has."""
     costs: Mapping[int, int]
-    """NUMA node id -> distance (ACPI SLIT, 10 is local); empty: not known."""
+    """NUMA node id -> distance (ACPI SLIT, 10 is local); empty: unknown."""
 
 
 def zones_of(state: NodeState, rules: AdmissionRules) -> tuple[Zone, ...]:
     """
-    The NUMA nodes of a node, by id; each names the same devices, so that "none left" differs from "no such device". Raises
-    NotEnoughCpus and TooMuchWork where the CPUs that the system keeps cannot be chosen.
+    The NUMA nodes of a node, by id. All have the same device resources, with 0 if a NUMA node has no such device.
+    Raises NotEnoughCpus and TooMuchWork if the reserved CPUs cannot be chosen.
     """
     hardware = state.hardware
     memory = memory_nodes(state, rules)
@@ -64,7 +65,7 @@ def zones_of(state: NodeState, rules: AdmissionRules) -> tuple[Zone, ...]:
     return tuple(
         Zone(
             node.id,
-            # memory that is set aside as hugepages included
+            # includes memory that is reserved as hugepages
             amounts(
                 node.id,
                 cpus[0],
@@ -80,12 +81,12 @@ def zones_of(state: NodeState, rules: AdmissionRules) -> tuple[Zone, ...]:
 
 
 Near = Counter[int]
-"""NUMA node id -> how many devices are near it."""
+"""NUMA node id -> number of devices near it."""
 
 
 @computed_once
 def device_counts(topology: Topology) -> Mapping[ResourceName, Near]:
-    """Resource of which a device has a known NUMA node -> how many there are, healthy or not."""
+    """Resource -> number of its devices, healthy or not, by NUMA node. Only resources with a known NUMA node."""
     counts = {name: _count_near_nodes(devices.everything) for name, devices in topology.devices.items()}
     return {name: count for name, count in counts.items() if count}
 
@@ -106,6 +107,6 @@ def _by_node(topology: Topology, cpus: Iterable[int]) -> Counter[int]:
 
 @computed_once
 def _numa_distances(topology: Topology) -> Mapping[int, Mapping[int, int]]:
-    """NUMA node id -> NUMA node id -> distance; empty where they are not known."""
+    """NUMA node id -> NUMA node id -> distance. Empty: unknown."""
     ids = topology.node_ids
     return {node: dict(zip(ids, row, strict=False)) for node, row in zip(ids, topology.distances or (), strict=False)}

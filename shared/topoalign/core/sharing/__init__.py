@@ -1,7 +1,8 @@
 """
-Decides about shares of GPUs: which GPU a container gets that holds only some of its cores, memory or slots.
+Decides about shares of GPUs: which GPU a container gets if it requests only a part of the cores, memory or slots of a
+GPU.
 
-`shared_gpus` has what a decision knows of each GPU. `choice` decides by topoalign's own rules; which GPUs may be
-chosen, and in which order, is in `demand.share_annotations`. `gaia` and `hami` decide as these systems do. Who holds
-what is in `state`.
+`shared_gpus` describes a GPU for these decisions. `choice` applies topoalign's own rules. `demand.share_annotations`
+reads which GPUs a pod accepts, and in which order. `gaia` and `hami` apply the rules of these systems. `state` computes
+who holds what.
 """

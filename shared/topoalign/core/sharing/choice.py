@@ -14,21 +14,21 @@ amount, but too few have all amounts, the error is `ShareSplit`.
 The GPUs are chosen as follows from those that have enough:
 
 - **A share of one GPU**: the GPU with the fewest free cores, then the least free memory, then the fewest processes. So
-  shares go to GPUs that already have shares. Of equal GPUs, which are usually unused, the one that policy `topology`
-  chooses. It cuts the fewest links between unused GPUs: a GPU without a well linked partner is used before one of a
-  pair.
-- **A share of several GPUs**: the best set by policy `topology`, which here counts only links between unused GPUs as
-  cut. Of equal sets, the one with the least free capacity.
+  shares go to GPUs that already have shares. Of equal GPUs, which are usually unused, policy `topology` chooses the
+  one with the fewest links to other unused GPUs. So a GPU without a well linked partner is used before one of a pair.
+- **A share of several GPUs**: the best set by policy `topology`. Here, a set cuts only the links from its unused GPUs
+  to unused GPUs outside the set. Of equal sets, the one with the least free capacity.
 - **topology-aware**: policy `topology` decides first for a share of one GPU, too. Of equal GPUs, the one with the least
   free capacity.
 - **Whole GPUs**: the best set of unused GPUs by policy `topology`.
-- **binpack, spread**: the GPUs that are fullest, or emptiest, with the share. Fullness is the weighted sum of the used
-  fractions of slots, cores and memory. Of equally full GPUs, the best set by policy `topology`.
+- **binpack, spread**: the GPUs that would be the fullest (binpack) or the emptiest (spread) with the share. Fullness
+  is the weighted sum of the used fractions of slots, cores and memory. Of equally full GPUs, the best set by policy
+  `topology`.
 
 The lowest indexes break ties, so that the choice is deterministic. Free memory is compared in blocks of 256 MiB,
-because the sizes of GPUs of one model differ by a few pages. If there are at most 126 sets (the number for nine GPUs),
-all are compared. If there are more, these are compared: the sets that policy `topology` compares, those that it
-compares among the GPUs in use, and sets of the GPUs that are first in the order above.
+because the sizes of GPUs of one model differ by a few pages. If there are at most 126 sets (the number of
+sets of four out of nine GPUs), all are compared. If there are more, these are compared: the sets that policy `topology`
+compares, those that it compares among the GPUs in use, and sets of the GPUs that are first in the order above.
 """
 
 from collections import Counter
@@ -148,7 +148,7 @@ def groups_by_numa_node(
     large = [group for group in by_node.values() if len(group) >= size]
     if not large:
         raise ShareSplit(
-            fields.gpus, f"{size} of one NUMA node are asked for, and no node has as many with enough left"
+            fields.gpus, f"{size} GPUs of one NUMA node are asked for, and no node has {size} GPUs with enough left"
         )
     return large
 

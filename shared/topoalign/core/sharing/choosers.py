@@ -150,7 +150,7 @@ def with_missing(
     among: Iterable[DeviceID],
     compat: str,
 ) -> tuple[DeviceID, ...]:
-    """These GPUs, and as many others as the share still needs; () if there are too few others."""
+    """These GPUs, and the other GPUs that the share still needs; () if too few others are suitable."""
     missing = share.gpus - len(gpus)
     if missing <= 0:
         return tuple(gpus)
@@ -186,7 +186,7 @@ def check_gpus(amounts: Mapping[DeviceID, Amount], field: str = SHARE, gpus: int
     """
     Raises ShareSplit unless the units of a container are equal parts of `gpus` GPUs, or are whole GPUs with memory of
     each or of none. `amounts`: GPU -> amount that the container has of it. `field`: the field that the error names.
-    `gpus`: number of GPUs over which the units are spread; None: not known.
+    `gpus`: number of GPUs over which the units are spread; None: unknown.
     """
     whole = all(each.cores == CORES for each in amounts.values())
     if not amounts or (whole and len({each.memory > 0 for each in amounts.values()}) == 1):
@@ -232,14 +232,14 @@ def link_scorer(topology: Topology) -> SetScorer:
 
 
 def shared_gpus(topology: Topology, left: SharesLeft) -> tuple[SharedGpu, ...]:
-    """All `shareable_devices` with what is left of them."""
+    """All `shareable_devices` with their free amounts."""
     return tuple(shared_gpu(topology, base, gpu, left) for base, gpu in shareable_devices(topology))
 
 
 def shared_gpu(topology: Topology, base: DeviceID, gpu: Gpu, left: SharesLeft) -> SharedGpu:
     """
-    One of the `shareable_devices`. If it is not in `left`, nothing of it is left. `gpu`: the device itself, or the GPU
-    that contains the instance.
+    One of the `shareable_devices`. If `left` does not contain it, nothing of it is free. `gpu`: the device itself, or
+    the GPU that contains the instance.
     """
     here = left.get(base, NOTHING_LEFT)
     offer = offers_in_slots(topology).get(base)
@@ -316,7 +316,7 @@ class SlotChooser:
         return near if len(near) >= self._share.gpus - len(self._own) else found
 
     def check_room(self) -> None:
-        """Raises ShareDoesNotFit if too few GPUs of the node have enough, whatever the alignment."""
+        """Raises ShareDoesNotFit if too few GPUs of the node have enough free capacity, regardless of the alignment."""
         missing = self._share.gpus - len(self._own)
         if missing > 0:
             offers = offers_in_slots(self._state.hardware)
@@ -349,7 +349,9 @@ class SlotChooser:
         return self._affinity is None or (node is not None and self._affinity >> node & 1 == 1)
 
     def check_given(self, slots: Collection[DeviceID]) -> None:
-        """Raises ShareDoesNotFit if the GPUs of these slots cannot be used, or HAMi's rules find none on the node."""
+        """
+        Raises ShareDoesNotFit if the GPUs of these slots cannot be used, or if HAMi's rules find no GPUs on the node.
+        """
         if self._share.rules.hami:
             self.check_room()
         if why := self._objection([base_of(slot) for slot in slots]):

@@ -253,9 +253,9 @@ def _check_units_of_container(container: ContainerDemand, offered: UnitResources
 
 def _slots_asked(demand: PodDemand, offers: Offers) -> list[SlotResources]:
     """
-    The offers of slots that could serve the pod, if only nodes with slots can run it: the pod names an amount of the
-    offer, or requests its resource, which no node offers in another way. Offers whose resource is requested come first,
-    then those with the largest GPUs.
+    The offers of slots that could serve the pod. An offer counts if the pod names one of its amounts, or if the pod
+    requests its resource and no node offers this resource in another way. Offers whose resource is requested come
+    first, then those with the largest GPUs. Empty: nodes without slots can also run the pod.
     """
     asked = {name for each in demand.containers for name, amount in each.asked.items() if amount}
     named = {name for each in demand.containers for name in each.asked}

@@ -1,16 +1,17 @@
 """
-Warns about settings of a pod that do not prevent it from running, and that probably do not do what the user wants.
+Warns about settings of a pod that do not prevent it from running, but probably do not have the effect that the user
+wants.
 
 The webhook returns these texts as warnings of an AdmissionReview, and `what-if` prints them as notes:
 
     nvidia.com/gpumem: "4000" as an annotation      an amount is a limit of a container
-    nvidia.com/use-gpu-uuid                         a key that nobody reads, near nvidia.com/use-gpuuuid
-    nvidia.com/gpus: 2 as a limit                   a name that no node serves, near nvidia.com/gpu
+    nvidia.com/use-gpu-uuid                         a key that nobody reads, similar to nvidia.com/use-gpuuuid
+    nvidia.com/gpus: 2 as a limit                   a name that no node serves, similar to nvidia.com/gpu
 
-What is invalid, or would get other devices than it names, is refused (`pod_checks`).
+Pods that are invalid, or that would get other devices than they name, are refused (`pod_checks`).
 
-Kubernetes asks for at most 120 characters in a warning, and may cut what is longer than 256 (admission.k8s.io/v1,
-AdmissionResponse.warnings).
+Kubernetes recommends at most 120 characters per warning, and can truncate warnings that are longer than 256 characters
+(admission.k8s.io/v1, AdmissionResponse.warnings).
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -28,18 +29,21 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.topology.device_offers import Slots
 
 MOST = 8
-"""Warnings of a pod."""
+"""Maximum number of warnings of a pod."""
 LONGEST = 256
-"""Characters of a warning."""
+"""Maximum length of a warning in characters."""
 MOST_LOOKED_AT = 64
-"""Annotations, and names in limits: a pod may have a thousand, and comparing one with all that are known takes 0.1 ms."""
+"""
+Maximum number of annotations that are checked, and of names in limits. A pod can have a thousand, and the comparison of
+one with all known names takes 0.1 ms.
+"""
 CORE_LIMIT = "tencent.com/vcuda-core-limit"
-"""Gaia's: up to how much computing time the containers of a pod may use while nobody else does."""
+"""Annotation of Gaia: how much computing time a pod's containers can use if other containers do not use it."""
 READ = (*share_annotations.OF_PODS, CORE_LIMIT, *ANNOTATIONS)
 """Annotations that users write for HAMi, gpu-manager and Koordinator."""
 AMOUNTS = frozenset(Slots().resources)
 WRITTEN = frozenset((ALLOCATED_ANNOTATION, PARTITION_TABLE))
-"""Annotations that a scheduler or a node writes, of which the keys are near those."""
+"""Annotations that a scheduler or a node writes. Their keys are similar to those in `READ`."""
 
 
 def warnings_of(
@@ -48,8 +52,8 @@ def warnings_of(
     served: Collection[ResourceName],
 ) -> tuple[str, ...]:
     """
-    The texts, at most `MOST`. `limits`: resource -> path of the container that names it in its limits; `served`: what some
-    node serves, amounts included.
+    The warnings, at most `MOST`. `limits`: resource -> path of a container that names it in its limits. `served`: the
+    resources that at least one node serves, including amounts.
     """
 
     def texts() -> Iterator[str]:
@@ -66,7 +70,7 @@ def warnings_of(
                 if meant is not None:
                     where = " in resources.limits of a container" if meant in AMOUNTS else ""
                     yield f"{path}: nobody reads this key; did you mean {meant}{where}?"
-        # names that no node serves, near one that some node serves
+        # names that no node serves, but that are similar to one that a node serves
         unknown = sorted(name for name in limits if name not in served and name not in SETTINGS and not is_native(name))
         for name in unknown[:MOST_LOOKED_AT]:
             if (near := nearest_name(name, served)) is not None:
@@ -77,5 +81,5 @@ def warnings_of(
 
 
 def paths_of_limits(pod: PodRequest) -> dict[ResourceName, str]:
-    """The resources that containers name in their limits, each with the path of one of them."""
+    """Resource that containers name in their limits -> path of one of these containers."""
     return {name: where for where, container in containers_with_paths(pod) for name in container.limits}

@@ -1,19 +1,19 @@
 """
-Finds the containers that wait because one of higher priority computes on one of their GPUs.
+Finds the containers that must wait because a container of higher priority computes on one of their GPUs.
 
-The library that limits a container notes 2 when a kernel is launched (`recent_kernel`), and lets launches wait while it
-finds a number below 0. The watcher counts down, every few seconds: what is above 0 afterwards is a container that has
-launched since the last but one time. It computes on all GPUs that it holds. A container waits while another one of higher
-priority, which is a smaller number, computes on one of its own GPUs.
+The library that limits a container sets `recent_kernel` to 2 at each kernel launch. While the number is below 0, the
+library delays launches. Every few seconds, the watcher decrements the number. If it is still above 0, the container has
+launched a kernel since the previous round, and counts as computing on all GPUs that it holds. A container waits while
+another container of higher priority, which is a smaller number, computes on one of its GPUs.
 
-Example, of three containers on one GPU:
+Example with three containers on one GPU, with the old and the new value of `recent_kernel`:
 
-    priority 0, noted 2    1: it computes
-    priority 1, noted 2   -1: it waits
-    priority 1, noted -1  -1: it waits still; 0 once the first has launched nothing for two rounds
+    priority 0, 2 becomes 1: it computes priority 1, 2 becomes -1: it waits priority 1, -1 stays -1: it still waits; it
+    becomes 0 in the first round in which the first container has launched no new kernel
 
-Source: the feedback of HAMi's monitor, HAMi 4707fb02. There, numbers above 2 are counted down one by one; the library notes
-none, so they count as 2 here. What the monitor does to limits of cores is not done (docs/sharing.md).
+Source: the feedback of HAMi's monitor, HAMi 4707fb02. There, numbers above 2 are decremented one by one. The library
+does not write such numbers, so they count as 2 here. The changes that the monitor makes to core limits are not
+implemented (docs/sharing.md).
 """
 
 from collections.abc import Collection, Sequence
@@ -23,7 +23,7 @@ from topoalign.core.model.ids import DeviceID
 
 LAUNCHED = 2
 WAITING = -1
-"""What the library notes, and what lets it wait."""
+"""The value that the library sets at a launch, and the value that makes it wait."""
 
 
 class Launches(NamedTuple):
@@ -32,11 +32,11 @@ class Launches(NamedTuple):
     gpus: Collection[DeviceID]
     recent_kernel: int
     priority: int
-    """0 is the highest; below that no priority: such a container neither waits nor has others wait."""
+    """0 is the highest. Negative: no priority; the container does not wait, and other containers do not wait for it."""
 
 
 def next_notes(containers: Sequence[Launches]) -> list[int]:
-    """What `recent_kernel` of each container is to be now."""
+    """The new value of `recent_kernel` for each container."""
     counted = [max(0, min(each.recent_kernel, LAUNCHED) - 1) for each in containers]
     highest: dict[DeviceID, int] = {}
     for each, left in zip(containers, counted, strict=True):

@@ -115,7 +115,7 @@ def reserved_units(
             lost_half,  # then a container that got `half`, because its own reserved half went to another pod,
             is_on_gpus_of_half and is_spread(units),  # then equal parts of the GPUs of `half`,
             is_swapped,  # then one that may have got `half` instead,
-            given is not None,  # then one of which the other half is given; then what was reserved first
+            given is not None,  # then one whose other half is granted; then the first reserved
         )
         found.append((preference, is_swapped, units))
     if not found:
@@ -231,7 +231,7 @@ class OpenPart(NamedTuple):
     name: PartName
     slots: frozenset[DeviceID]
     amount: Amount | None
-    """The largest amount that the container will hold of one GPU; None: not known for all slots."""
+    """The largest amount that the container will hold of one GPU; None: unknown for at least one slot."""
     may_move: bool
     """Whether it may get slots of other GPUs instead."""
 
@@ -298,7 +298,9 @@ def unmatched_part(
 
 
 def most_of(container: ReservedContainer, slots: Collection[DeviceID]) -> Amount | None:
-    """The largest amount that a container will hold with any one of these slots; None: not known for all slots."""
+    """
+    The largest amount that a container will hold with any one of these slots; None: unknown for at least one slot.
+    """
     if not container.slots.keys() >= {*slots}:
         return None
     return reduce(larger_amount, (container.slots[slot] for slot in slots), NONE_HELD)
@@ -324,8 +326,8 @@ def amounts_reserved(
     reserved: NodeReservations, now: float, resource: ResourceName, slots: Collection[DeviceID]
 ) -> Mapping[DeviceID, Amount]:
     """
-    Slot -> amount reserved with it, if exactly these slots are reserved. Empty: they are not, or the amounts are not
-    known.
+    Slot -> amount reserved with it, if exactly these slots are reserved. Empty: they are not, or the amounts are
+    unknown.
     """
     return next((container.slots for _, container in reservations_of(reserved, now, resource, slots)), {})
 
@@ -370,7 +372,7 @@ def bounds_for(
 ) -> tuple[Amount, Amount] | None:
     """
     The smallest and the largest amount of a GPU that a container of this name may hold by the reservation of its pod.
-    None: nothing is reserved for it, or the amounts are not known.
+    None: nothing is reserved for it, or the amounts are unknown.
     """
     mine = [each for each in reservation.containers if each.container == name]
     own = [amount for each in mine for slot in each.devices.get(resource, ()) for amount in [each.slots.get(slot)]]

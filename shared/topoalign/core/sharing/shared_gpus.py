@@ -1,7 +1,7 @@
 """
-Describes a shared GPU. Cores are hundredths of a GPU, memory is in bytes.
+Describes a shared GPU. Cores are hundredths of a GPU; memory is in bytes.
 
-If a container holds the whole GPU, or more is held than is offered, nothing is left.
+If a container holds the whole GPU, or if more is held than is offered, nothing is free.
 """
 
 from topoalign.core.model.ids import DeviceID
@@ -14,15 +14,15 @@ class SharedGpu(ShareLeft, frozen=True, kw_only=True):
     device: DeviceID
     """A GPU or a MIG instance."""
     gpu: DeviceID = DeviceID("")
-    """Of which a MIG instance is a part. Empty: the device is a GPU."""
+    """The GPU that contains the MIG instance, or the device itself. Empty: the device is a GPU."""
     index: int
     minor: int
-    """The number of /dev/nvidia<minor>. Not always the index."""
+    """The number of /dev/nvidia<minor>. It can differ from the index."""
     numa_node: int | None = None
     """None: unknown."""
     model: str = ""
-    """As NVIDIA names the product: `NVIDIA H100 80GB HBM3`. Empty: unknown."""
+    """The vendor's product name: `NVIDIA H100 80GB HBM3`. Empty: unknown."""
     mode: str = ""
     """HAMi's name for the isolation of its containers: `hami-core`, `mig` or `mps`. Empty: there is none."""
     processes: int = 0
-    """Compute processes that NVML shows on the GPU."""
+    """Number of processes on the GPU. gpu-manager counts NVML's compute processes, topoalign the allocations."""

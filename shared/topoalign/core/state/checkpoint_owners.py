@@ -1,16 +1,16 @@
 """
-Finds the owners of allocations that have none, by the kubelet's checkpoint.
+Finds owners in the kubelet's checkpoint for allocations that have none.
 
-PodResources does not report plain init containers, so their allocations have no owner. The checkpoint has the UID of the pod
-and the name of the container. The name of the pod is known from another container or from a reservation. Example: the init
-container of the pod with UID u-1 had two GPUs, and the app container reuses one of them:
+PodResources does not report plain init containers, so their allocations have no owner. The checkpoint has the UID of
+the pod and the name of the container. The name of the pod is known from another container or from a reservation.
+Example: the init container of the pod with UID u-1 had two GPUs, and the app container reuses one of them:
 
     record          GPU-0: ml/train/main, pod u-1; GPU-1: no owner
     checkpoint      u-1 fetch: GPU-0, GPU-1; u-1 main: GPU-0
     so GPU-1 is held by ml/train/fetch
 
-This is only for people. No decision uses these owners: an allocation that was never reported with an owner ends in another
-way.
+These owners are only shown to people. No decision uses them, because the end of an allocation that was never reported
+with an owner is detected in another way.
 """
 
 from collections import defaultdict
@@ -32,8 +32,8 @@ def with_checkpoint_owners(
     allocations: Sequence[Allocation], entries: Iterable[CheckpointEntry], reservations: Iterable[Reservation]
 ) -> tuple[Allocation, ...]:
     """
-    The allocations. One without an owner gets one if the checkpoint lists all its devices for exactly one container, and the
-    name of the pod is known.
+    The allocations. An allocation without an owner gets one if exactly one container has all its devices in the
+    checkpoint, and if the name of the pod is known.
     """
     if all(each.owner is not None for each in allocations):
         return tuple(allocations)

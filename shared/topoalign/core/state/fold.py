@@ -1,8 +1,8 @@
 """
 Folds the facts that a node published into the state of the node.
 
-Only `NodeState.apply` changes the state. The allocator folds its own journal; the registry and every client fold the
-stream. At start the facts are folded again, so there is one source of truth and one method to load it.
+The allocator folds its own journal; the registry and every client fold the stream. At start, the facts are folded
+again. So there is only one source of truth, and only one way to load it.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ TO_FOLLOW = "to follow"
 
 
 class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Everything that is known of one node. Frozen: `apply` returns the next state."""
+    """Everything that is known about one node. Frozen: `apply` returns the next state."""
 
     node: NodeName
     topology: TopologyDiscovered | None = None
@@ -56,16 +56,17 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Epoch of the allocator's journal; 0 before its first fact."""
     seq: int = 0
     allocations: Mapping[AllocationID, Allocation] = {}
-    """The live ones, oldest first."""
+    """The live allocations, oldest first."""
     memory: Mapping[int, MemoryUse] = {}
-    """NUMA node id -> use; a node that no block touches is absent."""
+    """NUMA node id -> its memory in use. Nodes without memory blocks are omitted."""
 
     def apply(self, event: Event) -> "NodeState":
         """
         Returns the state after this fact. Repetitions change nothing, and neither do reservations
         (`core.state.node_reservations` folds them).
 
-        Raises SequenceGap if facts are missing, and Contradiction for a fact that cannot be true; a snapshot raises neither.
+        Raises SequenceGap if facts are missing, and Contradiction for a fact that cannot be true. A snapshot raises
+        neither error.
         """
         match event:
             case TopologyDiscovered():
@@ -109,7 +110,10 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def holding(self, allocation: Allocation) -> "NodeState":
-        """Returns the state with this allocation as the newest one, with the same seq. Also for an unfinished decision."""
+        """
+        Returns the state with this allocation as the newest one, with the same seq. Also used while a decision is not
+        finished.
+        """
         live = _to_persistent_map(self.allocations).put(allocation.id, allocation)
         after = msgspec.structs.replace(self, allocations=live, memory=add_allocation_memory(self.memory, allocation))
         if (owned := self.owned) is not None and allocation.id not in self.allocations:
@@ -184,14 +188,17 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def ownership(self) -> Ownership:
-        """Who holds what, what is left, and what overlaps. Computed when it is first read."""
+        """Who holds what, what is free, and what overlaps. Computed when it is first read."""
         following = self.__dict__.pop(TO_FOLLOW, None)
         owned = (self.hardware, self.allocations, self.reported_health, self.ended)
         return following() if following is not None else Ownership(*owned)
 
     @cached_property
     def ended(self) -> frozenset[AllocationID]:
-        """Ids of allocations whose containers have ended, by the last usage: the kubelet counts their devices as free."""
+        """
+        Ids of allocations whose containers have ended according to the newest usage. The kubelet counts their devices
+        as free.
+        """
         kubelet = self.usage.kubelet if self.usage is not None else None
         if kubelet is None or not (kubelet.ended or kubelet.dropped):
             return frozenset()
@@ -206,7 +213,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def stale(self) -> tuple[AllocationID, ...]:
-        """Ids of allocations from before the node's last reboot that were not confirmed since."""
+        """Ids of allocations that were granted before the node's last reboot and have not been confirmed since."""
         boot = self.topology.boot_id if self.topology is not None else ""
         return tuple(name for name, held in self.allocations.items() if boot and held.boot and held.boot != boot)
 
@@ -244,12 +251,12 @@ def _to_persistent_map(allocations: Mapping[AllocationID, Allocation]) -> Persis
 
 
 def newer_reading(had: R | None, got: R) -> R:
-    """The later of two readings. A repetition, or an earlier revision of the same epoch, is ignored."""
+    """The newer of two readings. A repetition, or an earlier revision of the same epoch, is ignored."""
     return had if had is not None and had.epoch == got.epoch and got.revision <= had.revision else got
 
 
 def replay(node: NodeName, events: Iterable[Event]) -> NodeState:
-    """Returns the state after all these facts, from nothing. Raises SequenceGap and Contradiction."""
+    """Returns the state after all these facts, starting with an empty state. Raises SequenceGap and Contradiction."""
     state = NodeState(node=node)
     for event in events:
         state = state.apply(event)

@@ -1,10 +1,10 @@
 """
-Describes how a GPU is partitioned, who holds its parts, and what is left of it.
+Describes how a GPU is partitioned, who holds its parts, and which parts are free.
 
 A GPU is offered in one way: whole, in MIG instances, in time slices, by MPS, in units or in slots. The cores of MIG
 instances in slots are hundredths of each instance: seven instances have 700. If slots become MIG instances, `left` is
 the largest instance that can be created. Held parts may come from an earlier configuration: if a container holds a
-whole GPU that is now offered in units, nothing of the GPU is left. Example: a GPU with 80 GiB is offered in units. One
+whole GPU that is now offered in units, nothing of the GPU is free. Example: a GPU with 80 GiB is offered in units. One
 container holds 20 hundredths of its computing time, another holds 30, and each holds 8 GiB:
 
     ways ("units",)   held 20, 8 GiB; 30, 8 GiB   left 50, 64 GiB
@@ -59,8 +59,8 @@ class UsedParts(NamedTuple):
     alone: Parts
     """
     The parts that no later container also has. A later container may reuse parts of an init container. The sum over all
-    containers is what is not left of the GPU, with one exception. Units that the kubelet also allocated to a second pod
-    count here only for the second pod, but are subtracted from `GpuPartitioning.left` for both pods.
+    containers is the part of the GPU that is not free, with one exception. Units that the kubelet also allocated to a
+    second pod count here only for the second pod, but are subtracted from `GpuPartitioning.left` for both pods.
     """
     lost: tuple[DeviceID, ...] = ()
     """UUIDs of MIG instances that were created for its slots and no longer exist: the container must be recreated."""
@@ -91,7 +91,7 @@ class GpuPartitioning(NamedTuple):
 
 
 def partitioning_by_gpu(state: NodeState) -> Mapping[DeviceID, GpuPartitioning]:
-    """Returns GPU -> its partitioning, for all GPUs of a node in the hardware's order."""
+    """GPU -> its partitioning, for all GPUs of a node in the hardware's order."""
     hardware = state.hardware
     by_gpu: dict[DeviceID, list[tuple[Offer, DeviceID]]] = {}
     for offer in hardware.offered:

@@ -1,10 +1,11 @@
 """
 Derives the health of everything that is handed out: whole GPUs, time slices, MIG instances and virtual functions.
 
-`HandedOut.health_of` is the only place that derives it. Facts are about GPUs and about single unhealthy instances; a
-kubelet's files are about single shares, too. The rule: a device is as bad as the worst health reported for itself, for
-the base without the number of a share, and for the GPU that it is a part of; a GPU is as bad as the worst of its
-instances too, unless these are handed out by themselves. A device without a report is unknown, and not usable.
+`HandedOut.health_of` is the only function that derives it. Facts report the health of GPUs and of single unhealthy MIG
+instances; a kubelet's files also report that of single shares. The health of a device is the worst one that is reported
+for the device, for its base (the id without the number of a share), and for its GPU. For a GPU, the health of its
+instances also counts, unless these are handed out themselves. Without a report, the health of a device is unknown, and
+the device is not usable.
 
     reported {GPU-0: healthy, MIG-1 (of GPU-0): unhealthy}; offered MIG-0 and MIG-1: MIG-0::2 healthy, MIG-1::0
     unhealthy, GPU-0 healthy; offered GPU-0 as a whole: unhealthy
@@ -36,7 +37,10 @@ BADNESS = (HealthState.HEALTHY, HealthState.UNKNOWN, HealthState.UNHEALTHY)
 
 
 class HandedOut:
-    """The health of all that one node hands out, at one moment. Thousands of shares share few look-ups."""
+    """
+    The health of all devices that a node hands out, at one point in time. It is computed once for all shares of a
+    device.
+    """
 
     def __init__(
         self,
@@ -46,8 +50,9 @@ class HandedOut:
         spent: Mapping[ResourceName, DeviceSet] = {},
     ) -> None:
         """
-        `blocked`: bases that wait for an allocation of a former offer (`Ownership.blocked`). `spent`: the units and
-        slots that nobody has of GPUs of which nothing is left (`Ownership.spent_gpus`).
+        `blocked`: bases that cannot be allocated before an allocation of a former offer ends (`Ownership.blocked`).
+        `spent`: resource -> units and slots that no container holds, on GPUs without free capacity
+        (`Ownership.spent_gpus`).
         """
         self._topology = topology
         self._reported = reported_health
@@ -57,13 +62,16 @@ class HandedOut:
         for device, health in reported_health.items():
             gpu = topology.parents.get(device)
             alone = device in topology.offers_by_base and device not in blocked
-            if gpu is not None and not alone:  # blocked: somebody may hold the whole GPU still
+            if gpu is not None and not alone:  # blocked: a container may still hold the whole GPU
                 self._instances.setdefault(gpu, []).append(health)
         self._bases: dict[DeviceID, DeviceHealth] = {}
         self._usable: dict[ResourceName, DeviceSet] = {}
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
-        """The health of a GPU, share, MIG instance or function: the worst that is reported for it and for its GPU."""
+        """
+        The health of a GPU, share, MIG instance or virtual function: the worst that is reported for it, for its base
+        and for its GPU.
+        """
         base = base_of(device)
         if base in self._blocked:
             return BLOCKED
@@ -75,18 +83,20 @@ class HandedOut:
         return known
 
     def listed_health_of(self, device: DeviceID) -> DeviceHealth:
-        """As it is listed to a kubelet: free units and slots of a GPU of which nothing is left are not to be had."""
+        """
+        The health that is listed to a kubelet. Free units and slots are unhealthy if their GPU has no free capacity.
+        """
         if any(device in shares for shares in self._spent.values()):
             return SPENT
         return self.health_of(device)
 
     def healthy(self, resource: ResourceName) -> DeviceSet:
-        """Devices of a resource that may be handed out, busy or not: those listed as healthy."""
+        """The devices of a resource that are listed as healthy, held or not."""
         usable = self.usable(resource)
         return usable - self._spent[resource] if resource in self._spent else usable
 
     def usable(self, resource: ResourceName) -> DeviceSet:
-        """Those of which the health is usable (`health_of`), also where nothing is left of their GPU."""
+        """The devices of a resource whose health is usable (`health_of`), even if their GPU has no free capacity."""
         if resource not in self._usable:
             devices = self._topology.devices.get(resource, NO_DEVICES)
             found = devices.nothing
@@ -101,7 +111,7 @@ class HandedOut:
         return self._usable[resource]
 
     def _worst_reported(self, *names: DeviceID) -> DeviceHealth:
-        """`names`: a device and what it is a share of."""
+        """`names`: a device, or a share and then its base."""
         base = names[-1]
         gpu = self._topology.parents.get(base, base)
         ways = names if gpu in names else (*names, gpu)

@@ -1,8 +1,8 @@
 """
-Counts what is reserved of each NUMA node's memory, as the kubelet's memory manager does (v1.36.3, policy Static).
+Counts the reserved memory of each NUMA node, as the kubelet's memory manager does (v1.36.3, policy Static).
 
-A block of memory may lie on several NUMA nodes. They are one group as long as such a block exists, and the account
-counts the blocks. Both functions return a new account and leave the given one unchanged.
+A block of memory can be on several NUMA nodes. These nodes are a group while such a block exists, so the account counts
+the blocks of each node. The functions return a new account and do not change their argument.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def add_allocation_memory(memory: Mapping[int, MemoryUse], allocation: Allocatio
 
 
 def given_back(memory: Mapping[int, MemoryUse], allocation: Allocation) -> dict[int, MemoryUse]:
-    """Returns the memory account without the allocation's blocks; a node that no block touches any more is absent."""
+    """Returns the memory account without the allocation's blocks. Nodes without remaining blocks are omitted."""
     after = dict(memory)
     for block in allocation.memory:
         rest = sum(block.taken)
@@ -46,6 +46,6 @@ def given_back(memory: Mapping[int, MemoryUse], allocation: Allocation) -> dict[
 
 
 def change_bytes(reserved: Mapping[ResourceName, int], resource: ResourceName, by: int) -> dict[ResourceName, int]:
-    """Returns the bytes per resource with `by` added to one; zeros are left out, so that equal states look alike."""
+    """Returns the bytes per resource with `by` added to one. Zeros are omitted, so that equal states compare equal."""
     amounts = {**reserved, resource: max(0, reserved.get(resource, 0) + by)}
     return {name: amount for name, amount in amounts.items() if amount}

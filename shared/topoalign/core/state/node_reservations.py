@@ -9,12 +9,13 @@ the PodResources API is used instead. If the node does not know the pod's UID, t
 Co-allocated devices end with the GPUs of their container. A reported part stays reported after its container has ended.
 The registry's assumed pods end by the same rule.
 
-For readers other than the node, an allocation of another or an unknown owner does not report a reserved device. The
-state of these readers can be outdated, and the allocation might belong to a pod that held the device before.
+On the node itself, any new allocation of a reserved device reports it (`observe`). For other readers, such as a
+registry, an allocation of another or an unknown owner does not: their state can be outdated, and the allocation might
+belong to a pod that held the device before.
 
-Example: GPU-0 and CPUs 0-3 are reserved for pod a, and GPU-1 for pod b. The node reports CPUs 0-3 for a, so that only
-GPU-0 stays reserved for a. Then it reports GPU-1 for a, because the kubelet cannot distinguish equal pods. The
-reservation of a is consumed, and GPU-0 is now reserved for b, with the CPUs and the memory that were reserved for a.
+Example: GPU-0 and CPUs 0-3 are reserved for pod a, and GPU-1 and CPUs 4-7 for pod b, which has the same request. The
+node reports CPUs 4-7 for a, so that only GPU-0 stays reserved for a. Then it reports GPU-1 for a, because the kubelet
+cannot distinguish equal pods. The reservation of a is consumed, and GPU-0 and CPUs 0-3 are now reserved for b.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -154,8 +155,8 @@ def in_order_of_binds(
 ) -> tuple[Reservation, ...]:
     """
     All reservations of a node after a change. A pod's new reservation replaces its former one. Reservations of pods
-    that are about to be bound come before those planned for a gang, because a node of any version answers its kubelet
-    in this order.
+    that are about to be bound come before those planned for a gang, because agents of all versions search the
+    reservations in this order when they answer the kubelet.
     """
     new = {each.pod_uid: each for each in made}
     gone = frozenset(cancelled) - new.keys()

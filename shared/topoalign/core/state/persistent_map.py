@@ -1,10 +1,11 @@
 """
-An immutable mapping whose successors share its entries, so that the next state of a node copies nothing that stays.
+An immutable mapping. A changed copy shares the entries of the original, so the next state of a node does not copy
+unchanged entries.
 
-A map is a dict that several maps share, and the few changes since. `put` and `drop` return a new map and copy only the
-changes; once these are more than about the square root of the entries, they are merged into a new dict. So with n entries a
-change costs O(sqrt n) in the worst order of calls, and a few microseconds with 20,000. Iteration is in the order in which
-the keys were first put, as in a dict.
+A map consists of a dict, which several maps share, and of the few changes to it. `put` and `drop` return a new map and
+copy only the changes. If the number of changes exceeds about the square root of the number of entries, they are merged
+into a new dict. So with n entries, a change costs O(sqrt n) on average, unless a dropped key is put again: a few
+microseconds with 20,000 entries. Iteration is in the order in which the keys were first put, as in a dict.
 """
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
@@ -16,11 +17,11 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 FEWEST = 8
-"""Changes that are kept next to a dict of any size."""
+"""Number of changes that are never merged, regardless of the size of the dict."""
 
 
 class Gone(Enum):
-    """Stands among the changes for a key of the shared dict that was dropped."""
+    """The type of the marker, among the changes, for dropped keys of the shared dict."""
 
     GONE = 0
 
@@ -34,20 +35,20 @@ class PersistentMap(Mapping[K, V]):
     __slots__ = ("_layers", "_size")
 
     def __init__(self, entries: Mapping[K, V]) -> None:
-        """Takes the entries as they are: whoever passes a dict does not change it afterwards."""
+        """The entries are not copied, so the caller must not change them afterwards."""
         self._layers: tuple[Mapping[K, V], Mapping[K, V | Gone]] = (entries, {})
         self._size = len(entries)
 
     def put(self, key: K, value: V) -> "PersistentMap[K, V]":
-        """The map with this entry; a key that is there keeps its place in the order."""
+        """The map with this entry. An existing key keeps its place in the order."""
         before = self
         if self._layers[1].get(key) is GONE:
-            before = PersistentMap(self._merged)  # a key that comes back is the newest
+            before = PersistentMap(self._merged)  # a key that is put again after a drop becomes the newest
         base, changes = before._layers
         return PersistentMap._of(base, {**changes, key: value}, self._size + (key not in self))
 
     def drop(self, key: K) -> "PersistentMap[K, V]":
-        """The map without this key. Raises KeyError if it is not there."""
+        """The map without this key. Raises KeyError if the key does not exist."""
         if key not in self:
             raise KeyError(key)
         base, changes = self._layers
@@ -67,7 +68,7 @@ class PersistentMap(Mapping[K, V]):
 
     @property
     def _merged(self) -> Mapping[K, V]:
-        """All entries in one dict, which takes the place of the two layers: the entries stay the same."""
+        """All entries in one dict. The dict then replaces the two layers, which does not change the entries."""
         base, changes = self._layers
         if changes:
             entries = dict(base)

@@ -1,6 +1,6 @@
 """
-Splits reservations into parts. Finds the parts that the node reports as allocated, and the devices that two pods got the
-wrong way round (each the other's).
+Splits reservations into parts. Finds the parts that the node reports as allocated, and pairs of pods of which each got
+a device that was reserved for the other.
 
 `node_reservations` has the rules.
 """
@@ -23,7 +23,7 @@ PodNames = tuple[Namespace, PodName]
 
 
 class ReservedPart(NamedTuple):
-    """The smallest piece of a reservation that can end by itself."""
+    """The smallest part of a reservation that can end separately."""
 
     pod_uid: str
     container: ContainerName
@@ -34,7 +34,9 @@ class ReservedPart(NamedTuple):
 
 
 class Swapped(NamedTuple):
-    """A device that was reserved for one pod and given to another, and the device that the first pod gets instead."""
+    """
+    A device that was reserved for one pod and allocated to another, and the device that the first pod gets instead.
+    """
 
     pod_uid: str
     """The pod for which `taken` was reserved, and for which `instead` is reserved now."""
@@ -46,7 +48,7 @@ class Swapped(NamedTuple):
 
 
 def parts_of_container(reserved: ReservedContainer, uid: str) -> Iterator[ReservedPart]:
-    """The parts of what is reserved for a container of this pod."""
+    """The parts of the reservation for a container of this pod."""
     for devices in (reserved.devices, reserved.co_allocated):
         yield from (
             ReservedPart(uid, reserved.container, name, device) for name, ids in devices.items() for device in ids
@@ -57,7 +59,7 @@ def parts_of_container(reserved: ReservedContainer, uid: str) -> Iterator[Reserv
 
 
 def rest_of(reserved: ReservedContainer, uid: str, reported: frozenset[ReservedPart]) -> ReservedContainer:
-    """What is reserved for a container without the parts that are reported."""
+    """The reservation for a container, without the reported parts."""
     every = {*parts_of_container(reserved, uid)}
     left = every - reported
     if every and left == every:
@@ -146,8 +148,8 @@ def ids_held(allocation: Allocation) -> Iterator[str]:
 
 class ReportedHoldings:
     """
-    What each container holds, according to the ledger and the kubelet's checkpoints, or to PodResources where a checkpoint
-    cannot be read. A pod is identified by its UID or, if the node does not know that, by namespace and name.
+    What each container holds, according to the ledger and the kubelet's checkpoints or, if a checkpoint cannot be read,
+    to PodResources. A pod is identified by its UID or, if the node does not know the UID, by namespace and name.
     """
 
     def __init__(self, state: NodeState, *, co_allocated: bool = True) -> None:
@@ -191,7 +193,7 @@ class ReportedHoldings:
             found.setdefault(resource, set())
 
     def to(self, reservation: Reservation, container: ContainerName) -> dict[ResourceName, set[DeviceID]]:
-        """The resources that a container of this pod has, with the devices."""
+        """Resource that a container of this pod has -> its devices."""
         given: dict[ResourceName, set[DeviceID]] = {}
         for pod in (reservation.pod_uid, (reservation.namespace, reservation.pod)):
             for resource, ids in self._found.get((pod, container), {}).items():
@@ -211,10 +213,10 @@ def swaps_of(
     unconfirmed: Collection[ReservedPart] = (),
 ) -> Iterator[Swapped]:
     """
-    Finds each device that pod A, which has `reported` parts, got although it was reserved for pod B. B gets instead a
+    Finds each device that pod A, which has `reported` parts, got although it was reserved for pod B. Instead, B gets a
     device that was reserved for A and that A did not get.
 
-    `known`: the swaps that were found before; `unconfirmed`: reported parts whose holder was not known.
+    `known`: the swaps that were found before; `unconfirmed`: reported parts whose holder was unknown.
     """
     holdings = ReportedHoldings(state)
     pods = {each.pod_uid: each for each in reservations}

@@ -1,4 +1,4 @@
-"""Removes pods from a node's state that have terminated, or that would be preempted."""
+"""Removes pods from a node's state, for example terminated pods and pods that would be preempted."""
 
 from collections.abc import Collection
 
@@ -12,7 +12,10 @@ from topoalign.core.state.reserved_parts import PodNames
 
 
 def without_pods(state: NodeState, uids: Collection[str], names: Collection[PodNames]) -> NodeState:
-    """The facts without what these pods have. `names`: of those that are known, for nodes that do not know the UID."""
+    """
+    The state without the resources of these pods. `names`: namespaces and names of the pods, as far as known. They
+    count if the node does not know a pod's UID.
+    """
     for allocation in tuple(state.allocations.values()):
         if _belongs_to_pods(allocation, uids, names):
             state = state.without(allocation.id)
@@ -32,7 +35,10 @@ def without_pods(state: NodeState, uids: Collection[str], names: Collection[PodN
 
 
 def has_anything_of(state: NodeState, uid: str, names: Collection[PodNames]) -> bool:
-    """Whether the facts show this pod with devices, CPUs or memory, by its UID or, where that is not known, its names."""
+    """
+    Whether this pod has devices, CPUs or memory according to the facts. `names`: its namespace and name, which count if
+    the node does not know its UID.
+    """
     if any(_belongs_to_pods(each, (uid,), names) for each in state.allocations.values()):
         return True
     kubelet = state.usage.kubelet if state.usage is not None else None

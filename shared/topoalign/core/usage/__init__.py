@@ -1,6 +1,6 @@
 """
 Measurements of how containers use the GPUs that they hold. They are not part of a node's state.
 
-`cgroups` reads from the control group of a process in which container it runs. `attribution` computes which container
-uses how much of which GPU, and which uses more than it was given.
+`cgroups` finds the container of a process from its control group (cgroup). `attribution` computes how much of each GPU
+a container uses, and which containers use more than was allocated to them.
 """

@@ -1,13 +1,13 @@
 """
 Attributes measured use of GPUs to the containers that hold them.
 
-A process belongs to the container that holds the GPU, or the MIG instance, on which it runs: the pod's UID must be that of
-the allocation, and the name of the container too, where both are known. All others are listed next to the holders,
-because a user who finds a GPU busy looks for them: processes of the host, of pods that were given no GPU, of containers
-that were given another one. Nothing is guessed: a process of which nobody knows where it runs belongs to nobody, and then
-what the holders use is not known either.
+A process belongs to a container if the container holds the GPU or MIG instance on which the process runs. The UID of
+the pod must be that of the allocation and, if both are known, also the name of the container. All other processes are
+listed separately, because users need them to find out why a GPU is busy: processes of the host, of pods without a GPU,
+and of containers with another GPU. Nothing is guessed: if it is unknown where a process runs, it belongs to no
+container, and the use by the holders is also unknown.
 
-Example: a pod holds GPU-0, and uses 12 GiB of it; an X server of the host has 1 GiB.
+Example: a pod holds GPU-0 and uses 12 GiB of it; an X server of the host uses 1 GiB.
 
     GPU-0  holders  ml/train/main         12 GiB of 80 GiB
            others   /user.slice/… (Xorg)   1 GiB
@@ -34,51 +34,60 @@ from topoalign.core.state.fold import NodeState
 from topoalign.core.usage.given import HeldShare, all_held, given_to
 
 Where = Literal["pod", "host", "unknown"]
-"""Where processes run that hold nothing of a device: in a pod, in none, or unknown."""
+"""Where the processes run that do not belong to a holder of the device: in a pod, on the host, or unknown."""
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """What some processes use of one device. None: not known, which is not 0."""
+    """The use of one device by some processes. None: unknown, which does not mean 0."""
 
     memory: int | None
-    """Bytes, in all."""
+    """Bytes in total."""
     utilization: int | None
-    """Percent of the last second, in all; kernels of several processes may run at the same time."""
+    """
+    Sum of the percentages of all processes. It can exceed 100, because kernels of several processes run concurrently.
+    """
     processes: tuple[GpuProcess, ...]
 
 
 class HolderUse(msgspec.Struct, frozen=True, kw_only=True):
-    """A container that holds a device or a part of it, and what it uses. One that uses nothing is listed as well."""
+    """A container that holds a device or a part of it, and its use. Containers that use nothing are included."""
 
     owner: Owner | None
-    """None: the kubelet has not reported yet for whom it is."""
+    """None: the kubelet has not reported the owner yet."""
     pod_uid: str
-    """Empty: not known; then its processes cannot be distinguished from others."""
+    """Empty: unknown. If so, its processes cannot be distinguished from others."""
     allocations: tuple[AllocationID, ...]
     devices: tuple[DeviceID, ...]
-    """What it holds of the device, under the ids that were handed out: `GPU-x::3`."""
+    """The ids by which it holds the device or parts of it: `GPU-x::3`."""
     cores: int | None
-    """Hundredths of the device's computing time; 0: memory alone. None: a time slice, which has no share."""
+    """Hundredths of the device's computing time; 0: only memory. None: a time slice, which has no amount."""
     memory: int | None
-    """Bytes; all of them with all computing time, unless in slots. None: a time slice."""
+    """Bytes. All memory of the device if it holds all computing time, except with slots. None: a time slice."""
     use: Use
     library: LibraryCount | None = None
-    """What the library that limits it counts; the container writes it, so it is not reliable. None: not known."""
+    """
+    The counts of the library that limits it. The container can change them, so they are not reliable. None: unknown.
+    """
 
     @property
     def memory_left(self) -> int | None:
-        """Bytes that it was given and does not use; 0 for one that uses more. None: not known, or not given by amount."""
+        """
+        Allocated bytes that it does not use; 0 if it uses more than allocated. None: unknown, or it has no amount.
+        """
         if self.memory is None or self.use.memory is None:
             return None
         return max(0, self.memory - self.use.memory)
 
 
 class OtherUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Processes of one container or control group that holds nothing of the device, and what they use."""
+    """Processes of one container or control group that holds nothing of the device, and their use."""
 
     where: Where
     owner: Owner | None
-    """Of a pod that holds something else of this node, or held this before; its container is empty where not known."""
+    """
+    The owner, if the pod holds something else on this node or held this device before. Its container is empty if
+    unknown. None: no pod, or an unknown one.
+    """
     pod_uid: str
     container_id: str
     cgroup: str
@@ -90,15 +99,15 @@ class DeviceShares(msgspec.Struct, frozen=True, kw_only=True):
 
     device: DeviceID
     gpu: DeviceID
-    """The GPU that it is, or is an instance of."""
+    """The GPU itself, or the GPU of the MIG instance."""
     memory: int | None
-    """Bytes in all. None, here and below: not known."""
+    """Bytes in total. None, here and below: unknown."""
     memory_used: int | None
     utilization: int | None
     memory_utilization: int | None
     """Percent of the last sampling period in which its memory was read or written."""
     failure: str
-    """Why it was not measured; empty: it was."""
+    """Why it was not measured. Empty: it was measured."""
     holders: tuple[HolderUse, ...]
     others: tuple[OtherUse, ...]
 
@@ -108,23 +117,23 @@ class NodeShares(msgspec.Struct, frozen=True, kw_only=True):
 
     node: NodeName
     time: float
-    """When it was measured: wall seconds."""
+    """When it was measured, in seconds since 1970."""
     devices: tuple[DeviceShares, ...]
     """GPUs in the order of the node, each followed by its MIG instances."""
     finding: str
-    """Why it is not known where processes run; empty: it is."""
+    """Why it is unknown where processes run. Empty: it is known."""
     left_out: int
-    """Processes that were not listed because there are too many."""
+    """Number of processes that are not listed because there are too many."""
     library_finding: str = ""
-    """Why it is not known what the libraries that limit containers count; empty: it is, or there are none."""
+    """Why the counts of the libraries that limit containers are unknown. Empty: they are known, or there are none."""
 
 
 Place = tuple[str, str, str, str]
-"""What processes of one group have in common: pod UID, container id, container name, control group."""
+"""The data that the processes of one group have in common: pod UID, container id, container name, control group."""
 
 
 def attribute_use(state: NodeState, measured: Measurement) -> NodeShares:
-    """What the containers of a node use of its GPUs. GPUs that are known and were not measured are listed, too."""
+    """The use of a node's GPUs by containers and other processes. Includes known GPUs that were not measured."""
     hardware = state.hardware
     uses = {use.device: use for use in measured.devices}
     held = _held_by_device(state)
@@ -149,7 +158,7 @@ def attribute_use(state: NodeState, measured: Measurement) -> NodeShares:
 
 
 def _held_by_device(state: NodeState) -> Mapping[DeviceID, Sequence[HeldShare]]:
-    # of an instance also the whole GPU, in the order of the allocations
+    # device -> what is held of it, in the order of the allocations; for an instance, also holdings of the whole GPU
     instances = {gpu.id: tuple(instance.uuid for instance in gpu.mig or ()) for gpu in state.hardware.gpus}
     found = defaultdict[DeviceID, list[HeldShare]](list)
     for each in all_held(state):
@@ -161,7 +170,7 @@ def _held_by_device(state: NodeState) -> Mapping[DeviceID, Sequence[HeldShare]]:
 
 
 def _owners_by_pod(allocations: Iterable[Allocation]) -> dict[str, Owner]:
-    # also of pods that held what another one has now
+    # also pods whose devices another pod has now
     known: dict[str, Owner] = {}
     for allocation in allocations:
         pods = [(each.pod_uid, each.owner) for each in allocation.displaced]
@@ -198,12 +207,12 @@ def _device_shares(
             where = process.identity or ProcessIdentity()
             place = (where.pod_uid, where.container_id, where.container, where.cgroup)
             others.setdefault(place, []).append(process)
-    unclear = {"", *(uid for uid, _, container, _ in others if not container)}  # their processes may be among others
+    unclear = {"", *(uid for uid, _, container, _ in others if not container)}  # pods that `others` may contain
 
     holders = []
     for group, processes in zip(groups, theirs, strict=True):
         first = group[0].allocation
-        # whether it is known which processes are those of this pod
+        # whether it is known which processes belong to this pod
         is_clear = is_seen and first.pod_uid not in unclear
         is_complete = use.processes is not None and (not use.processes or is_clear)
         cores, given = given_to(group, memory)
@@ -232,7 +241,7 @@ def _device_shares(
 
 
 def _find_holder(identity: ProcessIdentity | None, holders: Sequence[Allocation]) -> int | None:
-    # if its container is not known, a process belongs to the only holder of its pod
+    # if the container of a process is unknown, the process belongs to the only holder of its pod
     if identity is None or not identity.pod_uid:
         return None
     same_pod = [at for at, each in enumerate(holders) if each.pod_uid == identity.pod_uid]
@@ -243,7 +252,7 @@ def _find_holder(identity: ProcessIdentity | None, holders: Sequence[Allocation]
 
 
 def _sum_use(processes: Sequence[GpuProcess], *, is_complete: bool) -> Use:
-    # `is_complete`: whether there are no more processes than these
+    # `is_complete`: whether these are all processes
     memory = [process.memory for process in processes]
     percent = [process.utilization for process in processes]
     return Use(
@@ -269,20 +278,21 @@ def _other_use(processes: Sequence[GpuProcess], owners: Mapping[str, Owner]) -> 
     )
 
 
-# What the library that limits a container counts, in addition to what the driver measures.
+# The counts of the library that limits containers, in addition to the measurements of the driver.
 #
-# The two differ, and neither corrects the other: the driver reports what the processes of a container have, contexts among
-# it; the library counts what it has seen, and the container could write anything into its file. So a count stands with the
-# container that it is of, for GPUs that this holds, and nothing else uses it.
+# The two can differ, and neither corrects the other. The driver reports the memory of a container's processes,
+# including contexts. The library counts only the allocations that it sees, and the container can write anything into
+# its file. So counts are only shown, for the container to which they belong and for GPUs that it holds, and have no
+# other use.
 
 
 def has_library(state: NodeState) -> bool:
-    """Whether containers of the node may be limited by a library that shares files: so the library is asked."""
+    """Whether a library that shares files may limit containers of the node. If so, its counts are read."""
     return any(offer.limiter == "hami-core" for offer in state.hardware.offered)
 
 
 def with_library(shares: NodeShares, reading: LibraryReading) -> NodeShares:
-    """The same, each holder with what its library counts of the device; a device that it does not hold is skipped."""
+    """The same, with the library's counts of each holder. Counts for devices that it does not hold are ignored."""
     counts: dict[tuple[AllocationID, DeviceID], LibraryCount] = {
         (use.allocation, count.device): count for use in reading.containers for count in use.counts
     }
@@ -298,48 +308,52 @@ def with_library(shares: NodeShares, reading: LibraryReading) -> NodeShares:
     return msgspec.structs.replace(shares, devices=tuple(rows), library_finding=reading.finding)
 
 
-# Finds containers that use more memory of a GPU than they were given, for several measurements in a row.
+# Finds containers that use more memory of a GPU than was allocated to them, in several consecutive measurements.
 #
-# One measurement proves nothing: memory of a process that ends may count together with that of its successor. Only a
-# container that was given an amount can use more of it; a time slice has none. A measurement without what a
-# container uses neither counts nor ends a row. Nor does one shortly after another that counted, whoever asked for the
-# two: they are of the same moment.
+# A single measurement proves nothing: it can include the memory of a process that ends and of its successor. Only
+# containers with an amount are checked; a time slice has none. If the use by a container is unknown, the measurement
+# does not count for it, but does not end its series. A measurement shortly after one that counted is ignored, whoever
+# requested it, because it shows nearly the same state.
 #
-# Example: measurements at 0, 15, 16, 30 s, all above what was given. That at 16 s does not count; that at 30 s is the
-# third.
+# Example: measurements at 0, 15, 16 and 30 s are all above the allocated amount. The one at 16 s does not count, and
+# the one at 30 s is the third.
 
 
 SAMPLES = 3
-"""Measurements in a row after which a container is reported to use more than it was given."""
+"""Number of consecutive measurements after which a container is reported to use more than was allocated to it."""
 APART_SECONDS = 7.5
-"""Between two measurements that count: half of what the allocator of a node lets pass between two of its own."""
+"""Minimum time between two measurements that count: half the interval of the measurements of a node's allocator."""
 
 
 class Excess(NamedTuple):
-    """A container that uses more memory of a device than it was given."""
+    """A container that uses more memory of a device than was allocated to it."""
 
     device: DeviceID
     holder: HolderUse
 
 
 class ExcessWatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts measurements. Frozen: `after` returns the next one."""
+    """Counts measurements. Frozen: `after` returns the next state."""
 
     time: float | None = None
-    """Of the newest measurement that was counted, in wall seconds."""
+    """Time of the newest measurement that counted, in seconds since 1970. None: there is none yet."""
     rows: Mapping[object, int] = {}
-    """Device and container -> measurements in a row above what was given."""
+    """Device and container -> number of consecutive measurements above the allocated amount."""
     lasting: tuple[Excess, ...] = ()
-    """Those that are above it for `SAMPLES` measurements or more."""
+    """Containers with `SAMPLES` or more such measurements."""
     begun: tuple[Excess, ...] = ()
-    """Those among them for which the newest measurement was the last that it took."""
+    """Those of `lasting` that reached `SAMPLES` with the newest measurement."""
 
     def counts(self, time: float) -> bool:
-        """Whether a measurement at this time, in wall seconds, would count. Behind a clock that was set back it does."""
+        """
+        Whether a measurement at this time, in seconds since 1970, counts. It also counts if the clock was set back.
+        """
         return self.time is None or abs(time - self.time) >= APART_SECONDS
 
     def after(self, shares: NodeShares) -> "ExcessWatch":
-        """What is known after this measurement. One that does not count changes nothing, and nothing begins."""
+        """
+        The state after this measurement. If the measurement does not count, only `begun` changes: it becomes empty.
+        """
         if not self.counts(shares.time):
             return msgspec.structs.replace(self, begun=())
         rows: dict[object, int] = {}

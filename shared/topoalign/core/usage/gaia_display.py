@@ -1,20 +1,21 @@
 """
 Renders a node as gpu-manager (Gaia) displays it: the tree of its GPUs as text, and who uses them.
 
-The tree is that of Gaia's evaluators (`core.sharing.gaia.pcie_tree`). A line for each node, below its parent:
+The tree is that of Gaia's evaluators (`core.sharing.gaia.pcie_tree`). Each node has a line below its parent:
 
     ROOT:1
     |---PHB (aval: 1, pids: [], usedMemory: 0, totalMemory: 0, allocatableCores: 0, allocatableMemory: 0)
     |   |---GPU0 (pids: [71 72], usedMemory: 1073741824, totalMemory: 85899345920, allocatableCores: 0, allocatableMemory: 0)
     |   |---GPU1 (pids: [], usedMemory: 0, totalMemory: 85899345920, allocatableCores: 100, allocatableMemory: 85899345920)
 
-`aval` counts the GPUs below a node that nobody holds anything of. Memory is in bytes, and what is used is that of the
-processes. What is left of a GPU in units or slots may be more than the GPU has, where it is scaled; nothing is left of
-one that may not be given. Nodes stand before others of a higher level, then by `aval`, then by their first GPU.
+`aval` is the number of GPUs below a node of which no container holds a part. Memory is in bytes. The used memory is
+that of the processes. If the amounts of a GPU in units or slots are scaled, more can be allocatable than the GPU has.
+Nothing of a GPU is allocatable if it must not be allocated. Nodes are sorted by level, then by `aval`, then by their
+first GPU.
 
-What is not known is 0, because the format has no other value for it. A GPU in MIG mode is partitioned by its
-instances and not by cores, so nothing of it can be allocated here. Source: gpu-manager 8cd842ed, device/nvidia (tree,
-node), display.
+Unknown values are 0, because the format has no other value for them. A GPU in MIG mode is partitioned into instances
+and not by cores, so nothing of it is allocatable here. Source: gpu-manager 8cd842ed, device/nvidia (tree, node),
+display.
 """
 
 from collections import defaultdict
@@ -33,13 +34,13 @@ from topoalign.core.state.gpu_partitioning import GpuPartitioning, partitioning_
 from topoalign.core.usage.attribution import DeviceShares, HolderUse, NodeShares
 
 LABELS = {10: "PIX", 20: "PXB", 30: "PHB", 40: "CPU", 50: "SYS"}
-"""Level -> how a node of the tree is called."""
+"""Level -> name of a node of the tree."""
 
 
 def graph_of(state: NodeState, shares: NodeShares) -> str:
-    """The tree of a node's GPUs as text, each line with its end."""
+    """The tree of a node's GPUs as text. Each line ends with a newline."""
     gpus = state.hardware.gpus
-    rows = defaultdict[str, list[DeviceShares]](list)  # of a GPU, its row and those of its instances
+    rows = defaultdict[str, list[DeviceShares]](list)  # GPU -> its row and those of its instances
     for row in shares.devices:
         rows[row.gpu].append(row)
     shared = [_to_shared_gpu(state, gpu, rows[gpu.id]) for gpu in gpus]
@@ -63,7 +64,7 @@ def _walk_with_depth(tree: GpuTree, node: GaiaTreeNode, depth: int = 0) -> Itera
     order = sorted(
         node.children,
         key=lambda child: (
-            child.level,  # GPUs first, then what is nearest,
+            child.level,  # GPUs first, then the nearest nodes,
             tree.available(child),  # the fullest,
             child.members,  # the lowest index
         ),
@@ -85,7 +86,7 @@ def _gpu_text(gpu: Gpu, left: Amount, rows: Iterable[DeviceShares]) -> str:
 
 
 def _remaining_amount(gpu: Gpu, share: SharedGpu, division: GpuPartitioning, *, healthy: bool) -> Amount:
-    # of a GPU in slices of time all, because a slice is no amount; in MIG mode nothing
+    # for a GPU in time slices, the free amount of the whole GPU, because a slice has no amount; in MIG mode, nothing
     if gpu.mig is not None or not healthy:
         return Amount(cores=0, memory=0)
     if division.left.whole or division.offered.slices:
@@ -112,8 +113,8 @@ def _to_shared_gpu(state: NodeState, gpu: Gpu, rows: Sequence[DeviceShares]) -> 
 
 def usages_of(hardware: Topology, shares: NodeShares) -> dict[str, dict[str, Any]]:
     """
-    UID -> which GPUs a pod has and what it uses of them, with the fields of Gaia's message ContainerStat. A pod of which the
-    UID or a container is not known yet is left out. Memory is in MiB, utilization in percent of the last second.
+    UID of a pod -> its GPUs and its use of them, with the fields of Gaia's message ContainerStat. Containers whose
+    owner or pod UID is unknown are omitted. Memory is in MiB, utilization in percent of the last second.
     """
     pods: dict[str, dict[str, Any]] = {}
     given = defaultdict[tuple[str, str], list[HolderUse]](list)
@@ -123,7 +124,7 @@ def usages_of(hardware: Topology, shares: NodeShares) -> dict[str, dict[str, Any
             if not holder.pod_uid or holder.owner is None:
                 continue
             name = holder.owner.container
-            # Gaia takes `user` and `cluster` from the pod's manifest, which is not known on the node
+            # Gaia takes `user` and `cluster` from the pod's manifest, which the node does not know
             new = {"stat": {}, "project": holder.owner.namespace, "user": "", "cluster": "", "spec": {}}
             pod = pods.setdefault(holder.pod_uid, new)
             pod["stat"].setdefault(name, {"dev": []})["dev"].append(
@@ -145,7 +146,7 @@ def usages_of(hardware: Topology, shares: NodeShares) -> dict[str, dict[str, Any
 
 
 def bus_id(pci: str | None) -> str:
-    """A PCI address of sysfs as NVML writes it: the domain with eight digits. Empty: it is not known."""
+    """A PCI address of sysfs in NVML's form: upper case, and a domain of eight digits. Empty: unknown."""
     if pci is None:
         return ""
     domain, _, rest = pci.partition(":")

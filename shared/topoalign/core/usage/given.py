@@ -1,10 +1,10 @@
 """
-Computes what containers were given of a device, as amounts of computing time and memory.
+Computes the amounts of computing time and memory of a device that were allocated to containers.
 
-Units are counted; a slot has the amount that is recorded with it, or an equal part of what is offered. Example: of a GPU of
-80 GiB in ten slots, a container with slot 3, recorded with 40 cores and 6000 MiB, was given 40 and 6000 MiB; one with slot 4
-and nothing recorded 10 and 8 GiB. A time slice is no amount of anything. A slot that has become a MIG instance is held as
-that instance.
+Each unit has a fixed amount. A slot has the amount that is recorded with it, or an equal part of what is offered.
+Example: a GPU with 80 GiB has ten slots. A container with slot 3, for which 40 cores and 6000 MiB are recorded, has
+these amounts. A container with slot 4, for which nothing is recorded, has 10 cores and 8 GiB. A time slice has no
+amount. A slot for which a MIG instance was created counts as this instance.
 """
 
 from collections.abc import Sequence
@@ -21,18 +21,18 @@ from topoalign.core.state.share_amounts import equal_part, sum_amounts
 
 
 class HeldShare(NamedTuple):
-    """One thing that an allocation holds of a GPU."""
+    """One GPU, or one part of a GPU, that an allocation holds."""
 
     allocation: Allocation
     device: DeviceID
-    """As handed out."""
+    """The id that was handed out."""
     holding: Holding
     amount: Amount | None
-    """What it holds of its GPU by a slot; None: this is no slot."""
+    """The amount of the GPU that it holds with a slot; None: the device is not a slot."""
 
 
 def all_held(state: NodeState) -> list[HeldShare]:
-    """All that is held of a node, in the order of its allocations."""
+    """Everything that is held on a node, in the order of its allocations."""
     return [
         HeldShare(
             allocation,
@@ -46,7 +46,7 @@ def all_held(state: NodeState) -> list[HeldShare]:
 
 
 def _amount_by_slot(hardware: Topology, allocation: Allocation, device: DeviceID) -> Amount | None:
-    # as it is recorded, or else an equal part; None: the device is no slot
+    # the recorded amount, or an equal part if there is none; None: the device is not a slot
     gpu = base_of(device)
     if gpu == device or unit_kind(device) is not None or gpu not in offers_in_slots(hardware):
         return None
@@ -54,7 +54,7 @@ def _amount_by_slot(hardware: Topology, allocation: Allocation, device: DeviceID
 
 
 def has_amounts(state: NodeState) -> bool:
-    """Whether somebody holds an amount of memory of a GPU: units, or a slot that is no MIG instance."""
+    """Whether a container holds an amount of a GPU: units, or a slot that is not a MIG instance."""
     return any(
         device not in allocation.instances
         and (unit_kind(device) is not None or _amount_by_slot(state.hardware, allocation, device) is not None)
@@ -64,7 +64,10 @@ def has_amounts(state: NodeState) -> bool:
 
 
 def given_to(group: Sequence[HeldShare], memory: int | None) -> tuple[int | None, int | None]:
-    """Cores and bytes that a container was given of a device with this much memory. None: time slices."""
+    """
+    The cores and bytes of a device that were allocated to a container. `memory`: bytes of the device. None: time
+    slices, or unknown.
+    """
     parts = [each.holding.part for each in group]
     if any(isinstance(part, Whole | Instance) for part in parts):
         return CORES, memory

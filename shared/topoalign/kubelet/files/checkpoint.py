@@ -1,9 +1,10 @@
 """
 Reads the common format of the checkpoints of the CPU and the memory manager.
 
-Each is JSON with a checksum over the text of its struct. The struct has changed with releases; every text that a kubelet up
-to v1.36.3 wrote is tried. A checksum of 0 is an old file without one, and is accepted as by the kubelet. Later releases put
-the content into the field `data`, with a checksum of its own, and that takes precedence over all other fields.
+Each checkpoint is JSON with a checksum of its struct, printed as text. The struct differs between releases, so the
+texts of all releases up to v1.36.3 are tried. A checksum of 0 marks an old file without a checksum, and is accepted, as
+in the kubelet. Later releases store the content in the field `data`, with a separate checksum. This field takes
+precedence over all others.
 """
 
 import time
@@ -17,11 +18,11 @@ from topoalign.core.model.errors import StateFault, clean
 from topoalign.kubelet.files import reading
 
 MOST_BYTES = 16 << 20
-"""A thousand containers fill a fiftieth of it."""
+"""Maximum size of a checkpoint in bytes. That of a thousand containers has a fiftieth of it."""
 
 READS = 4
 BETWEEN_READS = 0.02
-"""Seconds. The two writes of a manager are some milliseconds apart: each is a file written, synced and renamed."""
+"""Seconds between two reads. The two writes of a manager are some milliseconds apart: each syncs and renames a file."""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -33,8 +34,8 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     data_checksum: int = 0
 
 
-# Decoders of the files are made where their modules are imported: two threads in which msgspec 0.22.0 first meets a type at
-# the same time end the process, and the kubelet's files are read in several threads.
+# The decoders of the files are created when their modules are imported. The kubelet's files are read in several
+# threads, and msgspec 0.22.0 crashes the process if two threads use a type for the first time at the same time.
 
 E = TypeVar("E", bound=Envelope)
 T = TypeVar("T")
@@ -45,8 +46,8 @@ def load_settled(
 ) -> T:
     """
     Calls `load` until its result is consistent, at most `READS` times. The CPU and the memory manager write their files
-    twice for each change: the shares of the containers and the remaining amounts, in either order. So if `load` fails,
-    or its result is `between` two writes, the file is read again. Raises StateFault as the last call of `load`.
+    twice for each change: the allocations of the containers and the remaining amounts, in either order. So if `load`
+    fails, or its result is `between` two writes, the file is read again. Raises the StateFault of the last call.
     """
     for _ in range(READS - 1):
         try:
@@ -74,7 +75,7 @@ def read_checkpoint_file(path: Path) -> bytes | None:
 
 
 def decode_checkpoint(name: str, content: bytes, reader: "msgspec.json.Decoder[E]") -> E:
-    """The file as this struct, or what its field `data` holds. The checksum of `data` is checked. Raises StateFault."""
+    """Decodes the file, or its field `data` if it has one. Checks the checksum of `data`. Raises StateFault."""
     try:
         file = reader.decode(content)
         if file.data:
@@ -91,7 +92,7 @@ def decode_checkpoint(name: str, content: bytes, reader: "msgspec.json.Decoder[E
 
 
 def undecoded(error: Exception) -> str:
-    """The finding about a file that is no checkpoint."""
+    """The finding about a file that cannot be decoded."""
     why = clean(str(error), 200)
     return f"it is cut off ({why})" if "truncated" in why else why
 
@@ -120,9 +121,9 @@ def fnv1a(text: str) -> int:
 
 def spew_value(value: object) -> str:
     """
-    Prints a Go value as go-spew prints it for hashing: None is nil, and a struct of ours defines its form by `__str__`. The
-    checksum in a kubelet's checkpoint is 32-bit FNV-1a over this text of the data. Map keys are sorted, a type precedes each
-    field, and no type precedes elements (kubelet v1.36.3, checkpointmanager/checksum).
+    Prints a Go value as go-spew prints it for hashing: None is nil, and the structs of this package define their text
+    by `__str__`. The checksum in a kubelet's checkpoint is the 32-bit FNV-1a hash of this text. Map keys are sorted,
+    and a type precedes each field, but not each element (kubelet v1.36.3, checkpointmanager/checksum).
     """
     match value:
         case None:

@@ -1,10 +1,10 @@
 """
-Finds the KubeletConfiguration in a file: the file that the kubelet is given with `--config`, or a wrapper of it.
+Finds the KubeletConfiguration in a file: the kubelet's `--config` file, or a file that contains it.
 
-It is an object of the kind KubeletConfiguration, wherever it stands (ConfigMap `data.kubelet` of kubeadm, one of several
-YAML documents); or `kubeletconfig`, the answer of a node's `/configz`, which has the flags and
-drop-in files merged. Files of distributions with a part of a configuration (Talos, OpenShift, GKE, nodeadm, eksctl) are
-refused: no decision can be predicted from a part.
+The configuration is an object of the kind KubeletConfiguration anywhere in the file, for example in `data.kubelet` of
+kubeadm's ConfigMap, or in one of several YAML documents. It can also be `kubeletconfig`, the answer of a node's
+`/configz`, which has flags and drop-in files merged. Files of distributions with a part of a configuration (Talos,
+OpenShift, GKE, nodeadm, eksctl) are rejected, because no decision can be predicted from a part.
 
 Sources: kubelet v1.36.3; kubeadm v1.36.
 """
@@ -17,47 +17,47 @@ from topoalign.core.model.errors import InvalidField, clean
 from topoalign.kubelet.files import documents
 from topoalign.kubelet.files.documents import Document, InvalidDocument
 
-# Every mapping of fields in a file is found, with the path of the field that holds it. A value that is text of several
-# lines or JSON is opened, and its mappings have the path of the text. `metadata` is left out: kubectl keeps a copy of the
-# whole object there.
+# Every mapping in a file is found, with the path of the field that contains it. A value that is a string of several
+# lines or of JSON is parsed, and its mappings have the path of the string. `metadata` is skipped, because kubectl keeps
+# a copy of the whole object there.
 
 DEEPEST_TEXT = 3
-"""Levels of nested texts that are opened: a chart's values in an object, and a file in those values."""
+"""Levels of nested strings that are parsed, such as a chart's values in an object, and a file in those values."""
 
 Path = tuple[str, ...]
-"""The fields and places from the file to a mapping: `("items", "[0]", "data")`."""
+"""The fields and list positions from the file to a mapping: `("items", "[0]", "data")`."""
 
 
 class FieldMapping(NamedTuple):
-    """A mapping of fields in a file, and where it stands."""
+    """A mapping in a file, and its path."""
 
     path: Path
     content: Document
 
     @property
     def field(self) -> str:
-        """The path as an error writes it; "" for the file itself."""
+        """The path as in an error message; "" for the file itself."""
         return field_of(self.path)
 
 
 def field_of(path: Path) -> str:
     """
-    The path as an error writes it: `items[0].data.kubelet`; of a file with several documents it begins with
-    `documents[1]`. A key that is no plain word stands in brackets: `data[config.yaml]`.
+    The path as in an error message: `items[0].data.kubelet`. In a file with several documents, it begins with
+    `documents[1]`. A key that is not a plain word is in brackets: `data[config.yaml]`.
     """
     keys = [key if key[:1] == "[" or re.fullmatch(r"[\w-]+", key) else f"[{key}]" for key in path]
     return clean("".join(key if key[:1] == "[" else f".{key}" for key in keys).removeprefix("."), 300)
 
 
 def nested_error(field: str, error: InvalidField) -> InvalidField:
-    """An error in the document that this field holds, as an error of the whole file."""
+    """Converts an error in the document in this field to an error of the whole file."""
     if not field:
         return error
     return InvalidField(f"{field}.{error.field}", error.finding.removeprefix(f"{error.field}: "), error.remedy)
 
 
 def mappings_in(raw: bytes, source: str) -> list[FieldMapping]:
-    """Every mapping in a file, an outer one before those inside it. Raises InvalidDocument where it cannot be read."""
+    """All mappings in a file, each before those inside it. Raises InvalidDocument if the file cannot be read."""
     contents = documents.documents_of(raw, source)
     several = sum(content is not None for content in contents) > 1
     found: list[FieldMapping] = []
@@ -79,7 +79,7 @@ def _inside(path: Path, content: object, texts: int) -> Iterator[FieldMapping]:
         try:
             contents = [each for each in documents.documents_of(content.encode(), field_of(path)) if each is not None]
         except InvalidDocument:
-            return  # a script, a certificate, a template: no document, which the whole file may contain
+            return  # such as a script, a certificate or a template, which the file may contain
         for place, each in enumerate(contents):
             yield from _inside((*path, f"[{place}]") if len(contents) > 1 else path, each, texts - 1)
 
@@ -93,7 +93,7 @@ REMEDY = (
 
 
 def find_configuration(parts: Sequence[FieldMapping]) -> FieldMapping:
-    """The one configuration among the mappings of a file. Raises InvalidField where there is none, or more than one."""
+    """The one configuration among the mappings of a file. Raises InvalidField if there is none, or more than one."""
     found: list[FieldMapping] = []
     for part in parts:
         if part.path[-1:] == ("kubeletconfig",):

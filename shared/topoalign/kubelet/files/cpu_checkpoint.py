@@ -1,9 +1,9 @@
 """
 Reads the kubelet's file with the CPUs of each container: `cpu_manager_state`.
 
-It has the shared pool and the exclusive CPUs of containers. With the static policy, the two together are the machine's
-CPUs (except reserved ones under strict-cpu-reservation). If they are not, the kubelet refuses the file when it starts,
-and so does this reader.
+It contains the shared pool and the exclusive CPUs of containers. With the static policy, the two together are the
+machine's CPUs (except reserved ones under strict-cpu-reservation). If they are not, the kubelet rejects the file when
+it starts, and so does this reader.
 
 Source: kubelet v1.36.3, cm/cpumanager/state and the static policy's check of its state.
 """
@@ -57,7 +57,7 @@ def load_cpu_state(root: Path) -> CpuManagerState | None:
 
 
 def decode_cpu_checkpoint(content: bytes) -> CpuManagerState:
-    """Raises StateFault for anything that is not a checkpoint, or whose checksum is not its own."""
+    """Decodes the file. Raises StateFault for an invalid checkpoint or a wrong checksum."""
     state = checkpoint.decode_checkpoint(NAME, content, DECODER)
     if state.checksum:
         checkpoint.expect_checksum(NAME, state.checksum, spew_cpu_state(state))
@@ -69,7 +69,7 @@ def decode_cpu_checkpoint(content: bytes) -> CpuManagerState:
 
 
 def spew_cpu_state(state: CpuManagerState) -> Iterator[str]:
-    """The data as spew prints it, in the structs of all releases."""
+    """The data as go-spew prints it, with the structs of all releases."""
     entries = checkpoint.spew_value(state.entries)
     pod_level = " PodEntries:(state.PodCPUAssignments)map[]"
     for version, more in (("", ""), ("V2", ""), ("", pod_level), ("V3", pod_level)):
@@ -81,12 +81,15 @@ def spew_cpu_state(state: CpuManagerState) -> Iterator[str]:
 
 
 def check_cpu_state(state: CpuManagerState, topology: Topology, rules: AdmissionRules) -> None:
-    """Raises StateFault where this cannot be the state of a kubelet with these rules on this machine, and NoFit."""
+    """
+    Raises StateFault if this cannot be the state of a kubelet with these rules on this machine, and NoFit if the CPUs
+    cannot be reserved.
+    """
     if state.policy_name != rules.cpu_manager:
         finding = f"it was kept under policy {quoted([state.policy_name])}, and {rules.cpu_manager!r} is configured"
         raise damaged_file(NAME, finding)
     if rules.cpu_manager == "none" or not (state.shared or state.exclusive):
-        return  # nothing is given away; at its next start the kubelet fills the pool
+        return  # nothing is allocated; at its next start, the kubelet fills the pool
     given: dict[int, str] = {}
     for (uid, _), cpus in state.exclusive.items():
         if taken := [cpu for cpu in cpus if given.setdefault(cpu, uid) != uid]:

@@ -23,9 +23,9 @@ class PodDevicesEntry(msgspec.Struct, frozen=True, rename="pascal"):
     container_name: str
     resource_name: str
     device_ids: dict[int, list[str]] = msgspec.field(name="DeviceIDs")
-    """NUMA node id -> ids. A device with several nodes stands under each, one without topology under -1."""
+    """NUMA node id -> device ids. A device with several nodes is listed under each, one without topology under -1."""
     alloc_resp: bytes
-    """The plugin's ContainerAllocateResponse as it was on the wire."""
+    """The plugin's ContainerAllocateResponse, encoded."""
 
     def __str__(self) -> str:
         return (
@@ -60,7 +60,7 @@ def encode_device_checkpoint(data: CheckpointData) -> bytes:
 
 
 def decode_device_checkpoint(content: bytes) -> CheckpointData:
-    """Raises StateFault for anything that is not a checkpoint, or whose checksum is not its own."""
+    """Decodes the file. Raises StateFault for an invalid checkpoint or a wrong checksum."""
     try:
         file = DECODER.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -76,14 +76,14 @@ def load_devices(directory: Path) -> CheckpointData | None:
 
 
 def store(directory: Path, data: CheckpointData) -> None:
-    """Puts it in place of what was there, at once or not at all."""
+    """Replaces the device manager's file atomically."""
     scratch = directory / f".{NAME}"
     scratch.write_bytes(encode_device_checkpoint(data))
     os.replace(scratch, directory / NAME)
 
 
 def spew_device_data(data: CheckpointData) -> str:
-    """The data as spew prints it."""
+    """The data as go-spew prints it."""
     entries = checkpoint.spew_value(data.pod_device_entries)
     registered = checkpoint.spew_value(data.registered_devices)
     return (

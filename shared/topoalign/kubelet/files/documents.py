@@ -1,10 +1,9 @@
 """
 Parses YAML and JSON documents of Kubernetes.
 
-A document is small, is one mapping, and has no duplicates. Duplicate keys are refused here; the kubelet accepts one
-with only a line in its log (v1.36.3, lenient decoding). Aliases are refused, because a few lines with aliases can
-expand to gigabytes. Types are those of the text (YAML 1.1): a number in the place of a text is an error, as in the
-kubelet, whose own reader is as strict.
+A document is small, is one mapping, and has no duplicate keys. Duplicate keys are rejected here; the kubelet accepts
+and logs them (v1.36.3, lenient decoding). Aliases are rejected, because a few lines with aliases can expand to
+gigabytes. Types are those of YAML 1.1: a number in place of a string is an error, as in the kubelet.
 """
 
 import json
@@ -22,14 +21,14 @@ from topoalign.kubelet.files import reading
 MOST_BYTES = 256 << 10
 """Far above any configuration or pod: the largest pods that an API server accepts have a few hundred containers."""
 MOST_DOCUMENTS = 100
-"""Documents of one file: a Helm chart printed as templates has some dozens."""
+"""Maximum number of documents in a file. A rendered Helm chart has some dozens."""
 DEEPEST = 64
 Document = dict[Any, Any]
 
 
 class InvalidDocument(BadRequest):
     """
-    Raised for a file that is no valid YAML, JSON or other expected document.
+    Raised for a file that is not valid YAML or JSON, or not the expected document.
 
     Remedy: Correct the file at the line that the message names.
     """
@@ -39,7 +38,7 @@ class InvalidDocument(BadRequest):
 
 
 def read_bounded(path: Path) -> bytes:
-    """Reads at most one byte more than the limit. Raises NotFound, and InvalidDocument if the file cannot be read."""
+    """Reads at most `MOST_BYTES` + 1 bytes. Raises NotFound, and InvalidDocument if the file cannot be read."""
     try:
         with reading.open_regular_file(path) as file:
             return file.read(MOST_BYTES + 1)
@@ -52,8 +51,8 @@ def read_bounded(path: Path) -> bytes:
 
 def parse_document(raw: bytes, source: str, *, nulls: bool = False) -> Document:
     """
-    The document that these bytes are; `source` names it in errors. `nulls`: fields that are null stay, else they are left
-    out. Raises InvalidDocument.
+    Parses the one document in these bytes. `source`: its name in errors. `nulls`: whether null fields are kept. Raises
+    InvalidDocument.
     """
     (found,) = documents_of(raw, source, 1, nulls=nulls) or [None]
     if not isinstance(found, dict):
@@ -63,7 +62,7 @@ def parse_document(raw: bytes, source: str, *, nulls: bool = False) -> Document:
 
 
 def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS, *, nulls: bool = False) -> list[object]:
-    """The documents that these bytes are, at most `most`, empty ones too; otherwise as `parse_document`."""
+    """Parses the documents in these bytes, at most `most`, including empty ones; otherwise like `parse_document`."""
     if len(raw) > MOST_BYTES:
         raise InvalidDocument(source, f"it is larger than {MOST_BYTES >> 10} KiB", "give the document alone")
     try:
@@ -74,13 +73,13 @@ def documents_of(raw: bytes, source: str, most: int = MOST_DOCUMENTS, *, nulls: 
         contents = load_json_or_yaml(text, most)
         known = [without_nulls(content) for content in contents]  # also checks the depth
     except (ValueError, RecursionError, OverflowError) as error:
-        # ValueError: also a number too long to be one, a date that never was, a key that stands twice in JSON
+        # ValueError: also for a number that is too long, an invalid date, or a duplicate key in JSON
         raise InvalidDocument(source, clean(str(error), 200), "correct the file: it is read as YAML or JSON") from error
     return contents if nulls else known
 
 
 def without_nulls(content: object, levels: int = DEEPEST) -> object:
-    """The content without null fields: for Kubernetes they are missing. Raises ValueError for more levels."""
+    """The content without null fields, which Kubernetes treats as missing. Raises ValueError for too many levels."""
     if isinstance(content, dict | list) and not levels:
         raise ValueError(f"more than {DEEPEST} levels deep")
     if isinstance(content, dict):
@@ -91,11 +90,11 @@ def without_nulls(content: object, levels: int = DEEPEST) -> object:
 
 
 def load_json_or_yaml(text: str, most: int) -> list[object]:
-    """The documents of a text; YAML may start like JSON. Raises as `yaml_text.load`."""
+    """The documents of a text; YAML may start like JSON. Raises the errors of `yaml_text.load`."""
     if text.lstrip().startswith("{"):
         with suppress(json.JSONDecodeError):
             return [load_strict_json(text)]
-    from topoalign.kubelet.files import yaml_text  # only where a file is read: PyYAML takes its time to load
+    from topoalign.kubelet.files import yaml_text  # only if a file is read: PyYAML is slow to import
 
     return yaml_text.load(text, DEEPEST, most)
 
@@ -108,13 +107,13 @@ def other_kind(document: Document, kind: str, api_version: str, remedy: str) -> 
 
 
 def convert_document(content: object, kind: Any, remedy: str) -> Any:
-    """The content as this type; what it does not name is left out. Raises InvalidField with the path of a wrong value."""
+    """Converts the content to this type; ignores unknown fields. Raises InvalidField with the path of a wrong value."""
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         finding, _, path = str(error).partition(" - at ")
         field = name_key(path.rpartition("$")[2].strip("`."), finding, content)
-        finding = finding.replace(" | null`", "`")  # that the field may be left out does not help to correct its value
+        finding = finding.replace(" | null`", "`")  # that the field is optional does not help to correct its value
         raise InvalidField(clean(field) or "document", clean(finding, 200), remedy) from error
 
 

@@ -44,7 +44,7 @@ MOST_NODE_ID = 65_535
 
 
 class MemoryReservation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Memory and hugepages of one NUMA node that are kept for the system."""
+    """Memory and hugepages of one NUMA node that are reserved for the system."""
 
     numa_node: int = 0
     limits: dict[str, str | int | float]
@@ -67,12 +67,12 @@ class KubeletConfiguration(msgspec.Struct, frozen=True, kw_only=True, rename="ca
 
 
 def load_configuration(path: Path, placement: Placement = Placement.TOPOLOGY) -> AdmissionRules:
-    """The rules in a file. Raises as `load_with_note`."""
+    """The rules in a file. Raises the errors of `load_with_note`."""
     return load_with_note(path, placement)[0]
 
 
 def load_with_note(path: Path, placement: Placement = Placement.TOPOLOGY) -> tuple[AdmissionRules, str | None]:
-    """The rules in a file, and a note if a field of it has them. Raises NotFound, InvalidDocument, InvalidField."""
+    """The rules in a file, and a note if they are in a field of it. Raises NotFound, InvalidDocument, InvalidField."""
     found = configuration_file.find_configuration(
         configuration_file.mappings_in(documents.read_bounded(path), str(path))
     )
@@ -121,7 +121,7 @@ def parse_go_boolean(field: str, text: str) -> bool:
 
 
 def topology_options(found: KubeletConfiguration) -> tuple[bool, int]:
-    """prefer-closest-numa-nodes and max-allowable-numa-nodes. Not looked at under policy none, as in the kubelet."""
+    """prefer-closest-numa-nodes and max-allowable-numa-nodes. Not called under policy none, as in the kubelet."""
     closest = False
     most_nodes = 8
     for name, text in sorted(found.topology_manager_policy_options.items()):
@@ -161,7 +161,7 @@ def cpu_options(found: KubeletConfiguration) -> frozenset[CpuOption]:
 
 
 def reserved_count(found: KubeletConfiguration) -> int:
-    """Number of CPUs that the kubelet reserves by its own choice; 0 if the list is configured, or no CPUs are exclusive."""
+    """Number of reserved CPUs that the kubelet selects itself; 0 if they are listed, or under CPU policy none."""
     try:
         named = parse_cpuset(found.reserved_system_cpus)
     except ValueError as error:

@@ -1,9 +1,9 @@
 """
 Reads a pod's manifest: the requests and limits of each container, annotations, and other fields that affect a decision.
 
-A field that is null counts as missing, as in Kubernetes; an amount that is null is 0, and an annotation is empty. A
-pod may come without `kind` and `apiVersion`: a kube-scheduler leaves them out in places where only a Pod is possible. What
-an API server would add, such as the defaults of a LimitRange, is not known here.
+A null field counts as missing, as in Kubernetes; a null amount is 0, and a null annotation is empty. A pod can have no
+`kind` and `apiVersion`, because kube-scheduler omits them where only a Pod is possible. Values that an API server would
+add, such as the defaults of a LimitRange, are unknown here.
 """
 
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ class ResourceClaim(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ManifestSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The fields of `spec` that affect a decision, and those that decide to which nodes the pod may go."""
+    """The fields of `spec` that affect a decision, and those that restrict the nodes of the pod."""
 
     containers: list[ManifestContainer] | None = None
     init_containers: list[ManifestContainer] | None = None
@@ -75,7 +75,7 @@ class ManifestSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ManifestStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields of `status` that a scheduler's call is about."""
+    """The fields of `status` that scheduler calls need."""
 
     nominated_node_name: str | None = None
 
@@ -99,7 +99,7 @@ class PodManifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def load_manifest(path: Path) -> PodManifest:
-    """The manifest in a file. Raises NotFound, InvalidDocument, InvalidField; also for fields that an API server refuses."""
+    """The manifest in a file. Raises NotFound, InvalidDocument, InvalidField, also for what an API server rejects."""
     document = documents.parse_document(documents.read_bounded(path), str(path), nulls=True)  # a null amount is 0
     pod = read_manifest(document)
     check_resource_keys(document)
@@ -125,9 +125,9 @@ def read_manifest(document: documents.Document) -> PodManifest:
 
 def check_resource_keys(document: documents.Document) -> None:
     """
-    Raises InvalidField for an unknown field in `resources` of a container, and for a name there that is no resource: such a
-    pod would seem to ask for nothing. An API server refuses them (v1.36.3, strict field validation and
-    IsStandardContainerResourceName). `document`: a pod by `read_manifest`.
+    Raises InvalidField for an unknown field in `resources` of a container, and for a name there that is not a resource,
+    because such a pod would seem to request nothing. An API server rejects them (v1.36.3, strict field validation and
+    IsStandardContainerResourceName). `document`: a pod that `read_manifest` has accepted.
     """
     spec = document.get("spec") or {}
     for group in ("initContainers", "containers"):
@@ -136,7 +136,7 @@ def check_resource_keys(document: documents.Document) -> None:
 
 
 def check_resource_names(path: str, resources: documents.Document) -> None:
-    """Raises InvalidField for an unknown field of `resources`, and for a name that is no resource."""
+    """Raises InvalidField for an unknown field of `resources`, and for a name that is not a resource."""
     for key in resources:
         if key not in RESOURCE_FIELDS:
             remedy = f"it has {', '.join(RESOURCE_FIELDS)}: write amounts inside limits"
@@ -172,7 +172,7 @@ def request_from_pod(pod: PodManifest) -> PodRequest:
 
 
 def constraints_of(pod: PodManifest) -> Constraints:
-    """The nodes that the pod may go to."""
+    """The constraints on the nodes of the pod."""
     spec = pod.spec or ManifestSpec()
     node_affinity = spec.affinity and spec.affinity.node_affinity
     required = node_affinity.required if node_affinity else None
@@ -190,7 +190,7 @@ def pod_level_resources_of(resources: ManifestResources) -> PodLevelResources:
 
 
 def requests_of(group: str, containers: list[ManifestContainer]) -> tuple[ContainerRequest, ...]:
-    """The requests of the containers in `spec.<group>`. Raises InvalidField with the path of an amount."""
+    """The requests of the containers in `spec.<group>`. Raises InvalidField with the path of an invalid amount."""
     return tuple(
         ContainerRequest(
             name=ContainerName(container.name),
@@ -204,7 +204,7 @@ def requests_of(group: str, containers: list[ManifestContainer]) -> tuple[Contai
 
 
 def read_amounts(path: str, given: Amounts) -> dict[ResourceName, int]:
-    """Amounts in the units of `core.requests`. Resources without a manager, such as ephemeral storage, are left out."""
+    """Amounts in the units of `core.model.requests`. Omits resources without a manager, such as ephemeral storage."""
     found: dict[ResourceName, int] = {}
     for name, text in given.items():
         value = 0 if text is None else text  # a Quantity that is null (apimachinery v0.36, resource.Quantity)
@@ -234,8 +234,9 @@ LIMITS = "limits."
 
 def read_quota_limits(hard: Mapping[str, str | int | float]) -> dict[ResourceName, int]:
     """
-    Extended resource -> its limit in the `spec.hard` of a ResourceQuota, which Kubernetes itself does not count. An invalid
-    amount is no limit. `limits.nvidia.com/gpumem: 2k` is a limit of 2000; `limits.cpu` is Kubernetes' own.
+    Extended resource -> its limit in `spec.hard` of a ResourceQuota. Kubernetes does not enforce these limits. An
+    invalid amount is ignored. `limits.nvidia.com/gpumem: 2k` is a limit of 2000. `limits.cpu` is not included, because
+    Kubernetes enforces it.
     """
     return {
         ResourceName(name.removeprefix(LIMITS)): amount

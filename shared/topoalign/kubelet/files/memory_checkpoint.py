@@ -1,9 +1,9 @@
 """
 Reads the kubelet's file with the memory of each container: `memory_manager_state`.
 
-It has a table per NUMA node, with the amount given away of each resource and the group of nodes with which the node was
-last used, and the blocks of each container. If the two do not agree, or the tables do not fit the machine and its
-configuration, the kubelet refuses the file when it starts.
+It contains a table for each NUMA node, and the memory blocks of each container. A table has the allocated amount of
+each resource, and the group of nodes with which the node was last used. If tables and blocks do not agree, or the
+tables do not fit the machine and its configuration, the kubelet rejects the file when it starts.
 
 Source: kubelet v1.36.3, cm/memorymanager/state and the static policy's check of its state.
 """
@@ -53,7 +53,7 @@ class NumaNodeState(msgspec.Struct, frozen=True, rename="camel"):
     number_of_assignments: Amount
     memory_map: dict[ResourceName, MemoryTable]
     cells: list[int] | None = None
-    """The group the node was last used with, itself included. Empty: itself alone."""
+    """The group of nodes with which the node was last used, including the node. Empty: the node alone."""
 
     def __str__(self) -> str:
         return (
@@ -99,7 +99,7 @@ class MemoryManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def use(self) -> dict[int, MemoryUse]:
-        """As `NodeState.memory` has it: a node that nothing touches is absent."""
+        """As in `NodeState.memory`. A node without reserved memory and without assignments is absent."""
         uses = {
             node: MemoryUse(
                 reserved={name: table.reserved for name, table in state.memory_map.items() if table.reserved},
@@ -113,25 +113,25 @@ class MemoryManagerState(Envelope, frozen=True, kw_only=True, rename="camel"):
     @property
     def lost(self) -> dict[ResourceName, int]:
         """
-        Resource -> bytes that the NUMA nodes have given away and no container has.
+        Resource -> bytes that the NUMA nodes have allocated, but no container has.
 
-        So it is between the two writes of a change, and for good once the kubelet has released a group of NUMA nodes of
-        which one was used alone as well, because a block goes back to the lowest node of its group first. With 1 of node 0
-        held alone, and 4 of node 1 held by the group 0-1, releasing the group takes the 1 of node 0 and leaves 1 of node 1;
-        releasing the other finds nothing on node 0, and the 1 of node 1 is lost. Source: kubelet v1.36.3, RemoveContainer of
-        the static policy.
+        Such bytes exist between the two writes of a change. They remain if the kubelet releases a block of a group of
+        NUMA nodes, one of which was also used alone, because a block is returned to the lowest node of its group first.
+        For example, one container has 1 byte of node 0, and another has a block of 4 bytes of the group 0-1, allocated
+        on node 1. Releasing the block frees 1 byte on node 0 and 3 on node 1. Releasing the other container then finds
+        nothing on node 0, and 1 byte of node 1 is lost. Source: kubelet v1.36.3, RemoveContainer of the static policy.
         """
         given, held = sum_memory(self)
         return {name: given[name] - held[name] for name in sorted(given) if given[name] > held[name]}
 
     def without(self, pods: Collection[str]) -> "MemoryManagerState":
         """
-        The state after the manager has released what these pods have, one after the other in the order of their UIDs.
+        The state after the manager has released the memory of these pods, one pod at a time in the order of their UIDs.
 
-        Each block is given back to the lowest NUMA node of its group first, as far as that has such memory given away, and
-        ends one assignment of each node of its group. A node without assignments is alone again. With 6 of node 0 and 4 of
-        node 1 given away, a block of 8 bytes of both leaves 0 and 2. Source: kubelet v1.36.3, RemoveContainer of the
-        static policy.
+        Each block is returned to the lowest NUMA node of its group first, up to the amount allocated there. It also
+        ends one assignment of each node of its group. A node without assignments is no longer in a group. If 6 bytes of
+        node 0 and 4 of node 1 are allocated, releasing a block of 8 bytes of both leaves 0 and 2. Source: kubelet
+        v1.36.3, RemoveContainer of the static policy.
         """
         nodes = dict(self.nodes)
         for (uid, _), blocks in sorted(self.blocks.items()):
@@ -167,7 +167,7 @@ def load_memory_state(root: Path) -> MemoryManagerState | None:
 
 
 def decode_memory_checkpoint(content: bytes) -> MemoryManagerState:
-    """Raises StateFault for anything that is not a checkpoint, contradicts itself, or has not its own checksum."""
+    """Decodes the file. Raises StateFault for an invalid or inconsistent checkpoint, or a wrong checksum."""
     state = checkpoint.decode_checkpoint(NAME, content, DECODER)
     if state.checksum:
         checkpoint.expect_checksum(NAME, state.checksum, spew_memory_state(state))
@@ -188,14 +188,14 @@ def decode_memory_checkpoint(content: bytes) -> MemoryManagerState:
                 raise damaged_file(NAME, f"memory of container {quoted([container])} of pod {quoted([uid])} is nowhere")
     given, held = sum_memory(state)
     for name in sorted(held):
-        if given[name] < held[name]:  # less than the nodes have given away occurs (`MemoryManagerState.lost`)
+        if given[name] < held[name]:  # containers can have less than is allocated (`MemoryManagerState.lost`)
             finding = f"containers hold {held[name]} bytes of {clean(name)}, the NUMA nodes gave {given[name]}"
             raise damaged_file(NAME, finding)
     return state
 
 
 def spew_memory_state(state: MemoryManagerState) -> Iterator[str]:
-    """The data as spew prints it, in the structs of all releases."""
+    """The data as go-spew prints it, with the structs of all releases."""
     nodes = checkpoint.spew_value(state.machine_state)
     entries = checkpoint.spew_value(state.entries)
     pod_level = " PodEntries:(state.PodMemoryAssignments)map[]"
@@ -220,7 +220,7 @@ def sum_memory(state: MemoryManagerState) -> tuple[Counter[ResourceName], Counte
 
 
 def check_memory_state(state: MemoryManagerState, topology: Topology, rules: AdmissionRules) -> None:
-    """Raises StateFault where this cannot be the state of a kubelet with these rules on this machine."""
+    """Raises StateFault if this cannot be the state of a kubelet with these rules on this machine."""
     if state.policy_name != rules.memory_manager:
         finding = f"it was kept under policy {quoted([state.policy_name])}, and {rules.memory_manager!r} is configured"
         raise damaged_file(NAME, finding)

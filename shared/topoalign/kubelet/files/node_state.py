@@ -1,10 +1,10 @@
 """
 Reads the state of a node's kubelet from the files in its root directory.
 
-Three managers keep one file each. A missing file means that its manager has allocated nothing, and a finding reports it.
-A file that cannot be read, or cannot be right for this machine and these rules, is an error: a guess about free resources
-would be a wrong prediction. Then entries of pods that are gone (`ListedPods`) are dropped, as the kubelet drops them before
-its next decision. The files identify pods by their UID, without a namespace.
+Each of three managers has one file. If a file is missing, its manager has allocated nothing, and a finding reports it.
+A file that cannot be read, or that does not fit this machine and these rules, is an error, because a guess about free
+resources could lead to a wrong prediction. Entries of pods that are gone (`ListedPods`) are dropped, as the kubelet
+drops them before its next decision. The files identify pods by UID, without a namespace.
 """
 
 import stat
@@ -42,10 +42,13 @@ ROOT = Path("/var/lib/kubelet")
 DEVICE_PLUGINS = "device-plugins"
 
 SOCKET = Path("device-plugins/kubelet.sock")
-"""The kubelet makes it anew at each start (v1.36.3, cm/devicemanager/plugin/v1beta1)."""
+"""The kubelet creates it again at each start (v1.36.3, cm/devicemanager/plugin/v1beta1)."""
 
 SETTLE_SECONDS = 120.0
-"""For so long a note is given. Manifests are read at once; how long the API server takes to answer is not known here."""
+"""
+The time after the kubelet's start for which predictions have a note. The kubelet reads manifests at once; how long the
+API server takes to answer is unknown here.
+"""
 
 NO_NAMESPACE = Namespace("")
 
@@ -54,7 +57,7 @@ Container = tuple[str, str]
 
 
 class ManagerHoldings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file of one manager has, or those of all together."""
+    """The content of the file of one manager, or of all files together."""
 
     cpus: Mapping[Container, frozenset[int]] = {}
     blocks: Mapping[Container, tuple[MemoryBlock, ...]] = {}
@@ -63,19 +66,19 @@ class ManagerHoldings(msgspec.Struct, frozen=True, kw_only=True):
     """Per NUMA node, as `NodeState.memory`."""
     registered: Mapping[ResourceName, frozenset[DeviceID]] | None = None
     """
-    The healthy devices of each resource as its plugin listed them: none of one whose plugin has gone and of which containers
-    still have some. None without a file.
+    Resource -> the healthy devices that its plugin listed; empty if the plugin is gone and containers still have
+    devices. None without a file.
     """
     dropped: Mapping[ResourceName, frozenset[DeviceID]] = {}
-    """Devices that the file lists for pods that are gone, and for no other."""
+    """Devices that the file lists only for pods that are gone."""
     finding: str | None = None
-    """What is not known."""
+    """What is unknown, as text."""
     uncertainty: str | None = None
     """Why the allocations are not certain, if they are not."""
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:
-        """One of each container that holds anything, by pod and name."""
+        """One allocation for each container that holds anything, sorted by pod and name."""
         return tuple(
             Allocation(
                 id=AllocationID("/".join(container)),
@@ -94,7 +97,7 @@ class KubeletNode(msgspec.Struct, frozen=True, kw_only=True):
     state: NodeState
     registered: Mapping[ResourceName, frozenset[DeviceID]] | None
     findings: tuple[str, ...]
-    """What is not known."""
+    """What is unknown, as texts."""
 
 
 def node_state(
@@ -102,7 +105,7 @@ def node_state(
 ) -> KubeletNode:
     """
     Reads the state that the kubelet with this root directory uses for the next pod. A device that its plugin has not listed
-    as healthy is not usable. Raises NotFound if there is no such directory, and StateFault.
+    as healthy is not usable. Raises NotFound if there is no such directory, and StateFault for an unusable file.
     """
     try:
         is_directory = stat.S_ISDIR(root.stat().st_mode)
@@ -185,7 +188,7 @@ def held_memory(root: Path, topology: Topology, rules: AdmissionRules, pods: Lis
 
 
 def spread_block(block: MemoryCheckpointBlock, left: Mapping[int, dict[ResourceName, int]]) -> MemoryBlock:
-    """Spreads a block over the nodes of its group, from the lowest on, up to the memory that each has allocated."""
+    """Distributes a block over the nodes of its group, lowest first, up to the amounts in `left`, which it reduces."""
     taken = []
     wanted = block.size
     for node in block.numa_affinity:
@@ -249,7 +252,7 @@ def devices_by_container(data: CheckpointData) -> dict[Container, dict[ResourceN
 def listed_health(
     health: DeviceHealthChanged, topology: Topology, registered: Mapping[ResourceName, Iterable[DeviceID]] | None
 ) -> DeviceHealthChanged:
-    """The health of all devices for the kubelet: of a resource that it knows, only listed devices are healthy."""
+    """The health of all devices for the kubelet: if it knows a resource, only its listed devices are healthy."""
     unlisted = DeviceHealth(state=HealthState.UNHEALTHY, reason="its plugin does not list it to the kubelet as healthy")
     absentees = {
         device: unlisted
@@ -265,7 +268,7 @@ def absent(path: Path, what: str) -> str:
 
 
 def started(root: Path) -> float | None:
-    """When the kubelet with this root directory began to listen for plugins, in wall seconds; None where it does not run."""
+    """When the kubelet with this root directory began to listen for plugins, in wall seconds; None if not running."""
     try:
         status = (root / SOCKET).stat()
     except (OSError, ValueError):
@@ -275,9 +278,9 @@ def started(root: Path) -> float | None:
 
 def unsettled_reason(root: Path, now: float, seconds: float = SETTLE_SECONDS) -> str | None:
     """
-    What is not known because the kubelet with this root directory started less than `seconds` ago, in words; None where it
-    has settled, or does not run. Until it has received its pods from all sources, it drops no entries of pods that are gone.
-    `now`: wall seconds.
+    What is unknown because the kubelet with this root directory started less than `seconds` ago, as text; None if it
+    started earlier, or is not running. Until it has received its pods from all sources, it drops no entries of pods
+    that are gone. `now`: wall seconds.
     """
     since = started(root)
     return describe_starting_kubelet(now - since) if since is not None and 0 <= now - since < seconds else None

@@ -1,13 +1,14 @@
 """
-Finds pods that are gone from the kubelet's directories of pods: `pods/<uid>` in its root directory.
+Determines which pods are gone by the kubelet's pod directories, which are `pods/<uid>` in its root directory.
 
-The kubelet makes a pod's directory before the first of its containers starts, and removes it two or three seconds after
-the pod was deleted. A pod that it refused has none. A pod that has ended and is not deleted keeps it, with its volumes
-torn down. So the directories show that a pod is gone earlier than the kubelet's checkpoints, which keep its entries
-until the kubelet writes them next.
+The kubelet creates a pod's directory before the pod's first container starts, and removes it two or three seconds after
+the pod was deleted. A rejected pod has no directory. A pod that has ended but is not deleted keeps its directory, with
+its volumes torn down. So the directories show earlier that a pod is gone than the kubelet's checkpoints, which keep its
+entries until the kubelet writes them the next time.
 
-If neither the directories nor anything else shows that a pod is gone, its entries count: a device that is wrongly taken as
-free causes a wrong admission. Static pods have a directory like others, by their UID of 32 hexadecimal digits.
+If neither the directories nor anything else shows that a pod is gone, its entries count, because a device that is
+wrongly considered free causes a wrong admission. Static pods also have a directory, named by their UID of 32
+hexadecimal digits.
 
 Source: kubelet v1.36.3, kubelet_pods and volumemanager.
 """
@@ -22,25 +23,24 @@ from topoalign.core.model.errors import StateFault, clean, quoted
 
 NAME = "pods"
 MOST_PODS = 4_096
-"""Directories that are read at most; a kubelet runs 110 pods by default."""
+"""Maximum number of directories that are read. A kubelet runs up to 110 pods by default."""
 MOST_PLUGINS = 256
-"""Volume plugins of one pod that are looked at; there are about thirty. With more, the pod is not gone."""
+"""Maximum number of volume plugins of a pod; there are about thirty. A pod with more does not count as gone."""
 
 
 class PodDirectories(msgspec.Struct, frozen=True, kw_only=True):
     """The directories at one moment."""
 
     torn_down: Mapping[str, bool]
-    """Pod UID -> whether its volumes were mounted once, and none is now."""
+    """Pod UID -> whether it had mounted volumes, and has none now."""
     unreadable: frozenset[str] = frozenset()
-    """Pods whose directory does not show whether they have ended: without any volume, or not as a kubelet creates it."""
+    """Pods whose directory does not show whether they have ended: no volumes, or not as the kubelet creates it."""
 
     def is_gone(self, uid: str) -> bool:
         """
-        Whether this pod holds nothing any more: it has no directory, or its volumes are torn down.
+        Whether this pod no longer holds resources: it has no directory, or its volumes are torn down.
 
-        If that is not certain, the pod is not gone: it has an empty `volumes` directory, or a UID that cannot be the name of
-        a directory.
+        False if this is uncertain: the `volumes` directory is empty, or the UID cannot be the name of a directory.
 
         >>> directories = PodDirectories(torn_down={"uid-1": False, "uid-2": True})
         >>> [directories.is_gone(uid) for uid in ("uid-1", "uid-2", "uid-3", "default/train")]
@@ -51,7 +51,7 @@ class PodDirectories(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_pod_directories(root: Path) -> PodDirectories | None:
-    """The directories of a kubelet; None without `pods` directory: nothing is known. Raises StateFault."""
+    """Reads the pod directories of a kubelet; None if there is no `pods` directory. Raises StateFault."""
     found: dict[str, bool | None] = {}
     try:
         with os.scandir(root / NAME) as pods:
@@ -84,7 +84,7 @@ def exists(root: Path, uid: str) -> bool:
 def is_torn_down(volumes: Path) -> bool | None:
     """
     Whether there are directories of volume plugins and none of them contains a volume; None without such directories.
-    Raises OSError. Only names are read: looking at a volume itself may wait for a file server.
+    Raises OSError. Only names are read, because access to a volume can block on a file server.
     """
     plugins: list[str] = []
     try:
@@ -117,8 +117,8 @@ def unreadable(root: Path, why: str) -> StateFault:
 
 class ListedPods:
     """
-    Finds the pods in one reading of the kubelet's files that the kubelet will have dropped at its next decision. The
-    directories are read once, for the first pod, so that all files are judged by the same state.
+    Finds the pods in the kubelet's files that the kubelet will drop before its next decision. The directories are read
+    once, for the first pod, so that all files are compared with the same state.
     """
 
     def __init__(self, root: Path, ended: Collection[str] = ()) -> None:
@@ -127,16 +127,16 @@ class ListedPods:
         self.ended = frozenset(ended)
         self._directories: PodDirectories | None = None
         self._reason_unknown: str | None = None
-        """Why no pod can be judged."""
+        """Why it is unknown which pods are gone."""
         self._gone: dict[str, bool] = {}
 
     def is_gone(self, uid: str) -> bool:
-        """Whether the kubelet drops what this pod holds before its next decision. False where that is not known."""
+        """Whether the kubelet drops the entries of this pod before its next decision. False if that is unknown."""
         if not self._gone:
             self._look()
         if uid not in self._gone:
             directories = self._directories
-            # a pod that came after the directories were looked at has one now: it is no leftover in the next file
+            # a pod that was created after the directories were read has one now: its entry is not stale
             self._gone[uid] = uid in self.ended or (
                 directories is not None
                 and directories.is_gone(uid)
@@ -150,7 +150,7 @@ class ListedPods:
 
     @property
     def uids(self) -> frozenset[str]:
-        """The pods that were asked for, which are those in the files."""
+        """The pods for which `is_gone` was called, which are those in the files."""
         return frozenset(self._gone)
 
     def _look(self) -> None:
@@ -163,14 +163,14 @@ class ListedPods:
 
     @property
     def reason_unknown(self) -> str | None:
-        """Why the requested pods could not be judged, as text; None: they were."""
+        """Why it is unknown which pods are gone, as text; None if it is known."""
         if self._reason_unknown is None:
             return None
         return f"{self._reason_unknown}: pods that are gone count as holding what the kubelet's files list for them"
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """The dropped and the uncertain ones among the pods that were asked for, as text; without `reason_unknown`."""
+        """The dropped and the uncertain pods among `uids`, as texts; without `reason_unknown`."""
         found = []
         if gone := sorted(uid for uid, gone in self._gone.items() if gone):
             found.append(

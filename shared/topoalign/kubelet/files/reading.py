@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 
 def open_regular_file(path: Path) -> BinaryIO:
-    """A regular file, to be read. Raises OSError for any other: a named pipe would be waited for without end."""
+    """Opens a regular file for reading. Raises OSError for any other file: reading a named pipe could block forever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(descriptor).st_mode
@@ -23,7 +23,7 @@ def open_regular_file(path: Path) -> BinaryIO:
 
 
 def read_beginning(path: Path, most: int) -> bytes:
-    """At most so many bytes of a file whose reads may be short, as in /proc and the cgroup file system. Raises OSError."""
+    """Reads up to `most` bytes of a file whose reads can be short, as in /proc and in cgroups. Raises OSError."""
     text = b""
     with path.open("rb", buffering=0) as opened:
         while len(text) < most and (more := opened.read(most - len(text))):
@@ -32,7 +32,7 @@ def read_beginning(path: Path, most: int) -> bytes:
 
 
 def file_version(path: Path) -> tuple[int, ...]:
-    """Inode, time of change in ns and size in bytes, which differ after every write; () where there is no such file."""
+    """Inode, mtime in ns and size in bytes, which together change with every write; () if there is no such file."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):  # ValueError: a name with a null character

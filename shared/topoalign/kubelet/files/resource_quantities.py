@@ -23,7 +23,7 @@ FACTORS = {
 
 
 def exact(quantity: str) -> Fraction | None:
-    """Its value; None if this is no quantity, a negative one, or more than 2^63-1."""
+    """The value of a quantity; None if the text is not a quantity, is negative, or exceeds 2^63-1."""
     match = _QUANTITY.fullmatch(quantity)
     if match is None:
         return None
@@ -37,12 +37,12 @@ def _value(number: str, suffix: str | None, exponent: str | None) -> Fraction:
 
 
 def whole(quantity: str) -> int | None:
-    """Whole units, bytes for example, rounded up; None as `exact`."""
+    """The value in whole units, such as bytes, rounded up; None if `exact` returns None."""
     value = exact(quantity)
     return None if value is None else ceil(value)
 
 
 def thousandths(quantity: str) -> int | None:
-    """Thousandths, millicores for example, rounded up; None as `exact`, and above 2^63-1 of them."""
+    """The value in thousandths, such as millicores, rounded up; None if `exact` returns None, or above 2^63-1."""
     value = exact(quantity)
     return None if value is None or value * 1000 > LARGEST_QUANTITY else ceil(value * 1000)

@@ -8,17 +8,17 @@ import yaml
 from topoalign.core.model.errors import quoted
 
 LONGEST_NUMBER = 400
-"""Characters of a number in YAML: the largest that a float holds has 309 digits."""
+"""Maximum length of a number in YAML, in characters. The largest number that a float holds has 309 digits."""
 
 Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The same in C where PyYAML was built with it: a hundred times as fast."""
+"""The safe loader; the one in C, which is a hundred times as fast, if PyYAML was built with it."""
 
 TEXT = "tag:yaml.org,2002:str"
 NUMBERS = frozenset({"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"})
 
 
 class Once(Loader):  # type: ignore[valid-type, misc]  # chosen when PyYAML is imported
-    """Reads mappings whose keys stand once each."""
+    """A loader that rejects duplicate keys in mappings."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """The mapping of a node. Raises ConstructorError for a duplicate key."""
@@ -35,15 +35,15 @@ class Once(Loader):  # type: ignore[valid-type, misc]  # chosen when PyYAML is i
 
     def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool]) -> str:
         """
-        Text such as 1:30 stays text: Kubernetes' YAML has no numbers to the base of 60. So does a long number: Python reads
-        one of twenty thousand hexadecimal digits, and then refuses to show it.
+        Reads 1:30 as a string, because Kubernetes' YAML has no base-60 numbers. Also reads a long number as a string:
+        Python parses a number of 20,000 hexadecimal digits, but then refuses to print it.
         """
         tag: str = super().resolve(kind, value, implicit)
         return TEXT if tag in NUMBERS and (":" in value or len(value) > LONGEST_NUMBER) else tag
 
 
 def load(text: str, deepest: int, most: int = 1) -> list[object]:
-    """The documents of a text, at most `most` of at most `deepest` levels. Raises ValueError with the place."""
+    """The documents of a text, at most `most`, with at most `deepest` levels. Raises ValueError with the position."""
     try:
         check_events(text, deepest, most)
         return list(yaml.load_all(text, Loader=Once))  # Once is a safe loader
@@ -56,7 +56,7 @@ def load(text: str, deepest: int, most: int = 1) -> list[object]:
 
 
 def check_events(text: str, deepest: int, most: int) -> None:
-    """Raises YAMLError for aliases, tags, more levels and more documents."""
+    """Raises YAMLError for aliases and tags, and for too many levels or documents."""
     depth = documents = 0
     for event in yaml.parse(text, Loader=Loader):
         if isinstance(event, yaml.AliasEvent):
@@ -77,6 +77,6 @@ def unwanted(what: str, where: Any) -> yaml.MarkedYAMLError:
 
 
 def write_yaml(document: object) -> str:
-    """A document as YAML, its keys in their order, in ASCII, on lines of their own."""
+    """A document as YAML in ASCII, with its keys in their order."""
     text: str = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=120)
     return text

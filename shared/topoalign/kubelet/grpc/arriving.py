@@ -1,9 +1,9 @@
 """
-Bounds the requests that are arriving, and the bytes that they hold until they are decoded.
+Limits the requests that are arriving, and the memory that they use until they are decoded.
 
-A request may end long after it began, or never, and its bytes are kept in the meantime. So each request has a limit,
-and all together have one. At the common limit the request that began first ends: a kubelet sends its requests in one
-go, so the oldest incomplete request is least likely to be the kubelet's.
+A request can end long after it began, or never, and its bytes are kept in the meantime. So each request has a limit,
+and all requests together have one. At the common limit, the oldest incomplete request is ended: the kubelet sends each
+request without a pause, so that one is least likely to be the kubelet's.
 """
 
 from asyncio import get_running_loop
@@ -18,42 +18,42 @@ from topoalign.core.model.topology.topology_checks import MOST_HANDED_OUT
 
 LARGEST_REQUEST = 4 * 2**20
 """
-Bytes of a request that names devices.
+Maximum size in bytes of a request that lists device IDs.
 
-The largest that a kubelet sends is GetPreferredAllocation: it lists all devices that are free, and those that the container
-has already. NVIDIA's plugin takes up to 2,500 shares of a GPU, and a machine has up to 16 GPUs: 40,000 devices. A share is
-named by a UUID and its number, `GPU-5c1b3f2a-8e4d-4b7a-9f60-0d2c7e9a1b00::2499`: 46 bytes, and 2 of protobuf. So it is
-2 * 40,000 * 48 = 3,840,000 bytes.
+The largest request of a kubelet is GetPreferredAllocation: it lists all free devices, and those that the container
+already has. NVIDIA's plugin accepts up to 2,500 shares of a GPU, and a machine has up to 16 GPUs: 40,000 devices. The
+ID of a share consists of a UUID and a number, `GPU-5c1b3f2a-8e4d-4b7a-9f60-0d2c7e9a1b00::2499`: 46 bytes, plus 2 of
+protobuf. So the request has at most 2 * 40,000 * 48 = 3,840,000 bytes.
 """
 
 MOST_NAMES = 2 * MOST_HANDED_OUT
-"""Devices that a request may name, by the same rule."""
+"""Maximum number of device IDs in a request, by the same rule."""
 
 SMALL_REQUEST = 2**10
-"""Bytes of any other request. Those of the device plugin API have no fields."""
+"""Maximum size in bytes of any other request. In the device plugin API, these have no fields."""
 
 MOST_BYTES = 16 * 2**20
-"""Bytes of all requests that are arriving, on all connections of all resources: four of the largest."""
+"""Maximum size in bytes of all arriving requests, on all connections of all resources: four of the largest."""
 
 FRAME_BYTES = 256
-"""Memory of a frame of data in addition to its content."""
+"""Memory in bytes of a DATA frame in addition to its payload."""
 
 MOST_FRAMES = 64
-"""Frames of data that a request may have, plus one for each KiB of its limit. gRPC fills frames with 16 KiB."""
+"""Maximum number of DATA frames of a request, plus one for each KiB of its size limit. gRPC sends 16 KiB per frame."""
 
 PREFIX = 5
-"""Bytes that gRPC puts before a message."""
+"""Bytes of the prefix of a gRPC message."""
 
 LOOKS = 2
-"""Checks of a connection, 10 s apart, after which an unfinished request is ended. A whole request takes milliseconds."""
+"""Checks of a connection, 10 s apart, after which an incomplete request is ended. A whole one takes milliseconds."""
 
 
 @dataclass
 class Arrival:
-    """A request that began."""
+    """A request that has begun to arrive."""
 
     most: int
-    """Bytes."""
+    """Maximum size in bytes."""
     size: int = 0
     frames: int = 0
     looks: int = 0
@@ -62,12 +62,12 @@ class Arrival:
 
     @property
     def held(self) -> int:
-        """Bytes that this request takes in memory, its frames counted."""
+        """Memory in bytes that this request uses, including its frames."""
         return self.size + self.frames * FRAME_BYTES
 
     @property
     def too_large(self) -> bool:
-        """Whether it has more bytes, or more frames for them, than its method may have."""
+        """Whether it has more bytes or more frames than its method permits."""
         return self.size > self.most + PREFIX or self.frames > MOST_FRAMES + self.most // 1024
 
 
@@ -76,14 +76,14 @@ class Arriving:
 
     def __init__(self) -> None:
         self.size = 0
-        """Bytes that they hold."""
+        """Memory in bytes that they use."""
         self._arrivals: dict[Stream, Arrival] = {}
 
     def __len__(self) -> int:
         return len(self._arrivals)
 
     def begin(self, stream: Stream, most: int) -> None:
-        """Registers a request of at most so many bytes that begins on this stream."""
+        """Registers a request that begins on this stream. `most`: its maximum size in bytes."""
         self._arrivals[stream] = Arrival(most)
 
     def add(self, stream: Stream, size: int) -> None:
@@ -99,7 +99,7 @@ class Arriving:
                 self._cut, stream, Status.RESOURCE_EXHAUSTED, f"a request has at most {arrival.most} bytes here"
             )
             if stream.wrapper is None:
-                get_running_loop().call_soon(cut)  # its call begins to run in the next round
+                get_running_loop().call_soon(cut)  # its call begins to run in the next iteration
             else:
                 cut()
         if self.size > MOST_BYTES:
@@ -135,7 +135,7 @@ class Arriving:
             self.size -= arrival.held
 
     def _cut(self, stream: Stream, status: Status, why: str) -> None:
-        """Ends a call, if it has begun to run. What it held is freed in the next round of the loop."""
+        """Ends a call, if it has begun to run. Its memory is freed in the next iteration of the event loop."""
         if stream.wrapper is not None and not stream.wrapper.cancelled:
             stream.wrapper.cancel(GRPCError(status, why))
             self.end(stream)

@@ -1,14 +1,15 @@
 """
 Handles one connection to a socket of this process, and limits the work and memory that its peer can cause.
 
-grpclib and h2 process all requests of a chunk of bytes at once. Here a connection reads 48 KiB at most, then nothing
-until that is handled, one portion (`Frames`) at each of its turns (`turns`). Output waits for the peer to read it: as
-long as too much waits, the peer's frames wait as well. The bytes of requests are counted before they are decoded
-(`arriving`).
+grpclib and h2 process all requests of a chunk of bytes at once. Here, a connection reads at most 48 KiB, and reads no
+more until these bytes are handled: one portion (`Frames`) in each of its turns (`turns`). While the peer does not read
+its answers and too much output is buffered, its frames are not handled. The bytes of requests are counted before they
+are decoded (`arriving`).
 
-A frame of 9 bytes costs h2 as much as one of a kilobyte, so bytes do not measure work. Length, type and flags in the
-header show the cost of a frame, and whether a gRPC client would send it. Three numbers that h2 and grpclib do not limit
-are limited here: the frames that they get at once, the length of a block of headers, and the frames that carry no request.
+A frame of 9 bytes costs h2 as much time as a frame of a kilobyte, so bytes do not measure work. The length, type and
+flags in its header show the cost of a frame, and whether a gRPC client would send it. This module limits three numbers
+that h2 and grpclib do not limit: the frames handled at once, the length of a header block, and the frames that carry no
+request.
 
 Source: RFC 9113, sections 3.4, 4.1 and 6.
 """
@@ -39,31 +40,34 @@ PREFACE = len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 HEADER = 9
 
 LONGEST_FRAME = 16 * 2**10
-"""Bytes of content: HTTP/2's least bound, which we do not raise."""
+"""Maximum payload of a frame in bytes: the default of HTTP/2, which is also the smallest permitted maximum."""
 
 LONGEST_HEADERS = 16 * 2**10
-"""Bytes of the headers of a request, as they arrive, all continuations together. Those of the kubelet have about 300."""
+"""Maximum size in bytes of a request's encoded headers, with all CONTINUATION frames. The kubelet's have about 300."""
 
 PORTION = 16
 """The weight of the frames that are handled in one turn: about a millisecond of work."""
 
 REQUEST_WEIGHT = 8
-"""Weight of a frame of headers, which begins a call. Any other frame weighs 1, and 1 more for each 4 KiB of content."""
+"""Extra weight of a HEADERS frame, which begins a call. Each frame weighs 1, and 1 more for each 4 KiB of payload."""
 
 MOST_CONTROLS = 10_000
-"""Frames that carry no request (pings, settings, resets, windows, empty data), beyond what requests need, in 10 s."""
+"""
+Maximum number of frames in 10 s that carry no request (PING, SETTINGS, RST_STREAM, WINDOW_UPDATE, empty DATA), not
+counting those that requests need.
+"""
 
 CONTROLS_PER_REQUEST = 8
-"""Such frames that each request needs: a window for its answer, pings that measure the line, one reset."""
+"""Such frames that each request needs: window updates for its answer, pings that estimate the bandwidth, one reset."""
 
 CONTROLS_PER_RESET = 20
-"""How many frames a reset counts for, because a call was begun in vain."""
+"""Number of frames that a RST_STREAM counts as, because the server has started a call for nothing."""
 
 MOST_SETTINGS = 256
-"""Frames of settings in the life of a connection: a client sends one, and a few more when it measures the line."""
+"""Maximum number of SETTINGS frames per connection. A client sends one, and a few as it estimates the bandwidth."""
 
 LONGEST_SETTINGS = 32 * 6
-"""Bytes: 32 settings. HTTP/2 defines six."""
+"""Maximum payload of a SETTINGS frame in bytes: 32 settings. HTTP/2 defines six."""
 
 
 class FrameType(IntEnum):
@@ -82,7 +86,7 @@ END_HEADERS = 0x4
 
 
 class Flood(Exception):
-    """Raised for frames that no client of gRPC sends. The message describes them."""
+    """Raised for frames that no gRPC client sends. The message states the limit."""
 
 
 class Frames:
@@ -90,24 +94,24 @@ class Frames:
 
     def __init__(self) -> None:
         self.spoke = False
-        """Whether there was anything but answers to our pings and settings since this was set to False."""
+        """Whether a frame other than PING, SETTINGS and RST_STREAM has arrived since this was set to False."""
         self.controls = 0
-        """Frames without a request, beyond what requests need. Whoever looks at the connection sets it to 0 again."""
+        """Frames without a request, not counting those that requests need. `GrpcConnection.look` resets it to 0."""
         self._waiting = bytearray()
         self._preface = PREFACE
         self._block = 0
-        """Bytes of the block of headers that is arriving."""
+        """Bytes received so far of the current header block."""
         self._settings = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, data: bytes | memoryview) -> None:
-        """Bytes have come; they need not end where a frame does."""
+        """Adds received bytes. They need not end at the end of a frame."""
         self._waiting += data
 
     def take(self) -> bytes:
-        """Whole frames, as many as are handled in one turn; empty if there is none. Raises Flood."""
+        """Removes and returns the complete frames to handle in one turn; empty if there is none. Raises Flood."""
         at = min(self._preface, len(self._waiting))
         self._preface -= at
         weight = 0
@@ -121,7 +125,7 @@ class Frames:
 
     @property
     def ready(self) -> bool:
-        """Whether there is something to take. Raises Flood."""
+        """Whether a complete frame has arrived. Raises Flood."""
         return self._whole(0)
 
     def _header(self, at: int) -> tuple[int, int, int]:
@@ -171,24 +175,24 @@ class Frames:
 
 
 MOST_CALLS = 32
-"""Calls on a connection, streams included. A client waits with the next one; it is not refused."""
+"""Maximum number of concurrent calls on a connection, including streams. A client delays further calls."""
 
 CHUNK = 48 * 2**10
-"""Bytes that are read at once: a request for 900 units, in frames of 16 KiB."""
+"""Bytes that are read at once: enough for a request for 900 units, in frames of 16 KiB."""
 
 MOST_RESET = 256
-"""Ended calls whose outcome a connection keeps."""
+"""Maximum number of closed streams whose state a connection keeps."""
 
 TABLE_BYTES = 4096
-"""Size of the table by which headers are compressed, HTTP/2's default. A peer may request four gigabytes."""
+"""Maximum size in bytes of the table for header compression (HPACK): the HTTP/2 default. A peer can request 4 GiB."""
 
 PING_SECONDS = 10.0
 SILENT_LOOKS = 3
-"""Checks in a row, `PING_SECONDS` apart, without a byte of a peer after which its connection is closed."""
+"""A connection is closed after this number of successive checks, `PING_SECONDS` apart, without a byte from its peer."""
 
 
 class Bounded(H2Connection):
-    """HTTP/2's state of a connection, with our bounds."""
+    """The HTTP/2 state of a connection, with this server's limits."""
 
     MAX_CLOSED_STREAMS = MOST_RESET
     DEFAULT_MAX_HEADER_LIST_SIZE = LONGEST_HEADERS
@@ -204,10 +208,10 @@ class Bounded(H2Connection):
 
 
 class CallConnection(grpclib.protocol.Connection):
-    """grpclib's view of a connection, from which a call finds ours."""
+    """grpclib's connection object, through which a call finds its GrpcConnection."""
 
     ours: "ref[GrpcConnection]"
-    """Weak: with a strong reference, each of many connections would wait for the garbage collector."""
+    """Weak: with a strong reference, a closed connection would stay in memory until the garbage collector runs."""
 
 
 class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
@@ -217,9 +221,9 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
     transport: Transport
     peer: unix_sockets.Peer
     spoke = 0
-    """Grows with each message of a peer of this server: the smallest is of the peer that has been silent longest."""
+    """The number of the last message, over all connections. The peer with the lowest has been silent longest."""
     silent = 0
-    """Checks in a row without a byte since the one before."""
+    """The number of successive checks without a byte received since the previous check."""
     next_look: TimerHandle | None = None
     _moments = count(1)
 
@@ -294,7 +298,7 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
         """As `H2Protocol.data_received`; also counts the bytes of requests, and frees a call that ends."""
         arriving = self.server.arriving
         events = self.connection.feed(data)
-        if self._h2.encoder.header_table_size > TABLE_BYTES:  # the peer has asked for a larger one
+        if self._h2.encoder.header_table_size > TABLE_BYTES:  # the peer has requested a larger one
             self._h2.encoder.header_table_size = TABLE_BYTES
         self.connection.flush()
         for event in events:
@@ -315,7 +319,7 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
         return self._open and not self.transport.is_closing()
 
     def _ended(self, stream: Stream, task: object) -> None:
-        """Removes a call that has ended. grpclib forgets a call that was reset before it began to run only here."""
+        """Removes a call that has ended. grpclib itself does not do so if the call was reset before it ran."""
         self.server.arriving.end(stream)
         forget_frames(stream.wrapper)
         if self.processor.streams.pop(cast(int, stream.id), None) is not None and self._live:
@@ -336,8 +340,8 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
 
     def look(self) -> None:
         """
-        Closes the connection of a silent peer. One check is not enough: if this process was stopped, it may run before the
-        bytes that arrived meanwhile are read.
+        Closes the connection of a silent peer. One check is not enough: after this process was stopped, the check can
+        run before the bytes that arrived meanwhile are read.
         """
         self.frames.controls = 0
         for stream in tuple(self.processor.streams.values()):
@@ -349,13 +353,13 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
             self.next_look = get_running_loop().call_later(PING_SECONDS, self.look)
 
     def hang_up(self, reason: str) -> None:
-        """Closes the connection at once, whether the peer reads or not."""
+        """Closes the connection at once, even if the peer has not read everything."""
         if self._open:
             self._leave(reason)
             self.transport.abort()
 
     def close(self, reason: str) -> None:
-        """Closes the connection once everything written is sent."""
+        """Closes the connection after all written bytes are sent."""
         if self._open:
             self._leave(reason)
 
@@ -374,8 +378,9 @@ class GrpcConnection(H2Protocol, BufferedProtocol, TurnTaker):
 
 def forget_frames(wrapper: Wrapper | None) -> None:
     """
-    Frees the frames of a call that was ended from outside. Its error references them, and they reference the error: a flood
-    of those takes megabytes, and then a tenth of a second of the garbage collector.
+    Frees the stack frames of a call that was cancelled from outside. The error of the call and the stack frames
+    reference each other, so only the garbage collector would free them. A flood of such calls takes megabytes, and the
+    garbage collector then takes a tenth of a second.
     """
     error = wrapper._error if wrapper is not None else None
     if error is not None:

@@ -4,8 +4,8 @@ Makes calls to a gRPC server on a unix socket, each with a deadline and one type
 `call_once` opens a connection for one call. `KeptChannel` keeps its connection, because the kubelet's PodResources is
 polled, and a connection costs more than a call.
 
-The kubelet answers 100 calls a second of all its clients together, and ten at once; it rejects the others. The connection
-is good all the same, and such a call is repeated a moment later.
+The kubelet limits PodResources calls to 100 a second with a burst of 10, for all clients together, and rejects the
+others. The connection remains usable, and a rejected call is repeated after a short delay.
 """
 
 import asyncio
@@ -31,23 +31,26 @@ from topoalign.kubelet.grpc.decoding import CODEC
 T = TypeVar("T")
 
 FAILURES = (OSError, asyncio.TimeoutError, GRPCError, StreamTerminatedError, ProtocolError, AssertionError)
-"""The errors of a failed call: no connection, deadline, status, lost connection, invalid data, no answer (asserted)."""
+"""
+The errors of a failed call: no connection, deadline exceeded, error status, lost connection, invalid data, and no
+answer (betterproto2 asserts that there is one).
+"""
 
 AGAIN_SECONDS = 0.05
 """Seconds until a rejected call is repeated."""
 
 MOST_CALLS = 1_000
-"""Over one connection. Its HTTP/2 state remembers each of its last 65,536 calls, which would be 9 MB."""
+"""Maximum number of calls over one connection. Its HTTP/2 state keeps the last 65,536 calls, which would take 9 MB."""
 
 DECODED_AT_ONCE = 2**10
-"""Bytes of an answer that are decoded in the event loop: 500 of the smallest fields, a millisecond or two."""
+"""Maximum size in bytes of an answer that is decoded in the event loop: 500 of the smallest fields, 1 to 2 ms."""
 
 
 class KubeletAway(Unavailable):
     """
-    Raised when the kubelet is not there, does not answer in time, or refuses.
+    Raised when the kubelet is not running, does not answer in time, or rejects the call.
 
-    Remedy: Check that the kubelet runs, and that the directory is its own.
+    Remedy: Check that the kubelet is running, and that the configured directory is the kubelet's.
     """
 
     def __init__(self, finding: str) -> None:
@@ -55,15 +58,15 @@ class KubeletAway(Unavailable):
 
 
 class Lost(Exception):
-    """Raised by a call whose connection was lost, and which is to be repeated."""
+    """Raised by a call whose connection was lost. The call is to be repeated."""
 
 
 class TurnedAway(Exception):
-    """Raised by a call that an overloaded server has rejected, and which is to be repeated a moment later."""
+    """Raised by a call that an overloaded server has rejected. The call is to be repeated after a short delay."""
 
 
 class KubeletChannel(Channel):
-    """A channel whose call fails like one with a lost connection if the server closes the connection before the request."""
+    """A channel whose calls raise StreamTerminatedError if the server closes the connection before the request."""
 
     async def __connect__(self) -> H2Protocol:
         protocol = await super().__connect__()
@@ -73,7 +76,7 @@ class KubeletChannel(Channel):
 
 
 async def call_once(path: Path, question: Callable[[Channel], Awaitable[T]], clock: Clock, within: float) -> T:
-    """Makes one call over a connection of its own. Raises KubeletAway if there is no good answer within so many seconds."""
+    """Makes one call over a separate connection. Raises KubeletAway if it does not succeed within `within` seconds."""
     channel = KubeletChannel(path=str(path), codec=CODEC)
     try:
         return await call_until_answered(path, partial(question, channel), clock, within)
@@ -83,8 +86,10 @@ async def call_once(path: Path, question: Callable[[Channel], Awaitable[T]], clo
 
 async def call_until_answered(path: Path, call: Callable[[], Awaitable[T]], clock: Clock, within: float) -> T:
     """
-    Makes a call until it is answered: again at once if it raises Lost, and after `AGAIN_SECONDS` if it raises TurnedAway.
-    Raises KubeletAway, about the socket at `path`, if there is no good answer within so many seconds.
+    Makes a call, and repeats it: at once if it raises Lost, and after `AGAIN_SECONDS` if it raises TurnedAway.
+
+    Raises KubeletAway, which names the socket at `path`, if the call fails otherwise, or is not answered within
+    `within` seconds.
     """
     answers: list[T] = []
     failure = f"no answer within {within:g} s"
@@ -116,10 +121,10 @@ async def call_until_answered(path: Path, call: Callable[[], Awaitable[T]], cloc
 
 async def call_in_own_task(call: Callable[[], Awaitable[T]]) -> T:
     """
-    Makes a call in a task of its own. Raises what the call fails with.
+    Makes a call in a separate task. Raises the error of the call.
 
-    grpclib ends a call whose connection is lost by cancelling the task that waits, and leaves it marked as cancelled
-    (`asyncio.Task.cancelling`); in such a task no cancel scope would end properly any more.
+    If the connection is lost, grpclib cancels the task that waits for the call. The task then stays marked as cancelled
+    (`asyncio.Task.cancelling`), and cancel scopes no longer work correctly in it.
     """
     answers: list[T] = []
     failures: list[Exception] = []
@@ -138,7 +143,7 @@ async def call_in_own_task(call: Callable[[], Awaitable[T]]) -> T:
 
 
 def describe_call_error(error: BaseException) -> str:
-    """Describes a failed call for people."""
+    """Describes the error of a failed call, as text for error messages."""
     match error:
         case GRPCError():
             return f"{error.status.name} {clean(error.message or '', 300)}".rstrip()
@@ -164,7 +169,7 @@ class SharedChannel:
     """A channel that calls share."""
 
     def __init__(self, path: Path, identity: unix_sockets.Identity | None) -> None:
-        """`identity`: of the socket at this path now."""
+        """`identity`: the identity of the socket that is at this path now; None if there is none."""
         self.channel = KubeletChannel(path=str(path), codec=UndecodedCodec())
         self.identity = identity
         self.running = self.begun = 0
@@ -178,19 +183,20 @@ class SharedChannel:
 
 
 class KeptChannel:
-    """Calls the server at one path, over one connection for as long as it lasts; calls at the same time share it."""
+    """Makes calls to the server at one path. All calls, also concurrent ones, share a connection while it lasts."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
         self._clock = clock
         self._kept: SharedChannel | None = None
-        """The channel of the next call; None: it opens a new one."""
+        """The channel for the next call; None: the next call opens one."""
 
     async def ask(self, question: Callable[[Channel], Awaitable[Any]], within: float, read: Callable[[bytes], T]) -> T:
         """
-        Asks over the kept connection, and decodes the answer with `read`. `question` gets an answer as bytes, and may be
-        asked twice; `read` raises GRPCError for an invalid answer. Raises KubeletAway if there is no good answer within so
-        many seconds.
+        Makes a call over the kept connection, and decodes the answer with `read`.
+
+        `question` makes the call and returns the answer as bytes; it can be called more than once. `read` raises
+        GRPCError for an invalid answer. Raises KubeletAway if the call does not succeed within `within` seconds.
         """
 
         async def call() -> T:
@@ -199,10 +205,10 @@ class KeptChannel:
                     answer = await question(connection.channel)
                     if len(answer) <= DECODED_AT_ONCE:
                         return read(answer)
-                    # decoding is pure Python: a large answer would keep the event loop from everything else
+                    # decoding is pure Python, and a large answer would block the event loop
                     return await to_thread.run_sync(read, answer)
                 except StreamTerminatedError as error:
-                    # the server may have closed a connection between two calls that it has answered before
+                    # if earlier calls succeeded, the server may have closed the connection while it was idle
                     if connection.has_answered:
                         raise Lost from error
                     raise
@@ -214,7 +220,7 @@ class KeptChannel:
         return await call_until_answered(self.path, call, self._clock, within)
 
     def close(self) -> None:
-        """Ends the connection, at once if no call uses it."""
+        """Closes the connection: now if no call uses it, otherwise after the last call."""
         kept = self._kept
         self._kept = None
         if kept is not None:
@@ -240,7 +246,7 @@ class KeptChannel:
             raise
         finally:
             lent.running -= 1
-            # after a failed call, later ones use another connection; this one is closed with the last call over it
+            # after a failed call, later calls use a new connection; this one is closed after its last call
             if not succeeded and self._kept is lent:
                 self._kept = None
             if self._kept is not lent:

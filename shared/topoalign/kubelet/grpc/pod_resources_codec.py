@@ -1,9 +1,10 @@
 """
-Decodes the answers of the kubelet's PodResources, most of which are devices.
+Decodes the answers of the kubelet's PodResources, which consist mostly of devices.
 
-A kubelet lists each device in a message of its own, with its resource and its NUMA nodes (v1.36.3): 16 containers with 20
-and 60 units of GPUs have 1,280, which take the generated code 40 ms. So resources and ids are read here, in a seventh of
-that time, NUMA nodes are skipped, and the generated code decodes the rest.
+The kubelet lists each device in a separate message, with its resource and its NUMA nodes (v1.36.3). For 16 containers,
+each with 20 units of GPU time and 60 units of GPU memory, there are 1,280 such messages, and the generated code takes
+40 ms to decode them. So this module reads the resources and device IDs, in a seventh of that time, and skips the NUMA
+nodes. The generated code decodes the rest.
 
 Source: PodResources v1.
 """
@@ -20,16 +21,19 @@ Devices = dict[ResourceName, set[DeviceID]]
 PODS = 1
 CONTAINERS = 3
 DEVICES = 2
-"""Fields of the answer, of a pod and of a container."""
+"""Field numbers: the pods in the answer, the containers in a pod, the devices in a container."""
 RESOURCE = 1
 DEVICE = 2
-"""Fields of ContainerDevices."""
+"""Field numbers in ContainerDevices."""
 MESSAGE = 2
-"""The wire type of messages and texts."""
+"""The wire type of messages and strings."""
 
 
 def read_listed_pods(data: bytes) -> tuple[v1.ListPodResourcesResponse, list[Devices]]:
-    """Decodes an answer to List: without devices, and the devices of each container in its order. Raises GRPCError."""
+    """
+    Decodes an answer to List. Returns it without devices, and the devices of each container, in the order of the
+    answer. Raises GRPCError for an invalid answer.
+    """
     devices: list[Devices] = []
     rest = b"".join(
         field(PODS, read_pod(data, each.content, each.end, devices))
@@ -41,7 +45,7 @@ def read_listed_pods(data: bytes) -> tuple[v1.ListPodResourcesResponse, list[Dev
 
 
 def read_pod(data: bytes, at: int, end: int, devices: list[Devices]) -> bytes:
-    """The pod that stands there, without devices, which are added to `devices`."""
+    """The encoded pod in `data[at:end]` without its devices. Appends the devices of each container to `devices`."""
     parts = []
     for each in iterate_fields(data, at, end, v1.PodResources):
         if (each.number, each.wire) == (CONTAINERS, MESSAGE):
@@ -54,7 +58,7 @@ def read_pod(data: bytes, at: int, end: int, devices: list[Devices]) -> bytes:
 
 
 def read_container(data: bytes, at: int, end: int) -> tuple[bytes, Devices]:
-    """The container that stands there, without its devices, and these."""
+    """The encoded container in `data[at:end]` without its devices, and its devices."""
     found = Devices()
     rest = []
     for each in iterate_fields(data, at, end, v1.ContainerResources):
@@ -67,7 +71,7 @@ def read_container(data: bytes, at: int, end: int) -> tuple[bytes, Devices]:
 
 
 def read_devices(data: bytes, at: int, end: int) -> tuple[ResourceName, list[DeviceID]]:
-    """Resource and devices of the message that stands there. Raises GRPCError where it is none."""
+    """The resource and devices of the message in `data[at:end]`. Raises GRPCError for an invalid message."""
     found: dict[int, list[str]] = {RESOURCE: [""], DEVICE: []}
     for each in iterate_fields(data, at, end, v1.ContainerDevices):
         if each.number in found:
@@ -79,9 +83,10 @@ def read_devices(data: bytes, at: int, end: int) -> tuple[ResourceName, list[Dev
 
 def allocatable_devices(answer: bytes) -> Iterator[tuple[ResourceName, list[DeviceID]]]:
     """
-    Yields the resource and devices of each message in an encoded AllocatableResourcesResponse, in its order. 17,500 shares
-    are as many messages: 1.3 MB, half a second for the generated code and 17 MB of objects. So the answer stays encoded, and
-    its messages are read one after the other. Raises GRPCError for bytes that are no such response.
+    Yields the resource and devices of each message in an encoded AllocatableResourcesResponse, in its order.
+
+    17,500 shares are 17,500 messages: 1.3 MB, which the generated code decodes in half a second into 17 MB of objects.
+    So the answer stays encoded, and its messages are read one by one. Raises GRPCError for an invalid answer.
     """
     for part in iterate_fields(answer, 0, len(answer), v1.AllocatableResourcesResponse):
         if part.number == 1:
@@ -90,8 +95,8 @@ def allocatable_devices(answer: bytes) -> Iterator[tuple[ResourceName, list[Devi
 
 Fields = frozenset[bytes]
 """
-The encoded fields of an AllocatableResourcesResponse. A kubelet lists the devices of its maps in another order each time
-(v1.36.3), so two answers are compared as sets.
+The encoded fields of an AllocatableResourcesResponse. The kubelet keeps devices in maps, so their order differs between
+answers (v1.36.3). Two answers are therefore compared as sets.
 """
 
 
@@ -99,9 +104,11 @@ def read_changed_devices(
     data: bytes, known: Fields | None, left_out: tuple[bytes, ...] = ()
 ) -> tuple[Fields, v1.AllocatableResourcesResponse | None]:
     """
-    Decodes an answer to GetAllocatableResources only if it has changed: its fields, and None if they are the `known` ones.
-    The answer is polled, and for a node with 1,000 devices decoding takes 30 ms and comparing a tenth of that. `left_out`:
-    the first bytes of messages in field 1 that are not wanted, such as a node's own thousands of shares. Raises GRPCError.
+    Decodes an answer to GetAllocatableResources if it has changed. Returns its fields, and the decoded answer, or None
+    if the fields are equal to `known`. `left_out`: messages in field 1 that begin with one of these bytes are skipped,
+    such as the node's own thousands of shares. Raises GRPCError for an invalid answer.
+
+    The answer is polled. For a node with 1,000 devices, decoding takes 30 ms, and comparing a tenth of that.
     """
     wanted = list(fields_without(data, left_out))
     fields = frozenset(wanted)
@@ -111,7 +118,7 @@ def read_changed_devices(
 
 
 def fields_without(data: bytes, left_out: tuple[bytes, ...]) -> Iterator[bytes]:
-    """The encoded fields of an answer, without messages in field 1 that begin like one of `left_out`. Raises GRPCError."""
+    """Encoded fields of an answer, without messages in field 1 that begin with any of `left_out`. Raises GRPCError."""
     for each in iterate_fields(data, 0, len(data), v1.AllocatableResourcesResponse):
         if (each.number, each.wire) != (1, MESSAGE) or not data.startswith(left_out, each.content):
             yield data[each.start : each.end]

@@ -1,10 +1,11 @@
 """
-Serves gRPC on a unix socket that stays safe with untrusted peers.
+Serves gRPC on a unix socket to untrusted peers.
 
-grpclib implements the protocol; this module adds the protection. A peer of another user is closed before a byte is
-read. At the limit of connections, the one that has been silent longest is closed. A request that grows past its limit
-ends with RESOURCE_EXHAUSTED while it is still arriving, one that cannot be decoded with INVALID_ARGUMENT, and one for
-an unknown method with UNIMPLEMENTED. A large request is decoded in turns. A stop lets calls end that have begun.
+grpclib implements the protocol; this module adds the protection. A connection of another user is closed before a byte
+is read. At the limit of connections, the process with the most connections loses the one that has been silent longest.
+A request that exceeds its size limit ends with RESOURCE_EXHAUSTED while it is still arriving, one that cannot be
+decoded with INVALID_ARGUMENT, and one for an unknown method with UNIMPLEMENTED. A large request is decoded in turns. A
+stop waits for running calls.
 
 docs/decisions/0027-grpclib-and-its-limits.md compares this with grpclib alone.
 """
@@ -41,25 +42,25 @@ MOST_CONNECTIONS = 32
 """Connections at a time. The kubelet needs one."""
 
 ACCEPTED_AT_ONCE = 4
-"""Connections that are accepted in one round of the event loop: about a millisecond of work."""
+"""Connections that are accepted in one iteration of the event loop: about a millisecond of work."""
 
 TURNS_TO_ACCEPT = 4
-"""Turns of the loop until a connection that was accepted last is made and refused."""
+"""Iterations of the event loop until the connection that was accepted last has its transport and is rejected."""
 
 LONGEST_MESSAGE = 1_000
-"""Characters of a status message: it travels as a header, which clients bound."""
+"""Maximum length of a status message in characters. It is sent as a header, and clients limit the size of headers."""
 
 KEEPALIVE = Configuration(
     _keepalive_time=PING_SECONDS,
-    _keepalive_timeout=3600.0,  # ours to judge: grpclib hangs up without reading what came while this process was stopped
+    _keepalive_timeout=3600.0,  # `look` decides: grpclib would not read what arrived while this process was stopped
     _keepalive_permit_without_calls=True,
     _http2_max_pings_without_data=0,
     _http2_min_sent_ping_interval_without_data=PING_SECONDS / 2,
     http2_stream_window_size=2**16 - 1,
 )
 """
-Pings a silent peer for as long as it is there. grpclib's own: after two hours, twice. What a call does not read may have
-64 KiB, so that the 4 MiB of a connection are not used up by calls that read nothing.
+Pings a silent peer as long as it is connected; grpclib's default is to ping after two hours, twice. The window of a
+stream is 64 KiB, so that calls that read nothing do not use up the 4 MiB window of the connection.
 """
 
 STATUS = {BadRequest: Status.INVALID_ARGUMENT, NoFit: Status.FAILED_PRECONDITION}
@@ -91,7 +92,7 @@ class Servicer(ServiceBase):
         return {path: handler._replace(func=self.guarded(handler)) for path, handler in generated.items()}
 
     def guarded(self, handler: Handler) -> Method:
-        """The method of a handler, counted, and with errors as gRPC statuses."""
+        """The method of a handler, which also counts the call and converts errors to gRPC statuses."""
 
         async def call(stream: Any) -> None:
             CALL.set(stream._stream)
@@ -119,7 +120,7 @@ class Servicer(ServiceBase):
     async def _call_rpc_handler_server_stream(
         self, handler: Callable[[Any], AsyncIterator[Any]], stream: Any, request: Any
     ) -> None:
-        """As generated, but the generator is closed with the stream instead of whenever it is collected."""
+        """As in the generated code, but the generator is closed with the stream, not when it is garbage-collected."""
         async with aclosing(cast(AsyncGenerator[Any, None], handler(request))) as messages:
             async for message in messages:
                 await stream.send_message(message)
@@ -133,7 +134,7 @@ async def answer_call(method: Method, stream: Any) -> None:
         status = next((status for kind, status in STATUS.items() if isinstance(error, kind)), Status.UNAVAILABLE)
         raise GRPCError(status, clean(f"{error.code}: {error.finding}; {error.remedy}", LONGEST_MESSAGE)) from error
     except AssertionError as error:
-        # grpclib and the generated code assert that a request has arrived, and has arrived whole
+        # grpclib and the generated code assert that a complete request has arrived
         raise GRPCError(Status.INVALID_ARGUMENT, "the request ended early") from error
     except NotImplementedError as error:
         raise GRPCError(
@@ -151,8 +152,8 @@ NO_SUCH_METHOD = Handler(no_such_method, Cardinality.UNARY_UNARY, Message, Messa
 
 class Methods(dict[str, Handler]):
     """
-    The methods of a server by path, and an answer for any other. grpclib's own for these has no content type, which clients
-    take for a failure of the transport.
+    Path -> method of a server, and a handler for unknown paths. grpclib's own answer for these has no content type, so
+    clients report it as a transport error.
     """
 
     def get(self, path: str, default: Any = None) -> Handler:
@@ -161,7 +162,7 @@ class Methods(dict[str, Handler]):
 
 
 class Load:
-    """The state that all sockets of a process share: turns of connections, and the bound on bytes of requests."""
+    """The state that all sockets of a process share: turns of connections, and the limit on the size of requests."""
 
     def __init__(self) -> None:
         self.turns = TurnQueue()
@@ -169,15 +170,15 @@ class Load:
 
 
 class GrpcServer(grpclib.server.Server):
-    """Serves one `Servicer` on one unix socket, once: to processes of root and of this process' user."""
+    """Serves one `Servicer` on one unix socket to processes of root and of this process' user. Can be started once."""
 
     mode = 0o600
     """The mode of the socket."""
     guard: Path | None = None
-    """The directory that is locked while the socket is made. None: its own."""
+    """The directory that is locked while the socket is created. None: the socket's directory."""
 
     def __init__(self, servicer: Servicer, path: Path, field: str, load: Load | None = None) -> None:
-        """`field`: the setting that the path came from, for errors. `load`: shared with others; None: its own."""
+        """`field`: the setting that the path came from, for errors. `load`: shared with others; None: not shared."""
         super().__init__([servicer], codec=ServerCodec(), config=KEEPALIVE)
         self._mapping = self._methods = Methods(self._mapping)
         events.listen(self, events.RecvMessage, self.received)
@@ -196,12 +197,12 @@ class GrpcServer(grpclib.server.Server):
         self.complaints = Complaints(path.name)
 
     async def listen(self) -> None:
-        """Binds and serves. Raises what `sockets.listen_on_path` raises."""
+        """Binds the socket and serves. Raises the errors of `unix_sockets.listen_on_path`."""
         listening = unix_sockets.listen_on_path(self.path, self.field, self.mode, self.guard)
         self.identity = unix_sockets.identity(self.path)
         self._listening = listening
         await self.start(sock=listening, backlog=ACCEPTED_AT_ONCE)
-        listening.listen(unix_sockets.BACKLOG)  # asyncio has one number for what may wait and what is accepted at once
+        listening.listen(unix_sockets.BACKLOG)  # asyncio uses `backlog` for both the queue and the accepts at once
 
     @property
     def in_place(self) -> bool:
@@ -209,14 +210,14 @@ class GrpcServer(grpclib.server.Server):
         return self.identity is not None and unix_sockets.identity(self.path) == self.identity
 
     async def stop(self, within: float) -> None:
-        """Takes no new connections, waits `within` seconds for running calls, then closes. Must not be cancelled."""
+        """Accepts no new connections, waits up to `within` s for running calls, then closes. Must not be cancelled."""
         self.draining = True
         unix_sockets.remove_socket(self.path, self.identity)
         self.identity = None
         with anyio.move_on_after(within, shield=True):
             await self.servicer.drained()
         if self._server is not None and self._listening is not None:
-            # asyncio 3.11 leaks a connection that it has accepted and whose server is closed before it has made a transport.
+            # asyncio 3.11 leaks an accepted connection if the server is closed before the connection has a transport.
             get_running_loop().remove_reader(self._listening)
             for _ in range(TURNS_TO_ACCEPT):
                 await anyio.lowlevel.cancel_shielded_checkpoint()
@@ -228,7 +229,7 @@ class GrpcServer(grpclib.server.Server):
                 await self.wait_closed()
 
     def admits(self, connection: GrpcConnection) -> bool:
-        """Registers a connection if its peer is served. Returns whether it is."""
+        """Registers a connection if its peer may connect. Returns whether it may."""
         connection.peer = who = unix_sockets.peer(connection.transport.get_extra_info("socket"))
         if self.draining:
             return False
@@ -245,7 +246,7 @@ class GrpcServer(grpclib.server.Server):
         return peer.uid in (0, os.geteuid())
 
     def make_room(self, most: int = MOST_CONNECTIONS) -> None:
-        """Closes the connection that was silent longest, of the process that has most; one that is favoured last."""
+        """Closes the longest silent connection of the process with the most connections; a favoured one last."""
         held = Counter(each.peer.pid for each in self.connections)
         longest = min(
             self.connections, key=lambda each: (self.servicer.favours(each), -held[each.peer.pid], each.spoke)
@@ -254,7 +255,7 @@ class GrpcServer(grpclib.server.Server):
         longest.hang_up("others need its place")
 
     def largest(self, headers: Iterable[Sequence[str | bytes]]) -> int:
-        """Bytes that a request with these headers may have."""
+        """Maximum size in bytes of a request with these headers."""
         path = next((str(value) for name, value in headers if name == ":path"), "")
         return LARGEST_REQUEST if self._methods.get(path).request_type in NAMING else SMALL_REQUEST
 
@@ -272,7 +273,7 @@ class GrpcServer(grpclib.server.Server):
         self.arriving.take(stream)
 
     def _protocol_factory(self) -> GrpcConnection:
-        """grpclib offers no other place to look at a connection."""
+        """Replaces grpclib's connection class; grpclib has no other hook for this."""
         plain = super()._protocol_factory()
         connection = GrpcConnection(plain.handler, plain.config, plain.h2_config)
         connection.server = self
@@ -287,7 +288,7 @@ log = structlog.get_logger()
 
 
 class Complaints:
-    """Logs errors of the peers of one socket, each cause once a minute. So a flood is one event, not a hundred thousand."""
+    """Logs errors of the peers of one socket, each cause once a minute. So a flood causes only one log entry."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket

@@ -1,10 +1,11 @@
 """
 Decides the order in which connections are served.
 
-One loop serves all connections of all resources, and bytes can arrive faster than they can be processed. So the work is
-cut into steps of about a millisecond, one step runs in each round of the loop, and the connection with the fewest turns
-comes first. A connection that was quiet has `CREDIT` turns ahead of busy ones, so a flood on other connections delays each
-call of the kubelet by a step or two. Where nobody waits, the step runs at once and is that of the round.
+One event loop serves all connections of all resources, and bytes can arrive faster than they can be processed. So the
+work is divided into steps of about a millisecond. Each iteration of the event loop runs one step. The connection with
+the fewest turns is served first. A connection that was idle is `CREDIT` turns ahead of busy ones, so a flood on other
+connections delays each call of the kubelet by only one or two steps. If no connection waits, a step runs at once, and
+no other step runs in that iteration.
 
 The rule is start-time fair queueing (Goyal, Vin, Cheng 1996) with steps of equal cost.
 """
@@ -15,7 +16,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 CREDIT = 8
-"""Turns that a quiet connection has ahead of busy ones. A call is one or two turns; a large request has hundreds."""
+"""Turns by which an idle connection is ahead of busy ones. A call takes one or two turns, a large request hundreds."""
 
 Step = Callable[[], None]
 
@@ -24,7 +25,7 @@ class TurnTaker:
     """A connection that takes turns."""
 
     turn: int | None = None
-    """The number of its next turn; None before the first. Equal numbers are served in the order in which they asked."""
+    """The number of its next turn; None before the first. Connections with equal numbers are served in FIFO order."""
 
 
 class TurnQueue:
@@ -36,19 +37,19 @@ class TurnQueue:
         self._now = 0
         """The number of the turn that was served last."""
         self._scheduled = False
-        """Whether a step is scheduled for the next round, or has run in this one."""
+        """Whether a step is scheduled for the next iteration of the event loop, or has run in this one."""
 
     def ask(self, client: TurnTaker, step: Step) -> None:
         """
-        Runs `step` when it is the client's turn, in a later round of the loop, alone in that round.
+        Runs `step` when it is the client's turn: in a later iteration of the event loop, in which no other step runs.
 
-        A client that is new comes behind those that wait: else a stream of new ones would keep the others waiting for ever.
+        A new client is served after those that wait. Otherwise a stream of new clients could starve the others.
         """
         heappush(self._waiting, (self._number(client), next(self._order), step))
         self._schedule()
 
     def take(self, client: TurnTaker) -> bool:
-        """Whether it is the client's turn now: nobody waits, and no other turn has come in this round of the loop."""
+        """Takes the client's turn now, and returns True, if no client waits and no step has run in this iteration."""
         if self._scheduled:
             return False
         self._now = max(self._now, self._number(client))
@@ -56,7 +57,7 @@ class TurnQueue:
         return True
 
     async def turn(self, client: TurnTaker) -> None:
-        """Returns when it is the client's turn. What follows, up to the next await, is the step."""
+        """Waits for the client's turn. The caller's code up to its next await is the step."""
         future: Future[None] = get_running_loop().create_future()
         self.ask(client, lambda: None if future.done() else future.set_result(None))
         await future
@@ -73,7 +74,7 @@ class TurnQueue:
             get_running_loop().call_soon(self._serve)
 
     def _serve(self) -> None:
-        """Runs the step of this round, and schedules the next round, so that no other step runs in this one."""
+        """Runs one step, and schedules itself for the next iteration, so that no other step runs in this one."""
         self._scheduled = False
         if not self._waiting:
             return

@@ -1,9 +1,9 @@
 """
 Creates and removes unix sockets in a directory that this process shares with others.
 
-The kubelet removes files of its directory when it starts, other plugins use it, and an earlier process of
-topoalign may have left its socket behind. So a path is checked before it is changed: only a socket that no process
-serves is removed, never a link or a file, and never one that another process has created since.
+The kubelet removes files from its directory when it starts. Other plugins use the directory, too, and an earlier
+process of topoalign may have left its socket there. So a path is checked before it is changed: only a socket that no
+process serves is removed, never a link or a file, and never a socket that another process has created since.
 """
 
 import fcntl
@@ -19,35 +19,35 @@ from typing import NamedTuple
 from topoalign.core.model.errors import InvalidField, StateFault, clean
 
 LONGEST_PATH = 107
-"""Bytes of a socket's path that Linux takes."""
+"""Maximum length of a socket's path on Linux, in bytes."""
 
 BACKLOG = 64
 UCRED = struct.Struct("3i")
-"""pid, uid and gid, as SO_PEERCRED gives them."""
+"""pid, uid and gid, as SO_PEERCRED returns them."""
 
 
 class Identity(NamedTuple):
     """
-    Distinguishes a socket from a later one with the same name: an inode number alone is soon used again. A new mode,
-    owner or label makes it no other.
+    Distinguishes a socket from a later one at the same path. The inode number alone is not enough, because it is soon
+    reused. A change of mode, owner or label does not change the identity.
     """
 
     device: int
     inode: int
     made: int
-    """mtime in nanoseconds: of a socket, the moment it was bound. What changes its inode changes the ctime alone."""
+    """mtime in nanoseconds: the time at which the socket was bound. Changes of its inode only change the ctime."""
 
 
 class Peer(NamedTuple):
-    """The process at the other end, when it connected or began to listen."""
+    """The process that was at the other end when it connected or began to listen."""
 
     pid: int
-    """0: it cannot be seen from here, as of a process outside of this one's container."""
+    """0: not visible to this process, for example because the peer runs outside of this container."""
     uid: int
 
 
 BUSY = Peer(0, 0)
-"""A process whose queue of connections is full: it lives, and cannot be asked who it is."""
+"""A live process whose connection backlog is full, so that its identity cannot be determined."""
 
 
 def identity(path: Path) -> Identity | None:
@@ -67,11 +67,12 @@ def peer(connection: socket.socket) -> Peer:
 
 def listen_on_path(path: Path, field: str, mode: int = 0o600, guard: Path | None = None) -> socket.socket:
     """
-    Creates a socket that listens at this path, with this mode. A socket of a dead process there is removed first. `guard`:
-    the directory that is locked meanwhile, if others may hold a lock on the socket's own for ever.
+    Creates a socket with this mode that listens at this path. A socket of a dead process there is removed first.
+    `guard`: the directory to lock meanwhile, if others can hold a lock on the socket's directory forever; None: the
+    socket's own.
 
-    Raises InvalidField about the setting `field` for a path that is too long, StateFault if the directory cannot be used,
-    if another process serves there, or if something stands there that is not a socket.
+    Raises InvalidField about the setting `field` for a path that is too long, StateFault if the directory cannot be
+    used, if another process serves the path, or if the file at the path is not a socket.
     """
     check_path_length(path, field)
     try:
@@ -96,7 +97,7 @@ def listen_on_path(path: Path, field: str, mode: int = 0o600, guard: Path | None
 
 
 def check_path_length(path: Path, field: str) -> None:
-    """Raises InvalidField about the setting `field` if Linux cannot have a socket at this path."""
+    """Raises InvalidField about the setting `field` if the path is too long for a socket on Linux."""
     size = len(os.fsencode(path))
     if size > LONGEST_PATH:
         raise InvalidField(
@@ -109,7 +110,7 @@ def check_path_length(path: Path, field: str) -> None:
 def remove_socket(path: Path, mine: Identity | None) -> None:
     """Removes the socket if it is still the one that this process created."""
     if mine is not None and identity(path) == mine:
-        with suppress(OSError):  # a disk became read-only: the stop must continue, and the next process finds it stale
+        with suppress(OSError):  # such as on a read-only disk: shutdown continues, and the next process removes it
             path.unlink(missing_ok=True)
 
 
@@ -131,7 +132,7 @@ def clear(path: Path) -> None:
 
 
 def server_of(path: Path) -> Peer | None:
-    """The process that listens at this path, BUSY if that cannot be found out; None if there is none."""
+    """The process that listens at this path; BUSY if its backlog is full; None if there is none."""
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)) as probe:
         try:
             probe.connect(os.fspath(path))
@@ -145,8 +146,8 @@ def server_of(path: Path) -> Peer | None:
 @contextmanager
 def directory_lock(directory: Path) -> Iterator[None]:
     """
-    Locks the directory itself, so that no other process of ours checks the same path between our check and our bind. It is
-    held for microseconds and never waited for.
+    Locks the directory, so that no other process of topoalign checks the same path between the check and the bind. The
+    lock is held for microseconds. Raises StateFault if another process holds it.
     """
     held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

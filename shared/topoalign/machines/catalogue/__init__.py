@@ -1,8 +1,9 @@
 """
-Machines by name, from public facts about them: for trials without the hardware, for tests and for documents.
+Machines by name, from public facts about them: for trials without the hardware, for tests and for the documentation.
 
-The shapes are real: sockets, cores, NUMA nodes and their distances, PCIe switches, NVLinks, and the place of each GPU
-and NIC. The names are invented and readable: a GPU is `GPU-0`, PCI addresses are counted from the top of the tree.
+The topologies are real: sockets, cores, NUMA nodes and their distances, PCIe switches, NVLinks, and the position of
+each GPU and NIC. The names are artificial and readable: a GPU is `GPU-0`, and PCI addresses are numbered from the top
+of the tree.
 
 Machines that were captured on real hardware (`make test-gpu`) are files in the folder `captured`.
 """
@@ -42,7 +43,7 @@ def names() -> tuple[str, ...]:
 
 
 def machine(name: str) -> Topology:
-    """Raises KeyError for a name that is not among `names()`."""
+    """The topology of a machine. Raises KeyError for a name that is not in `names()`."""
     if name in _MACHINES:
         return _MACHINES[name]()
     if name not in names():

@@ -34,7 +34,7 @@ class Switch:
 
 @dataclass(frozen=True)
 class HostBridge:
-    """A host bridge near one NUMA node, with a root port for each thing below."""
+    """A host bridge near one NUMA node, with a root port for each switch or device below."""
 
     node: int
     below: tuple[Switch | PcieDevice, ...]
@@ -43,7 +43,7 @@ class HostBridge:
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """The CPUs and the memory of a machine; all sockets are alike."""
+    """The CPUs and the memory of a machine; all sockets are identical."""
 
     sockets: int
     cores: int
@@ -145,7 +145,7 @@ def _slots(roots: tuple[HostBridge, ...]) -> Iterator[Slot]:
     buses = {root.domain: count() for root in roots}
     for root in roots:
         bus = buses[root.domain]
-        while (number := next(bus)) % 8:  # firmware leaves room between host bridges
+        while (number := next(bus)) % 8:  # firmware leaves bus numbers free between host bridges
             pass
         host = f"pci{root.domain:04x}:{number:02x}"
         for i, thing in enumerate(root.below, start=1):

@@ -26,11 +26,11 @@ QUAD = {(0, 1): 1, (0, 2): 1, (0, 3): 2, (1, 2): 2, (1, 3): 1, (2, 3): 2}
 """The NVLinks between the four GPUs of a socket."""
 ACROSS = {(0, 4): 2, (1, 5): 2, (2, 6): 1, (3, 7): 1}
 HYBRID_CUBE_MESH = {**QUAD, **{(a + 4, b + 4): nvlinks for (a, b), nvlinks in QUAD.items()}, **ACROSS}
-"""Six NVLinks a GPU: to its three neighbours on the socket and to its opposite number."""
+"""Six NVLinks per GPU: to the three others on its socket, and to the GPU at the same position on the other socket."""
 
 
 def dgx1_volta() -> Topology:
-    """8 V100 in a hybrid cube mesh; each of four PLX switches carries two GPUs and a NIC."""
+    """8 V100 in a hybrid cube mesh; each of four PLX switches has two GPUs and a NIC."""
     pairs = (Switch(GPU, GPU, NIC), Switch(GPU, GPU, NIC))
     return build_machine(
         Board(sockets=2, cores=20, threads=2, memory=256 * GIB),
@@ -41,7 +41,7 @@ def dgx1_volta() -> Topology:
 
 
 def dgx2() -> Topology:
-    """16 V100, all of them on NVSwitch; pairs of GPUs share a switch and a NIC, two pairs a switch above."""
+    """16 V100 on NVSwitch; each pair of GPUs shares a PCIe switch with a NIC, and two pairs share a switch above."""
     four = (Switch(Switch(GPU, GPU, NIC), Switch(GPU, GPU, NIC)),)
     topology = build_machine(
         Board(sockets=2, cores=24, threads=2, memory=768 * GIB),
@@ -53,8 +53,8 @@ def dgx2() -> Topology:
 
 
 def dgx_a100() -> Topology:
-    """8 A100 on NVSwitch, two EPYC 7742 with four NUMA nodes each, of which GPUs are near to four: 3, 1, 7 and 5."""
-    # each device is behind a switch of its own, so the nearest are PXB; NICs 8 and 9 are for storage
+    """8 A100 on NVSwitch, and two EPYC 7742 with four NUMA nodes each; the GPUs are near the nodes 3, 1, 7 and 5."""
+    # each device is behind its own switch, so the nearest ones are PXB; NICs 8 and 9 are for storage
     quarter = (Switch(Switch(GPU), Switch(GPU), Switch(NIC), Switch(NIC)),)
     topology = build_machine(
         Board(
@@ -81,13 +81,13 @@ def dgx_a100() -> Topology:
 
 
 def hgx_h100() -> Topology:
-    """8 H100 on NVSwitch, each with a NIC on its own PCIe switch; NICs 8 and 9 are for storage, one a socket."""
+    """8 H100 on NVSwitch, each with a NIC on its own PCIe switch; NICs 8 and 9 are for storage, one per socket."""
     hugepages = {ResourceName("hugepages-2Mi"): 8 * GIB, ResourceName("hugepages-1Gi"): 64 * GIB}
     return _hgx(Model(name="NVIDIA H100 80GB HBM3", memory=81_559 * MIB, rate=400 * GBIT), hugepages)
 
 
 def hgx_b200(of_gpu_0: int = 18) -> Topology:
-    """8 B200 on NVSwitch, with NICs as on an HGX H100; GPU 0 has so many of its 18 NVLinks up."""
+    """8 B200 on NVSwitch, with NICs as on an HGX H100; `of_gpu_0`: how many of the 18 NVLinks of GPU 0 are up."""
     return _hgx(Model(name="NVIDIA B200", memory=183_359 * MIB, rate=400 * GBIT), {}, of_gpu_0)
 
 
@@ -106,13 +106,13 @@ def _hgx(model: Model, hugepages: Mapping[ResourceName, int], of_gpu_0: int = 18
 
 GB200_NODES = 34
 GB200_HBM_NODES = (2, 10, 18, 26)
-"""Each GPU's memory is a NUMA node; the seven after it are kept for its MIG instances and are empty."""
+"""Each GPU's memory is a NUMA node; the seven nodes after it are reserved for its MIG instances and are empty."""
 GB200_NEAR = ((0, *range(3, 10), *range(11, 18)), (1, *range(19, 26), *range(27, 34)))
-"""The nodes that a GPU of either Grace reports as near."""
+"""For each Grace, the nodes that its GPUs report as near."""
 
 
 def gb200_tray() -> Topology:
-    """4 GB200 of an NVL72: two Grace CPUs, 34 NUMA nodes, and NVLinks that go on to the other trays."""
+    """4 GB200 of an NVL72: two Grace CPUs, 34 NUMA nodes, and NVLinks that continue to the other trays."""
     nic = (NIC,)
     nics = (Switch(NIC, NIC),)
     gpu = (GPU,)
@@ -165,7 +165,7 @@ def _on_nvswitch(topology: Topology, nvlinks: int) -> Topology:
 
 
 def two_socket_8xpcie() -> Topology:
-    """8 PCIe GPUs without NVLink: two pairs a socket, a switch to each pair, and a NIC on a root port of its own."""
+    """8 PCIe GPUs without NVLink: per socket, two pairs with a switch each, and a NIC on its own root port."""
     half = (Switch(GPU, GPU), Switch(GPU, GPU), NIC)
     return build_machine(
         Board(sockets=2, cores=18, threads=2, memory=64_345 * MIB),
@@ -175,7 +175,7 @@ def two_socket_8xpcie() -> Topology:
 
 
 def nvlink_pairs() -> Topology:
-    """8 GPUs bridged two and two by four NVLinks; the GPUs of a pair share a host bridge, and a NIC is on each socket."""
+    """8 GPUs in pairs with four NVLinks; the GPUs of a pair share a host bridge, and each socket has a NIC."""
     pair = (GPU, GPU)
     return build_machine(
         Board(sockets=2, cores=32, threads=2, cores_per_cache=8, memory=256 * GIB, far=32),
@@ -193,7 +193,7 @@ def nvlink_pairs() -> Topology:
 
 
 def l40s_8x() -> Topology:
-    """8 L40S without NVLink: two pairs a socket, a switch to each pair, and a NIC on a root port of its own."""
+    """8 L40S without NVLink: per socket, two pairs with a switch each, and a NIC on its own root port."""
     half = (Switch(GPU, GPU), Switch(GPU, GPU), NIC)
     return build_machine(
         Board(sockets=2, cores=32, threads=2, memory=512 * GIB),
@@ -203,7 +203,7 @@ def l40s_8x() -> Topology:
 
 
 def rtx4090_8x() -> Topology:
-    """8 GeForce RTX 4090 without NVLink, four a socket, each on a host bridge of its own; one NIC on the first socket."""
+    """8 GeForce RTX 4090 without NVLink, four per socket, each on its own host bridge; one NIC on the first socket."""
     return build_machine(
         Board(sockets=2, cores=32, threads=2, memory=256 * GIB, far=32),
         (*[HostBridge(0, (GPU,))] * 4, *[HostBridge(1, (GPU,))] * 4, HostBridge(0, (NIC,))),
@@ -212,7 +212,7 @@ def rtx4090_8x() -> Topology:
 
 
 def a100_missing_bridge() -> Topology:
-    """4 A100 PCIe, two a socket; the GPUs of the first socket are bridged by 12 NVLinks, those of the second are not."""
+    """4 A100 PCIe, two per socket; 12 NVLinks connect the GPUs of the first socket, and none those of the second."""
     return build_machine(
         Board(sockets=2, cores=28, threads=2, memory=256 * GIB),
         (*[HostBridge(0, (GPU,))] * 2, *[HostBridge(1, (GPU,))] * 2, HostBridge(0, (NIC, NIC))),

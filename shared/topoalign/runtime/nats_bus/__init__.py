@@ -2,7 +2,7 @@
 
 from topoalign.runtime.logging import hide_module
 
-# The library needs aiohttp for WebSockets alone (`load_websockets`); an agent's start would take 0.12 s and 10 MiB more.
+# The library needs aiohttp only for WebSockets (`load_websockets`). It would cost each agent 0.12 s and 10 MiB.
 with hide_module("aiohttp"):
     import nats.aio.client  # noqa: F401  # before the modules below import it with aiohttp
 

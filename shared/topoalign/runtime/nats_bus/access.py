@@ -1,8 +1,8 @@
 """
 The credentials for NATS, and its address without secrets.
 
-Credentials come from files, so that they are in no address, no process list and no log. An address with
-credentials works too, and is shown without them.
+Credentials are read from files, so that they do not appear in addresses, process lists and logs. An address with
+credentials also works, and is shown without them.
 """
 
 import ssl
@@ -16,13 +16,13 @@ from topoalign.runtime.settings import Access
 
 
 def client_options(access: Access) -> dict[str, str]:
-    """The options of the NATS client. Raises InvalidField that names the setting whose file cannot be used."""
+    """The options of the NATS client. Raises InvalidField with the name of the setting if its file cannot be used."""
     if access.nats_creds is not None:
         if b"BEGIN USER NKEY SEED" not in read_setting_file("TOPOALIGN_NATS_CREDS", access.nats_creds):
             raise InvalidField("TOPOALIGN_NATS_CREDS", "not a credentials file", "make one with `nsc generate creds`")
         return {"user_credentials": access.nats_creds}
     if access.nats_nkey is not None:
-        import nkeys  # here: it loads a library of its own, and few servers want it
+        import nkeys  # imported here, because it loads PyNaCl and is rarely needed
 
         try:
             nkeys.from_seed(bytearray(read_setting_file("TOPOALIGN_NATS_NKEY", access.nats_nkey).strip())).wipe()
@@ -89,7 +89,7 @@ def split_addresses(url: str) -> list[str]:
 
 
 def hide_credentials(url: str) -> str:
-    """An address, or several, without user and password. What is no port there may be a part of a password."""
+    """Addresses without user and password. An invalid port is hidden, because it may be a part of a password."""
     parts = []
     for part in url.split(","):
         scheme, separator, rest = part.strip().rpartition("://")

@@ -1,10 +1,11 @@
 """
 `NatsBus`: the bus port over NATS and JetStream.
 
-One task keeps a connection: it opens one, checks server, stores and permissions, passes it to all waiting callers, and
-starts again when it is lost. It creates and changes nothing at the server (`stores.create_or_change_stores` does).
-Publishing and asking use the current connection and fail at once if there is none, because the caller has important
-facts in a journal and will publish them again. Following and serving wait and then continue.
+One task maintains the connection: it connects, checks server, stores and permissions, passes the connection to all
+waiting callers, and starts again when it is lost. It does not create or change anything on the server
+(`event_stores.create_or_change_stores` does). Publishing and asking use the current connection and fail at once if
+there is none, because callers keep important facts in a journal and publish them again. Following and serving wait for
+a connection and then continue.
 """
 
 import random
@@ -41,23 +42,26 @@ from topoalign.runtime.settings import Access
 from topoalign.runtime.tasks import background, run_until_cancelled
 
 PUBLISH_SECONDS = 2.0
-"""Longer than a sync to disk takes, shorter than anybody wants to wait for a server that may be gone."""
+"""Timeout of a publication: longer than a sync to disk, but short enough to wait for a server that may be gone."""
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
-"""Seconds between tries to connect; doubled each time, and spread so that a cluster does not come back all at once."""
+"""
+Seconds between attempts to connect: the first and the longest pause. It doubles each time, with jitter, so that the
+clients of a cluster do not all reconnect at once.
+"""
 QUEUE = "q"
-"""The queue of the subscribers to a subject of requests: one of them answers."""
+"""The queue group of the subscribers to a subject of requests: one of them answers each request."""
 OF_A_STORE = frozenset({"Nats-Stream", "Status"})
 """
-Headers of what NATS sends in answer to a read, to whatever reply subject the reader names: the messages, and their end.
-These are no requests.
+Headers of the messages that NATS sends in answer to a read: stored messages, and their end. A reader can name any reply
+subject, also a subject of requests, but these messages are not requests.
 """
 
 log = structlog.get_logger("topoalign.runtime.nats")
 
 
 class NatsBus:
-    """Made by `connect_bus`."""
+    """The bus over NATS. `connect_bus` creates it."""
 
     def __init__(self, url: str, name: str, access: Access, node: NodeName | None, publishes: Sequence[str]) -> None:
         if wire.encode_node_token(name) != name or not name:
@@ -105,7 +109,7 @@ class NatsBus:
         return received_of(await find_message(self.live(), stream, {"last_by_subj": subject}))
 
     async def publish_all(self, messages: Sequence[Message]) -> Sequence[int | None]:
-        """As `Bus.publish_all`: on one connection, which a store takes in the order of sending."""
+        """As `Bus.publish_all`, on one connection, so that a store receives the messages in the order of sending."""
         if self._connection is None or not messages:
             return [None] * len(messages)
         positions = await publish_many(self._connection, messages, PUBLISH_SECONDS)
@@ -142,7 +146,7 @@ class NatsBus:
             yield
 
     async def keep_serving(self, service: str, endpoints: Sequence[Endpoint], *, task_status: TaskStatus[None]) -> None:
-        """Serves on every connection in turn. Has started once it serves, or at once if there is no connection."""
+        """Serves on each new connection. Reports as started once it serves, or at once without a connection."""
         started = False
         while True:
             if not started and self._connection is None:
@@ -170,13 +174,13 @@ class NatsBus:
         return self._connection
 
     def live(self) -> NatsConnection:
-        """The connection of this moment. Raises BusUnavailable."""
+        """The current connection. Raises BusUnavailable if there is none."""
         if self._connection is None:
             raise BusUnavailable(f"not connected to {self.url}: {self.reason_not_connected}")
         return self._connection
 
     async def keep_connected(self, strict: bool) -> None:
-        """Runs as long as the bus. `strict` raises BusRefused for as long as there was no connection yet."""
+        """Keeps the bus connected until cancelled. `strict`: raises BusRefused before the first connection."""
         failures = 0
         logged: set[str] = set()
         """Findings since the last connection. If a name has several addresses, their findings alternate."""
@@ -200,7 +204,7 @@ class NatsBus:
             await self.stay(connection)
 
     async def stay(self, connection: NatsConnection) -> None:
-        """Hands the connection to all who wait for one, until it is lost."""
+        """Passes the connection to all waiting callers, until it is lost."""
         log.info("bus connected", url=self.url, server=str(connection.client.connected_server_version))
         self._connection = connection
         self.reason_not_connected = None
@@ -226,23 +230,23 @@ class NatsBus:
 
 
 def not_taken(message: Message) -> BusUnavailable:
-    """No store took a message: it does not exist, or none of its servers leads it at the moment."""
+    """The error for a message that no store took: the store does not exist, or has no leader at the moment."""
     return BusUnavailable(
         f"no store took {clean(message.subject, 200)}; it was not stored. If that lasts, run `topoalign stores apply`"
     )
 
 
 def is_service_reply(delivered: Delivered) -> bool:
-    """Whether a service has sent this, and not NATS, which acknowledges what a stream takes."""
+    """Whether a service has sent the answer. NATS also answers if a stream stores the request."""
     return not delivered.is_of_a_store and wire.is_service_answer(delivered.body)
 
 
 async def answer_requests(connection: NatsConnection, endpoint: Endpoint, *, task_status: TaskStatus[None]) -> None:
     """
-    Answers the requests on the subject of an endpoint, one at a time. Has started once it is subscribed.
+    Answers the requests on the subject of an endpoint, one at a time. Reports as started once it is subscribed.
 
-    Requests are answered in this task, because the library cancels its own tasks in a way that task groups inside an
-    endpoint would take for their own end.
+    Requests are answered in this task and not in a task of the library. The library cancels its tasks in a way that
+    task groups inside an endpoint would take for their own cancellation.
     """
     subscription = await connection.subscribe(endpoint.subject, QUEUE)
     try:
@@ -253,7 +257,7 @@ async def answer_requests(connection: NatsConnection, endpoint: Endpoint, *, tas
                 with (
                     suppress(nats.errors.Error, OSError, ValueError),
                     contain_cancellation(),
-                ):  # else no answer is wanted
+                ):  # for example, the request has no reply subject
                     await request.respond(reply)
     finally:
         await connection.unsubscribe(subscription)
@@ -270,11 +274,12 @@ async def connect_bus(
     publishes: Sequence[str] = (),
 ) -> AsyncIterator[NatsBus]:
     """
-    The bus at `url` (several servers of one cluster are separated by commas) while the context is open.
+    The bus at `url` (separate several servers of one cluster by commas) while the context is open.
 
-    `wait`: seconds to wait for a server; then BusUnavailable, and BusRefused at once for a server that cannot be used. None:
-    the connection is made in the background. `node`: its name is in the subjects on which answers come. `publishes`: the
-    subjects whose permission is tried on every connection. Raises InvalidField for an unusable address, name or file.
+    `wait`: seconds to wait for a server. After that, raises BusUnavailable; for a server that cannot be used, raises
+    BusRefused at once. None: connects in the background. `node`: its name becomes a part of the reply subjects.
+    `publishes`: the subjects on which the permission to publish is tested with every connection. Raises InvalidField
+    for an unusable address, name or file.
     """
     bus = NatsBus(url, name, access, node, publishes)
     async with background() as tasks:
@@ -291,7 +296,7 @@ NAME = "topoalign-stores"
 
 
 async def apply_stores(url: str, access: Access = Access(), replicas: int | None = None) -> list[str]:  # noqa: B008  # frozen
-    """As `event_stores.create_or_change_stores`, over a connection of its own. Raises also as `open_connection`."""
+    """As `event_stores.create_or_change_stores`, over a new connection. Also raises the errors of `open_connection`."""
     connection = await open_connection(split_addresses(url), NAME, access)
     try:
         return await event_stores.create_or_change_stores(connection.api, replicas)

@@ -1,17 +1,18 @@
 """
 Follows a stream: messages in order, each at least once, through any number of lost connections.
 
-Nothing is created at the server for a follower, because whoever may create consumers may publish on every subject. It reads
-messages directly from the store, in batches. After the last message it subscribes to news: the store publishes each message
-that it has stored, with its position (`event_stores.NEWS`). If the news is certainly the next message, it is used directly.
-Otherwise the message is read from the store. News may be lost, so a follower also looks at the store every few seconds. A
-follower that falls behind ends its subscription to news; otherwise it would receive every message twice, as news and from
-the store.
+Nothing is created on the server for a follower, because a client with the permission to create consumers can publish on
+every subject. The follower reads messages directly from the store, in batches. After the last message it subscribes to
+news: the store publishes each message that it has stored, with its position (`event_stores.NEWS`). If the news is
+certainly the next message, it is used directly. Otherwise the message is read from the store. News can be lost, so a
+follower also checks the store every few seconds. A follower that falls behind ends its subscription to news; otherwise
+it would receive every message twice, as news and from the store.
 
-The next batch is requested as soon as the last one has arrived, so that the server works while the reader does. But at most
-two batches wait for the reader, so that a slow reader costs the server nothing.
+The next batch is requested as soon as the last one has arrived, so that server and reader work at the same time. But at
+most two batches wait for the reader, so that a slow reader does not burden the server.
 
-A refusal is treated like a loss, because operators change permissions while the process runs. It is logged once.
+A refusal is treated like a lost connection, because operators change permissions while the process runs. It is logged
+once.
 """
 
 from collections import deque
@@ -39,17 +40,17 @@ LARGEST_BATCH = 1000
 BATCH_BYTES = 4 * 1024 * 1024
 NEWS_BYTES = 4 * 1024 * 1024
 """
-Most bytes of news that wait for the reader. Above this, the news is dropped, its subscription ends, and the messages are
-read from the store.
+Maximum bytes of news that wait for the reader. Above this, the news is dropped, its subscription ends, and the messages
+are read from the store.
 """
 LOOK = 4.0
-"""Seconds after which a follower without news looks at the store."""
+"""Seconds after which a follower without news checks the store."""
 SILENCE = 5.0
-"""Seconds without a message after which a batch under way is taken for lost."""
+"""Seconds without a message after which the current batch is assumed to be lost."""
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 2.0
 REFUSED_PAUSE = 5.0
-"""Seconds between tries: the first, the longest after a loss, and the longest after a refusal."""
+"""Pauses in seconds between attempts: the first, the longest after a loss, and the longest after a refusal."""
 MOST_TRIES = 8
 """Number of reads (within a second or two) that may miss an announced message before it counts as deleted."""
 END_OF_BATCH = "204"
@@ -67,7 +68,7 @@ class FollowerReading:
     ) -> None:
         self.connection = connection
         self.stored = stored
-        """When the message at the position was stored, by the clock of the store; empty: not known."""
+        """When the message at the position was stored, by the clock of the store; empty: unknown."""
         self._stream = stream
         self._stream_name = stream.encode()
         self._subject = subject
@@ -75,7 +76,7 @@ class FollowerReading:
         self._source = source_of(stream)
         self._news_subject = subject.replace(PREFIX, NEWS, 1) if subject.startswith(f"{PREFIX}.") else f"{NEWS}.>"
         self._filter = {} if has_only(stream, subject) else {"next_by_subj": subject}
-        """Without a filter a read of a whole stream costs nats-server 2.15.1 a third less."""
+        """Empty for a whole stream: without a filter, reading it costs nats-server 2.15.1 a third less."""
         self._is_one_subject = not {"*", ">"} & {*subject.split(".")}
         self._inbox = connection.client.new_inbox()
         self._answers: Subscription | None = None
@@ -94,13 +95,13 @@ class FollowerReading:
         self._beyond = (0, 0)
         """Messages behind the batch that arrived last, and its last position; zeros once the next is requested."""
         self._before = 0
-        """The position of the message of the batch that came last."""
+        """The position of the last received message of the batch; 0: none was received."""
         self._waiting = 0
         """Messages behind the last one that was read."""
         self._news: deque[tuple[InStore, Delivered]] = deque()
         self._news_bytes = 0
         self._is_behind = False
-        """More news came than the reader has had."""
+        """Whether more than `NEWS_BYTES` of news waited for the reader."""
         self._newest = 0
         """The newest position of all news."""
         self._tries = 0
@@ -112,7 +113,7 @@ class FollowerReading:
         await self.read()
 
     async def next(self) -> Received:
-        """Raises BusUnavailable if nothing more can be read on this connection, and BusRefused."""
+        """The next message. Raises BusUnavailable if nothing more can be read on this connection, and BusRefused."""
         while True:
             if self._is_behind:
                 await self.end_news()
@@ -133,12 +134,12 @@ class FollowerReading:
                 await self.read_again()
             elif self._announcements is None:
                 self._announcements = await self.connection.take(self._news_subject, self.take_stored)
-                await self.read()  # what was stored before the subscription
+                await self.read()  # messages that were stored before the subscription
             else:
                 await self.wait_for_news()
 
     async def read_again(self) -> None:
-        """Reads the next batch; later, if the store had no message although there was news of one."""
+        """Reads the next batch. Waits first if the store had no message although there was news of one."""
         if self._tries:
             with anyio.move_on_after(backoff_seconds(self._tries, FIRST_PAUSE / 4, LONGEST_PAUSE)):
                 await self.connection.lost.wait()
@@ -169,7 +170,10 @@ class FollowerReading:
         await self.connection.send(self._source, msgspec.json.encode(wish), f"{self._inbox}.{self._requested}")
 
     def take(self, delivered: Delivered) -> Received | None:
-        """A message of the batch under way; None for its end, and for what belongs to no batch or to an earlier one."""
+        """
+        The message, if it belongs to the current batch; None for the end of the batch, and for a message of no batch or
+        an earlier one. Raises BusUnavailable if a message is missing, and the errors of `end_batch`.
+        """
         if not self._reading or not delivered.subject.endswith(self._reply):
             return None
         if delivered.is_without_message:
@@ -185,7 +189,7 @@ class FollowerReading:
         return delivered.received_at(there)
 
     def end_batch(self, end: Delivered) -> None:
-        """Handles the end of a batch. Raises BusUnavailable where a message is missing, BusRefused where nobody reads."""
+        """Handles the end of a batch. Raises BusUnavailable if a message is missing, BusRefused if no store answers."""
         status, description = end.status
         if status == NO_RESPONDERS:
             raise nobody_reads(self._stream)
@@ -204,7 +208,7 @@ class FollowerReading:
             self.begin_batch()
 
     async def wait_for_news(self) -> None:
-        """Returns when news arrives or, if none does, after a look at the store."""
+        """Returns when news arrives, or otherwise after a check of the store."""
         self._tries = 0
         with self.connection.waiting(self._news_subject, LOOK + SILENCE), anyio.move_on_after(until_tick(CLOCK, LOOK)):
             await self._change.wait()
@@ -212,7 +216,9 @@ class FollowerReading:
         await self.look()
 
     async def look(self) -> None:
-        """Raises BusUnavailable for a stream that went back; it is then read from its beginning."""
+        """
+        Checks the store for messages. Raises BusUnavailable if the stream went back; then it is read from its start.
+        """
         last = await find_message(self.connection, self._stream, {"last_by_subj": self._subject})
         newest = 0 if last is None else last.in_store().position
         if 0 < newest < self._position:
@@ -229,7 +235,7 @@ class FollowerReading:
                     raise BusUnavailable(f"stream {self._stream} went back")  # a later message at an earlier position
                 continue
             is_next = there.position == self._position + 1 or (self._is_one_subject and there.before <= self._position)
-            if is_next and delivered.body:  # without a body the store publishes positions alone
+            if is_next and delivered.body:  # without a body, the store publishes only positions
                 self._position = there.position
                 self.stored = there.stored
                 return delivered.received_at(there._replace(waiting=len(self._news)))
@@ -242,7 +248,7 @@ class FollowerReading:
         self._news_bytes = 0
 
     def take_stored(self, delivered: Delivered) -> None:
-        """Receives the news of a stored message. With the subject `>` it may be one of another stream."""
+        """Receives news of a stored message. With the subject `>`, the message can be of another stream."""
         with suppress(BusUnavailable):
             there = delivered.in_store()
             if there.stream == self._stream_name:
@@ -278,7 +284,7 @@ class FollowerReading:
 
 
 class NatsFollower:
-    """The endless iterator that `NatsBus.follow` hands out."""
+    """The endless iterator that `NatsBus.follow` yields."""
 
     def __init__(
         self, connected: Callable[[], Awaitable[NatsConnection]], stream: Stream, subject: str, after: int
@@ -320,7 +326,7 @@ class NatsFollower:
             return received
 
     async def pause(self, longest: float) -> None:
-        """Waits between a reading that failed and the next one."""
+        """Ends the failed reading, and waits before the next one, at most `longest` seconds."""
         await self.end()
         self._failures += 1
         await anyio.sleep(backoff_seconds(self._failures, FIRST_PAUSE, longest))

@@ -1,11 +1,12 @@
 """
-Manages one connection to a NATS server, from connect to loss. It is never repaired: to continue, open a new one.
+Manages one connection to a NATS server, from connect to loss. A lost connection is never restored: to continue, open a
+new one.
 
-So every connection passes the same checks, and nothing that was sent on a lost one is sent later without its caller's
-knowledge: the library's own reconnection and its buffer are switched off.
+So every connection passes the same checks, and no message of a lost connection is sent later without the caller's
+knowledge. For this, the library's reconnection and buffering are disabled.
 
-A request ends as soon as its result is known: answered, refused, timed out, or the connection lost. NATS reports a missing
-permission as an error of the connection, which is matched to the request by its subject.
+A request ends as soon as its result is known: it is answered, refused or timed out, or the connection is lost. NATS
+reports a missing permission as an error of the connection, which is matched to the request by its subject.
 """
 
 import asyncio
@@ -37,12 +38,12 @@ from topoalign.runtime.nats_bus.nats_library import (
 from topoalign.runtime.settings import Access
 
 OLDEST_SERVER = (2, 12)
-"""Older ones silently ignore settings of our stores: atomic batches, per-message expiry (measured with 2.9.10)."""
+"""Older servers silently ignore settings of our stores: atomic batches, per-message TTL (measured with 2.9.10)."""
 PING_SECONDS = 2
 PINGS_MISSED = 1
-"""A peer that has fallen silent is noticed after four seconds instead of the library's four minutes."""
+"""A server that no longer responds is noticed after four seconds. The default of the library is four minutes."""
 NO_RESPONDERS = "503"
-"""The status of the server's answer if nobody is subscribed to the subject of a question."""
+"""The status of the server's answer if nobody is subscribed to the subject of a request."""
 TOKEN_BYTES = 8
 """Random bytes in the last token of a reply subject."""
 CONNECT_SECONDS = 2
@@ -60,7 +61,7 @@ def anything(answer: Delivered) -> bool:
 
 
 class Wait:
-    """A request that is under way."""
+    """A pending request."""
 
     def __init__(self, subject: str, scope: anyio.CancelScope) -> None:
         self.subject = subject
@@ -69,7 +70,7 @@ class Wait:
 
 
 class NatsConnection:
-    """An established connection. `lost` is set once it is gone, for good."""
+    """An established connection. `lost` is set when it is lost, and stays set."""
 
     def __init__(self, url: str, inbox_prefix: str) -> None:
         self.client = TolerantClient()
@@ -77,18 +78,18 @@ class NatsConnection:
         """The URL without credentials."""
         self.lost = anyio.Event()
         self.reason = ""
-        """The library's last error: why a connection was lost or could not be made."""
+        """The library's last error: why the connection was lost or could not be established."""
         self._inbox = ""
-        """The subject below which answers come."""
+        """The prefix of the subjects on which answers arrive."""
         self._inbox_prefix = inbox_prefix
         self._questions: dict[bytes, Callable[[Delivered], None]] = {}
-        """Reply subject -> what takes the answers to a question."""
+        """Reply subject -> callback for the answers to a request."""
         self._violations: deque[str] = deque(maxlen=16)
         self._waits: set[Wait] = set()
         self._opening: anyio.CancelScope | None = None
 
     async def open(self, url: str, name: str, options: Mapping[str, str], tls: ssl.SSLContext | None) -> None:
-        """Raises BusRefused for wrong credentials, BusUnavailable for anything else that goes wrong."""
+        """Connects. Raises BusRefused for wrong credentials, and BusUnavailable for any other failure."""
         if url.startswith(("ws://", "wss://")):
             load_websockets()
         failure: Exception | None = None
@@ -134,7 +135,7 @@ class NatsConnection:
         headers: Mapping[str, str] | None = None,
         accept: Accept = anything,
     ) -> Delivered:
-        """The answer to a question. Raises NobodyAnswers, BusUnavailable for an unknown outcome, BusRefused."""
+        """The answer to a request. Raises NobodyAnswers, BusUnavailable for an unknown outcome, and BusRefused."""
         if not self.fits(body, headers):
             raise BusRefused(
                 f"a message of {len(body)} bytes on {clean(subject, 200)} is more than the server's "
@@ -151,11 +152,12 @@ class NatsConnection:
         self, subject: str, body: bytes, headers: Mapping[str, str] | None, accept: Accept = anything
     ) -> asyncio.Future[Delivered]:
         """
-        Sends a question. The future gets the first answer that `accept` takes, or that nobody answers; others are ignored,
-        because a stream that takes the subject of a question answers, too (the client library returns the first answer).
+        Sends a request. The future gets the first answer that `accept` accepts, or the status that nobody answers.
+        Other answers are ignored, because a stream that stores the request answers, too. (The client library returns
+        the first answer.)
 
-        The last token of the reply subject is random: a service that answers one question cannot guess that of another.
-        Raises the library's errors.
+        The last token of the reply subject is random, so that a service that answers one request cannot guess the reply
+        subject of another. Raises the library's errors.
         """
         reply = f"{self._inbox}.{token_hex(TOKEN_BYTES)}"
         answer: asyncio.Future[Delivered] = asyncio.get_running_loop().create_future()
@@ -174,17 +176,17 @@ class NatsConnection:
         return answer
 
     def take_answer(self, delivered: Delivered) -> None:
-        """Passes an answer to its question. Late ones are dropped."""
+        """Passes an answer to its request. Late answers are dropped."""
         if (take := self._questions.get(delivered.subject)) is not None:
             take(delivered)
 
     def fits(self, body: bytes, headers: Mapping[str, str] | None = None) -> bool:
-        """Whether the server takes a message so large, headers included. It ends the connection for one that is larger."""
+        """Whether the server accepts a message of this size with headers. It closes the connection for a larger one."""
         size = len(body) + sum(len(name) + len(value) + 4 for name, value in (headers or {}).items()) + 16
         return size <= self.client.max_payload
 
     async def api(self, subject: str, body: bytes) -> bytes:
-        """Asks the JetStream API. Raises BusRefused where the account has none."""
+        """Sends a request to the JetStream API. Raises BusRefused if the account has no JetStream."""
         try:
             return (await self.request(subject, body, 3)).body
         except NobodyAnswers as error:
@@ -194,7 +196,7 @@ class NatsConnection:
             ) from error
 
     async def send(self, subject: str, body: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
-        """Sends without waiting for anything. Raises BusUnavailable if the connection is known to be gone."""
+        """Sends without waiting for an answer. Raises BusUnavailable if the connection is known to be lost."""
         with self.waiting(subject, CONNECT_SECONDS):
             await self.client.publish(subject, body, reply=reply, headers=dict(headers) if headers else None)
 
@@ -204,7 +206,7 @@ class NatsConnection:
             return await self.client.subscribe(subject, queue=queue)
 
     async def take(self, subject: str, take: Callable[[Delivered], None]) -> Subscription:
-        """Subscribe to a subject; `take` is called with each message as it comes. Raises as `subscribe` does."""
+        """Subscribes to a subject. `take` is called with each message when it arrives. Raises as `subscribe` does."""
         subscription = await self.subscribe(subject)
         self.client.deliver(subscription, take)
         return subscription
@@ -223,8 +225,9 @@ class NatsConnection:
     @contextmanager
     def waiting(self, subject: str, seconds: float) -> Iterator[None]:
         """
-        Cancels the block after this time, at the loss of the connection, or if its subject turns out to be forbidden. Raises
-        BusUnavailable or BusRefused then, and NobodyAnswers, BusRefused or BusUnavailable for an error of the library.
+        Cancels the block after this time, when the connection is lost, or if there is no permission on the subject.
+        Then it raises BusUnavailable or BusRefused. For an error of the library, it raises NobodyAnswers, BusRefused or
+        BusUnavailable.
         """
         if self.lost.is_set():
             raise BusUnavailable(f"the connection to {self.url} is lost: {self.reason}")
@@ -260,7 +263,7 @@ class NatsConnection:
         return BusUnavailable(f"no answer on {clean(wait.subject, 200)} within {seconds:g} s; its outcome is unknown")
 
     async def until_lost(self) -> None:
-        """Returns when the connection is gone. Polls, too, because the library does not report every loss."""
+        """Returns when the connection is lost. Also polls, because the library does not report every loss."""
         while not self.lost.is_set():
             with anyio.move_on_after(until_tick(CLOCK, PING_SECONDS)):
                 await self.lost.wait()
@@ -269,22 +272,22 @@ class NatsConnection:
 
     @property
     def transport_closed(self) -> bool:
-        """Whether the socket is gone. The library's reader may have ended on another error (memory) without a report."""
+        """Whether the socket is closed. The library's reader can end on another error (memory) without a report."""
         socket = socket_of(self.client)
         return socket is not None and socket.is_closing()
 
     def lose(self) -> None:
-        """End the connection: every waiting request ends."""
+        """Marks the connection as lost, and ends every pending request."""
         self.lost.set()
         for wait in self._waits:
             wait.scope.cancel()
 
     async def close(self) -> None:
-        """Flushes and closes. Never raises and never takes longer than two seconds."""
+        """Flushes and closes, each within `CLOSE_SECONDS`. Never raises."""
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(CLOSE_SECONDS), suppress(nats.errors.Error, OSError), contain_cancellation():
                 while self.client.is_connected and self.client.pending_data_size and not self.lost.is_set():
-                    await anyio.lowlevel.checkpoint()  # `flush` sends its PING ahead of what the library still keeps
+                    await anyio.lowlevel.checkpoint()  # `flush` would send its PING before the buffered data
                 if self.client.is_connected and not self.lost.is_set():
                     await self.client.flush(CLOSE_SECONDS)
             self.lose()
@@ -293,10 +296,10 @@ class NatsConnection:
             abandon(self.client)
 
     async def on_error(self, error: Exception) -> None:
-        """Handle an error that the server reports; one about a permission ends the request on that subject."""
+        """Handles an error that the server reports. A permission error ends the request on that subject."""
         text = str(error) or type(error).__name__
         if "permissions violation" in text:
-            if text not in self._violations:  # what is tried again is refused again
+            if text not in self._violations:  # a retry is refused again
                 log.warning("nats refuses", finding=text)
             self._violations.append(text)
             for wait in self._waits:
@@ -305,18 +308,19 @@ class NatsConnection:
                     wait.scope.cancel()
             return
         self.reason = clean(text.removeprefix("nats: "), 200)
-        if self._opening is not None:  # the library would try again, and after a failed handshake hang
+        if self._opening is not None:  # the library would retry, and hang after a failed handshake
             self._opening.cancel()
 
     async def on_loss(self) -> None:
-        """Handle the end of the library's connection."""
+        """Handles the end of the library's connection."""
         self.lose()
 
 
 async def open_connection(urls: Sequence[str], name: str, access: Access, inbox: str = "") -> NatsConnection:
     """
-    Connects to one of the servers, in any order, and checks its version. `inbox`: prefix of the reply subjects. Raises
-    InvalidField for unusable credential files, BusRefused for wrong ones or an old server, BusUnavailable.
+    Connects to one of the servers, tried in random order, and checks its version. `inbox`: prefix of the reply
+    subjects. Raises InvalidField for unusable credential files, BusRefused for wrong credentials or an old server, and
+    BusUnavailable.
     """
     options = client_options(access)
     tls = tls_context(access, urls)
@@ -338,7 +342,7 @@ async def open_connection(urls: Sequence[str], name: str, access: Access, inbox:
 
 
 def check_server(connection: NatsConnection, tls_wanted: bool) -> None:
-    """Raises BusRefused for a server older than 2.12, or without TLS where TLS is wanted."""
+    """Raises BusRefused for a server that is older than 2.12, or that has no TLS although it is required."""
     version = connection.client.connected_server_version
     try:
         found = (version.major, version.minor)

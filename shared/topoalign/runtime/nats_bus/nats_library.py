@@ -3,7 +3,7 @@ Adapts the NATS client library, and contains its cancellations (nats-py 2.16.0).
 
 The library cancels its own tasks. If such a task waits for the same future as a task of ours, as both wait
 for the end of the socket in `Client.close`, asyncio cancels the future, and our task ends with a CancelledError that
-nobody requested. A task group takes such an error for its own end: the block ends, and no error is raised.
+nobody requested. A task group takes such an error for its own cancellation: the block ends, and no error is raised.
 `contain_cancellation` turns it into an error of the library.
 """
 
@@ -27,7 +27,7 @@ CLOCK = SystemClock()
 
 
 class CancelledInside(nats.errors.Error):
-    """The library cancelled the call that we waited for. Its outcome is unknown."""
+    """Raised if the library cancelled the call that we waited for. Its outcome is unknown."""
 
     def __str__(self) -> str:
         return "nats: the client library cancelled the operation"
@@ -36,8 +36,8 @@ class CancelledInside(nats.errors.Error):
 @contextmanager
 def contain_cancellation() -> Iterator[None]:
     """
-    Encloses each call that waits for the library. Raises CancelledInside for a cancellation of another task; one of this
-    task passes: asyncio counts those that were requested (`Task.cancelling`).
+    Must enclose each call that waits for the library. Raises CancelledInside if the library has cancelled the call. A
+    requested cancellation of this task is passed on; asyncio counts these (`Task.cancelling`).
     """
     task = asyncio.current_task()
     assert task is not None, "the library is only called from tasks"
@@ -52,8 +52,9 @@ def contain_cancellation() -> Iterator[None]:
 
 class TolerantClient(Client):
     """
-    The library's client, which a subject that is not UTF-8 does not stop: its read loop would end on it, on every connection
-    again. With the bytes replaced, the receiver puts the message on the dead-letter stream.
+    The library's client, which also accepts subjects that are not UTF-8. Otherwise such a subject would end the
+    library's read loop, again on every new connection. The invalid bytes are replaced, and the receiver puts the
+    message on the dead-letter stream.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class TolerantClient(Client):
         self._takers: dict[int, Callable[[Delivered], None]] = {}
 
     def deliver(self, subscription: Subscription, take: Callable[[Delivered], None]) -> None:
-        """The messages of this subscription go to `take` as they come, until it ends, and through no queue."""
+        """Calls `take` with each message of the subscription when it arrives, without a queue, until it ends."""
         self._takers[subscription._id] = take
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
@@ -83,12 +84,12 @@ class TolerantClient(Client):
 
 
 def parked(servers: list[Server], info: dict[str, object]) -> tuple[None, float]:
-    """Keeps the library from reconnecting by itself; the bus opens a new connection instead and closes this one."""
+    """Prevents the library from reconnecting. Instead, the bus closes this connection and opens a new one."""
     return None, PARKED
 
 
 def abandon(client: Client) -> None:
-    """Ends what `Client.close` leaves if it failed: its tasks, and the socket of a failed TLS handshake."""
+    """Ends what remains after a failed `Client.close`: its tasks, and the socket of a failed TLS handshake."""
     own = [client._reading_task, client._ping_interval_task, client._flusher_task, client._reconnection_task]
     for task in [*own, *(subscription._wait_for_msgs_task for subscription in client._subs.values())]:
         if task is not None:
@@ -107,7 +108,7 @@ def socket_of(client: Client) -> asyncio.WriteTransport | None:
 
 
 def load_websockets() -> None:
-    """Gives the library what it needs for `ws://` and `wss://`, if that is installed (the package hides it at import)."""
+    """Gives the library its modules for `ws://` and `wss://`, if installed (the package hides them at import)."""
     with suppress(ModuleNotFoundError):
         for name in ("aiohttp", "multidict"):
             vars(transport)[name] = import_module(name)

@@ -2,9 +2,9 @@
 Publishes one message, many in a row, or several as an atomic batch (nats-server 2.12, ADR-50), and reads the store's
 answer.
 
-A store checks the expected last position before it looks at message ids. So the repetition of a message that was stored
-is answered as a conflict (10071), and the repetition of a batch as one with a duplicate id (10201): in both cases the
-first message of the subject after the expected position shows whether it is this one.
+A store checks the expected last position before message ids. So for the repetition of a stored message it reports a
+conflict (10071), and for the repetition of a stored batch a duplicate id (10201). In both cases, the first message of
+the subject after the expected position shows whether the message was stored.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from topoalign.runtime.nats_bus.stored import Acknowledgement, compare, find_mes
 
 WRONG_LAST = 10071
 WRONG_LAST_IN_BATCH = 10164
-"""NATS' error codes of a newest message that is not the expected one; the second of a batch, and under replication."""
+"""NATS' error codes if the newest message is not the expected one; the second for batches and replicated streams."""
 DUPLICATE_IN_BATCH = 10201
 INCOMPLETE_BATCH = 10176
 
 
 async def publish_one(connection: NatsConnection, message: Message, expected: int | None, seconds: float) -> int:
-    """As `Bus.publish`, on this connection. Raises NobodyAnswers where no store takes the subject."""
+    """As `Bus.publish`, on this connection. Raises NobodyAnswers if no store takes the subject."""
     stream = event_stores.store_of(message)
     headers = message.headers if expected is None else {**message.headers, wire.EXPECTED_LAST: str(expected)}
     acknowledgement = read_acknowledgement(
@@ -50,7 +50,7 @@ async def publish_one(connection: NatsConnection, message: Message, expected: in
 
 
 async def publish_many(connection: NatsConnection, messages: Sequence[Message], seconds: float) -> Sequence[int]:
-    """Publishes these messages. Returns their positions, up to the first that may not be stored (`Bus.publish_all`)."""
+    """Publishes messages. Returns their positions up to the first that may not have been stored (`Bus.publish_all`)."""
     positions: list[int] = []
     for message, answer in zip(messages, await publish_pipelined(connection, messages, seconds), strict=True):
         if answer is None or answer.error is not None:
@@ -58,7 +58,7 @@ async def publish_many(connection: NatsConnection, messages: Sequence[Message], 
         if answer.duplicate:
             try:
                 await compare(connection, event_stores.store_of(message), answer.seq, message)
-            except Unavailable:  # an id that is taken among them
+            except Unavailable:  # includes IdTaken
                 break
         positions.append(answer.seq)
     return positions
@@ -67,7 +67,7 @@ async def publish_many(connection: NatsConnection, messages: Sequence[Message], 
 async def publish_atomic(
     connection: NatsConnection, batch: Sequence[tuple[Message, int]], seconds: float
 ) -> Sequence[int]:
-    """As `Bus.publish_batch`, on this connection. Raises NobodyAnswers where no store takes the last subject."""
+    """As `Bus.publish_batch`, on this connection. Raises NobodyAnswers if no store takes the last subject."""
     stream = event_stores.store_of_batch([message for message, _ in batch])
     name = token_hex(16)
     (first, before), (last, _) = batch[0], batch[-1]
@@ -106,7 +106,7 @@ def batch_message(message: Message, expected: int, batch: str, place: int) -> Me
 
 
 def read_acknowledgement(body: bytes, message: Message) -> Acknowledgement:
-    """Decodes the store's answer. Raises BusUnavailable for anything else."""
+    """Decodes the store's answer. Raises BusUnavailable if it is not an acknowledgement."""
     try:
         return msgspec.json.decode(body, type=Acknowledgement)
     except msgspec.DecodeError as error:
@@ -114,7 +114,7 @@ def read_acknowledgement(body: bytes, message: Message) -> Acknowledgement:
 
 
 async def repeated_at(connection: NatsConnection, stream: Stream, message: Message, expected: int) -> int | None:
-    """The position of this message, if it is the first of its subject after the given position; else None."""
+    """The position of this message if it is the first of its subject after the expected position; otherwise None."""
     there = await find_message(connection, stream, {"seq": expected + 1, "next_by_subj": message.subject})
     if there is None:
         return None
@@ -126,9 +126,9 @@ async def publish_pipelined(
     connection: NatsConnection, messages: Sequence[Message], seconds: float
 ) -> Sequence[Acknowledgement | None]:
     """
-    Publishes many messages in their order before the first is acknowledged. Returns the acknowledgement of each that came
-    within so many seconds. The first message that is too large for the server, and those after it, are not sent. Raises
-    nothing: a message without an acknowledgement may be stored or not.
+    Publishes messages in order, without waiting for each acknowledgement. Returns the acknowledgement of each message,
+    or None if none came within `seconds`. The first message that is too large for the server, and those after it, are
+    not sent. Raises nothing: a message without an acknowledgement may or may not have been stored.
     """
     answers: list[asyncio.Future[Delivered]] = []
     sent = [*takewhile(lambda message: connection.fits(message.body, message.headers), messages)]
@@ -141,13 +141,13 @@ async def publish_pipelined(
                 await asyncio.wait(answers)
         finally:
             for answer in answers:
-                answer.cancel()  # those that did not come
+                answer.cancel()  # those without an answer
     found = [acknowledgement_in(answer) for answer in answers]
     return [*found, *[None] * (len(messages) - len(found))]
 
 
 def acknowledgement_in(answer: asyncio.Future[Delivered]) -> Acknowledgement | None:
-    """None: nothing came, or nothing that can be read, as where no store takes the subject."""
+    """The acknowledgement. None: no answer came, or it cannot be decoded, for example if no store takes the subject."""
     with suppress(msgspec.DecodeError, asyncio.CancelledError):
         return msgspec.json.decode(answer.result().body, type=Acknowledgement)
     return None

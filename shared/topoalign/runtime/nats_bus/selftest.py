@@ -37,8 +37,8 @@ class SelfTest:
 
     async def run(self, connection: NatsConnection) -> None:
         """
-        Raises BusRefused for the first subject on which we may not publish, or if no store takes any, and BusUnavailable. If
-        stores take some subjects and not others, that is logged once for each subject.
+        Raises BusRefused for the first subject without permission to publish, or if no store takes any subject, and
+        BusUnavailable. If stores take only some subjects, each of the others is logged once.
         """
         if not self._publishes:
             await find_message(connection, Stream.NODES, {"seq": 1})
@@ -52,7 +52,7 @@ class SelfTest:
                 log.warning(f"facts cannot be published on {subject}", finding=error.finding, remedy=error.remedy)
 
     async def takes(self, connection: NatsConnection, subject: str) -> bool:
-        """Publishes for a stream that does not exist. Raises BusRefused if a store does not refuse just that."""
+        """Whether a store takes the subject. Raises BusRefused if its answer is not the expected refusal."""
         try:
             answer = await connection.request(subject, b"{}", TRY_SECONDS, HEADERS)
         except NobodyAnswers:

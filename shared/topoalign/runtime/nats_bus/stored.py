@@ -11,7 +11,7 @@ from topoalign.runtime.nats_bus.nats_connection import NatsConnection
 
 READ_SECONDS = 3.0
 NO_MESSAGE = "404"
-"""The status of the answer where no message fits."""
+"""The status of the answer if no message matches."""
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,12 +19,15 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
 
     seq: int = 0
     duplicate: bool = False
-    """True if the store has a message with the same id already, at this `seq`, and stored nothing."""
+    """True if the store already has a message with the same id, at this `seq`, and stored nothing."""
     error: event_stores.StoreRefusal | None = None
 
 
 async def find_message(connection: NatsConnection, stream: Stream, wanted: dict[str, object]) -> Delivered | None:
-    """The wanted message: `{"seq": 17}`, `{"last_by_subj": "a.>"}`; None: none. Raises BusUnavailable, BusRefused."""
+    """
+    The message for a query such as `{"seq": 17}` or `{"last_by_subj": "a.>"}`; None: no message matches. Raises
+    BusUnavailable, BusRefused.
+    """
     try:
         answer = await connection.request(source_of(stream), msgspec.json.encode(wanted), READ_SECONDS)
     except NobodyAnswers as error:
@@ -38,12 +41,12 @@ async def find_message(connection: NatsConnection, stream: Stream, wanted: dict[
 
 
 def source_of(stream: Stream) -> str:
-    """The subject on which a store is read, of which every replica answers (nats-server, ADR-31)."""
+    """The subject on which a store is read. Any replica can answer (nats-server, ADR-31)."""
     return f"$JS.API.DIRECT.GET.{stream}"
 
 
 def nobody_reads(stream: Stream) -> BusRefused:
-    """The error for a store that does not exist, or not for the account of this user."""
+    """The error for a store that does not exist, or that the account of this user does not have."""
     return BusRefused(
         f"store {stream} does not exist, or not for this user",
         "run `topoalign stores apply` as the administrator of NATS, and use the accounts of `topoalign nats-config`",
@@ -51,12 +54,12 @@ def nobody_reads(stream: Stream) -> BusRefused:
 
 
 async def purge(connection: NatsConnection, stream: Stream, subject: str) -> None:
-    """Deletes the messages of matching subjects. Raises BusUnavailable, and BusRefused where it may not be done."""
+    """Deletes the messages of matching subjects. Raises BusUnavailable, and BusRefused without permission."""
     wish = msgspec.json.encode({"filter": subject})
     error = msgspec.json.decode(
         await connection.api(f"$JS.API.STREAM.PURGE.{stream}", wish), type=event_stores.Info
     ).error
-    if error is not None and error.err_code == event_stores.NO_JETSTREAM:  # in another account than that of the stores
+    if error is not None and error.err_code == event_stores.NO_JETSTREAM:  # this account is not that of the stores
         try:
             answer = await connection.request(f"{wire.PREFIX}.purge.{stream}", wish, READ_SECONDS)
             error = msgspec.json.decode(answer.body, type=event_stores.Info).error
@@ -68,8 +71,8 @@ async def purge(connection: NatsConnection, stream: Stream, subject: str) -> Non
 
 async def compare(connection: NatsConnection, stream: Stream, position: int, message: Message) -> None:
     """
-    Raises IdTaken unless the stream has this message at this position, where the id was used before. A message that is gone
-    or cannot be read counts as another one: better stored twice than lost.
+    Raises IdTaken unless the stream has this message at this position, where its id was used before. A message that was
+    deleted or cannot be read counts as another one, because a message should rather be stored twice than be lost.
     """
     name = message.headers["Nats-Msg-Id"]
     try:
@@ -84,7 +87,7 @@ async def compare(connection: NatsConnection, stream: Stream, position: int, mes
 
 
 def message_of(delivered: Delivered) -> Message | None:
-    """The message as it was published. None: it has a name twice among its headers, or a line that is no header."""
+    """The message as published. None: the name of a header is repeated, or a line is not a header."""
     there = delivered.in_store()
     message = delivered.received_at(there).message
     lines = delivered.head.count(LINE, 0, there.end) - 1  # the first line is of the protocol

@@ -10,7 +10,7 @@ ReadingByName = dict[str, tuple[str, Callable[[], float]]]
 
 
 def figures(allocator: Allocator, set_aside: Callable[[], int], syncs: Callable[[], int]) -> list[ServiceMetric]:
-    """The allocator's metrics. `set_aside` counts the damaged journals, `syncs` how often the journal was synced."""
+    """The allocator's metrics. `set_aside`: number of damaged journals. `syncs`: number of syncs of the journal."""
     ledger = allocator.ledger
     gauges: ReadingByName = {
         "topoalign_allocator_allocations": ("Live allocations of this node.", lambda: len(ledger.state.allocations)),

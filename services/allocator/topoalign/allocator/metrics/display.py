@@ -1,8 +1,9 @@
 """
-The display of gpu-manager (Gaia), for its clients and dashboards: the tree of GPUs, who uses them, and the version.
+The display of gpu-manager (Gaia), for its clients and dashboards: the tree of GPUs, their use, and the version.
 
-It is served as gRPC `display.GPUDisplay` on its own socket, and as pages next to /metrics: /graph, /usage and /version in
-the JSON of Gaia's gateway, /metric with its series. Each call measures. A removed socket is created again.
+It is served as gRPC `display.GPUDisplay` on its own socket, and as pages beside /metrics: /graph, /usage and /version
+in the JSON of Gaia's gateway, and /metric with its metrics. Each call except Version measures the use of the GPUs. A
+removed socket is created again.
 
 Source: gpu-manager 8cd842ed, api/runtime/display, server.
 """
@@ -27,7 +28,7 @@ from topoalign.runtime.context import JSON, PROMETHEUS, Page
 
 FIELD = "TOPOALIGN_DISPLAY"
 LOOK_SECONDS = 2.0
-"""Between two checks of the socket."""
+"""Seconds between two checks of the socket."""
 DRAIN_SECONDS = 1.0
 VERSION = metadata.version("topoalign")
 
@@ -35,7 +36,7 @@ log = structlog.get_logger("topoalign.allocator.metrics.display")
 
 
 class Display(Servicer, display.GpuDisplayBase):
-    """Answers from the node's state and the use of its GPUs."""
+    """Answers display requests from the node's state and the use of its GPUs."""
 
     def __init__(self, state: Callable[[], NodeState], shares: Callable[[], Awaitable[NodeShares]]) -> None:
         """`shares`: the use of the GPUs now; raises a TopoalignError if they cannot be measured."""
@@ -73,7 +74,7 @@ class Display(Servicer, display.GpuDisplayBase):
         return {"/graph": graph, "/usage": usage, "/version": version, "/metric": metric}
 
     async def run(self, path: Path, clock: Clock) -> None:
-        """Serves on this socket until cancelled. Raises InvalidField for a path that no socket can have."""
+        """Serves on this socket until cancelled. Raises InvalidField for a path that a socket cannot have."""
         server = None
         finding = ""
         try:

@@ -1,8 +1,8 @@
 """
-The use of GPUs as families of metrics: under our names, those of gpu-manager (Gaia), and those of HAMi's monitor.
+The use of GPUs as metric families: under topoalign's names, and under those of gpu-manager (Gaia) and of HAMi.
 
-Unknown values have no sample. Utilisation is a ratio (1: all of the time) under our names, and percent under the others.
-Labels of others: gpu-manager 8cd842ed and HAMi's vGPUmonitor, v2.9.
+Unknown values have no sample. Utilisation is a ratio (1: all of the time) under topoalign's names, and percent under
+the others. Sources of the other names and labels: gpu-manager 8cd842ed and HAMi's vGPUmonitor, v2.9.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ Sample = tuple[Mapping[str, str], float | None]
 
 
 class Family(NamedTuple):
-    """One gauge with its samples. Those with equal labels are added up; if one of them is unknown, so is the sum."""
+    """One gauge with its samples. Samples with equal labels are summed; if one of them is unknown, so is the sum."""
 
     name: str
     meaning: str
@@ -55,7 +55,7 @@ def measured_family(measured: bool) -> Family:
 
 
 def own_use_families(shares: NodeShares, lasting: Iterable[Excess]) -> Iterator[Family]:
-    """Under our names: `gpu_uuid` is the GPU, `mig_uuid` the instance on it, or empty."""
+    """The families under topoalign's names: `gpu_uuid` is the GPU, `mig_uuid` the MIG instance on it, or empty."""
     of_holders: dict[str, tuple[str, Callable[[HolderUse], float | None]]] = {
         "memory_asked_bytes": ("GPU memory that a container was given.", lambda h: h.memory),
         "memory_used_bytes": ("GPU memory that a container uses.", lambda h: h.use.memory),
@@ -105,7 +105,7 @@ def own_use_families(shares: NodeShares, lasting: Iterable[Excess]) -> Iterator[
 
 
 def gaia(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
-    """Under gpu-manager's names: percent, MiB and GPUs, for each container by GPU and in total."""
+    """The families under gpu-manager's names, in percent, MiB and GPUs, for each container per GPU and in total."""
 
     def each(label: str, value: Callable[[HolderUse], float | None], *, total: bool = False) -> list[Sample]:
         found: list[Sample] = []
@@ -138,7 +138,7 @@ def gaia(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
 
 
 def hami_use_families(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
-    """Under the names of HAMi's monitor: bytes and percent; `vdevice_index` counts a container's devices."""
+    """The families under the names of HAMi's monitor, in bytes and percent; `vdevice_index` numbers the devices."""
     yield from hami_hosts(shares, hardware)
     seen: dict[tuple[str, ...], int] = {}
     containers: list[tuple[dict[str, str], DeviceShares, HolderUse]] = []
@@ -177,7 +177,7 @@ def hami_use_families(shares: NodeShares, hardware: Topology) -> Iterator[Family
 
 
 def hami_hosts(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
-    """The families of whole GPUs. HAMi's last one has no label `node`."""
+    """The families of whole GPUs. As in HAMi, the last one has no label `node`."""
     hosts: list[tuple[dict[str, str], DeviceShares]] = [
         (
             {
@@ -204,7 +204,7 @@ def hami_hosts(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
 
 
 def hami_library(now: float, counts: Sequence[tuple[Mapping[str, str], LibraryCount]]) -> Iterator[Family]:
-    """The families of the files of HAMi-core, as HAMi's monitor reads them. `now`: wall seconds."""
+    """The families from the files of HAMi-core, as HAMi's monitor reads them. `now`: Unix time in seconds."""
     name = "hami_vgpu_memory_"
     yield Family(f"{name}context_bytes", "GPU memory of CUDA contexts", [(at, each.context) for at, each in counts])
     yield Family(f"{name}module_bytes", "GPU memory of programs", [(at, each.modules) for at, each in counts])
@@ -217,7 +217,7 @@ def hami_library(now: float, counts: Sequence[tuple[Mapping[str, str], LibraryCo
 
 
 def known_holders(shares: NodeShares) -> Iterator[tuple[DeviceShares, HolderUse, dict[str, str]]]:
-    """Yields each known container with each of its devices, and the labels of its name."""
+    """Yields each device with each known container that holds it, and the labels of the container's name."""
     for row in shares.devices:
         for holder in row.holders:
             if (owner := holder.owner) is not None:
@@ -230,42 +230,42 @@ def device_labels(row: DeviceShares) -> dict[str, str]:
 
 
 def part(percent: int | None) -> float | None:
-    """Hundredths as a ratio."""
+    """Converts percent to a ratio."""
     return None if percent is None else percent / CORES
 
 
 def mib(size: int | None) -> float | None:
-    """Bytes in MiB."""
+    """Converts bytes to MiB."""
     return None if size is None else size / MIB
 
 
-# What is allocated of each GPU, and what is left of it, is in the record and needs no measurement. Time slices have no
-# sample of memory and time, and a GPU in MIG mode has none of time. Labels of others: HAMi's scheduler, 0511293c; its
-# ratios are percent, except `hami_node_gpu_memory_allocated_ratio`.
+# The allocated and free amounts of each GPU come from the record, without a measurement. A GPU shared by time slicing
+# or MPS has no samples of memory and time, and a GPU in MIG mode has no samples of time. Source of the other names and
+# labels: HAMi's scheduler, 0511293c; its ratios are percent, except `hami_node_gpu_memory_allocated_ratio`.
 
 
 class Amounts(NamedTuple):
-    """Parts of a GPU as amounts; None: they have none."""
+    """The amounts of parts of a GPU; None: unknown, or the parts do not have this amount."""
 
     cores: int | None
     """Hundredths of its computing time."""
     memory: int | None
     """Bytes."""
     slots: int | None
-    """Slots, time slices or shares by MPS."""
+    """Number of slots, time slices or MPS shares."""
 
 
 class GpuUsage(NamedTuple):
-    """One GPU."""
+    """The offered, allocated and free amounts of one GPU."""
 
     gpu: Gpu
     containers: int
-    """Containers with a part of it, or all, except those of which later containers have taken over everything."""
+    """Number of containers that hold the GPU or a part of it, except those whose parts are all reused by later ones."""
     offered: Amounts
     asked: Amounts
-    """What is allocated. What later containers reuse of an init container counts once."""
+    """The allocated amounts. Parts of an init container that later containers reuse count once."""
     left: Amounts
-    """What may be allocated now."""
+    """The free amounts."""
 
 
 def gpu_usages(divided: Mapping[DeviceID, GpuPartitioning], hardware: Topology) -> list[GpuUsage]:
@@ -285,8 +285,9 @@ def gpu_usages(divided: Mapping[DeviceID, GpuPartitioning], hardware: Topology) 
 
 def sum_granted(gpu: Gpu, division: GpuPartitioning) -> Amounts:
     """
-    What is allocated of a GPU. A container with all units of computing time has all memory until its record ends, also an
-    init container of which a later one reuses some. Two containers with half of the time each have their blocks.
+    The allocated amounts of a GPU. A container with all units of computing time has all memory until its allocation
+    ends, even if it is an init container and a later container reuses some of its units. Two containers with half of
+    the time each have only their own units of memory.
     """
     found = sum_parts(gpu, division, [each.alone for each in division.held])
     if found.memory is None or not any(has_all_time(each.parts) for each in division.held):
@@ -295,12 +296,12 @@ def sum_granted(gpu: Gpu, division: GpuPartitioning) -> Amounts:
 
 
 def has_all_time(parts: Parts) -> bool:
-    """Whether these are all units of computing time of a GPU. With slots this does not depend on memory."""
+    """Whether these are all units of a GPU's computing time. False for slots, whose memory is a separate amount."""
     return parts.cores >= CORES and not parts.slots
 
 
 def sum_parts(gpu: Gpu, division: GpuPartitioning, parts: Iterable[Parts]) -> Amounts:
-    """These parts of a GPU together."""
+    """The sum of these parts of a GPU."""
     found = list(parts)
     held = [each.parts for each in division.held]
     sliced = not {"time slices", "MPS"}.isdisjoint(division.ways) or any(each.slices for each in held)
@@ -318,7 +319,7 @@ def sum_parts(gpu: Gpu, division: GpuPartitioning, parts: Iterable[Parts]) -> Am
 
 
 def memory_of_parts(gpu: Gpu, parts: Parts) -> int | None:
-    """Bytes of one GPU. None: not known."""
+    """The memory of these parts of a GPU, in bytes. None: unknown."""
     if parts.whole:
         return gpu.memory
     sizes = {each.profile: each.memory for each in gpu.mig or ()}
@@ -328,7 +329,7 @@ def memory_of_parts(gpu: Gpu, parts: Parts) -> int | None:
 
 
 def own_partition_families(rows: Sequence[GpuUsage]) -> Iterator[Family]:
-    """Under our names: `gpu_uuid` is the GPU, with all of its instances."""
+    """The families under topoalign's names: `gpu_uuid` is the GPU, including its MIG instances."""
     values: dict[str, tuple[str, Callable[[GpuUsage], float | None]]] = {
         "containers": ("Containers that hold a part of a GPU, or all.", lambda r: r.containers),
         "memory_asked_bytes": ("Memory of a GPU that containers were given.", lambda r: r.asked.memory),
@@ -347,7 +348,7 @@ def own_partition_families(rows: Sequence[GpuUsage]) -> Iterator[Family]:
 
 
 def hami_partition_families(rows: Iterable[GpuUsage], node: NodeName) -> Iterator[Family]:
-    """Under the names of HAMi's scheduler: bytes and percent of what is offered."""
+    """The families under the names of HAMi's scheduler, in bytes and in percent of the offered amounts."""
     at = [
         (
             {"node": node, "device_uuid": row.gpu.id, "device_index": str(row.gpu.index), "device_type": row.gpu.name},

@@ -1,8 +1,9 @@
 """
 Writes the use of GPUs by containers for /metrics, and reports containers that exceed their memory.
 
-Discovery measures at each scrape. While a container holds an amount of memory (units, slots), the allocator also requests
-measurements by itself. There are a few series for each container and GPU, and none for a container that is not known yet.
+Discovery measures at each scrape. While a container holds an amount of memory (units, slots), the allocator also
+requests measurements between scrapes. There are a few series for each container and GPU, and none for an allocation
+whose container is still unknown.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
@@ -20,7 +21,7 @@ from topoalign.core.ports import Bus, Clock
 from topoalign.core.usage.given import has_amounts
 from topoalign.runtime.clock import until_tick
 
-if TYPE_CHECKING:  # nobody scrapes at the start
+if TYPE_CHECKING:  # not needed before the first scrape
     from topoalign.allocator.metrics.use_families import GpuUsage
     from topoalign.core.model.processes import LibraryReading
     from topoalign.core.state.fold import NodeState
@@ -29,13 +30,13 @@ if TYPE_CHECKING:  # nobody scrapes at the start
 ANSWER_SECONDS = 5.0
 """Time limit of a measurement: half of Prometheus' default scrape timeout."""
 SAMPLE_SECONDS = 15.0
-"""Between two measurements without a scrape."""
+"""Seconds between two measurements if there is no scrape."""
 
 log = structlog.get_logger("topoalign.allocator.metrics.use_series")
 
 
 class UseSeries:
-    """Writes the families at each scrape, and reports once that a container exceeds its memory."""
+    """Writes the metric families at each scrape, and reports once that a container exceeds its memory."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class UseSeries:
         announces: bool = False,
     ) -> None:
         """
-        `also`: further names, `gaia` and `hami`. `library`: reads the counts of libraries that limit containers.
+        `also`: additional names, `gaia` and `hami`. `library`: reads the counts of libraries that limit containers.
         `announces`: whether `UsageObserved` reports the containers that exceed their memory.
         """
         self._ledger = ledger
@@ -85,7 +86,7 @@ class UseSeries:
 
     async def write(self) -> AsyncIterator[bytes]:
         """Yields the families. If nothing can be measured, only those that need no measurement."""
-        from topoalign.allocator.metrics import use_families  # as above
+        from topoalign.allocator.metrics import use_families  # not needed before the first scrape
 
         rows = self._divided()
         yield use_families.render_families(use_families.own_partition_families(rows))
@@ -100,7 +101,7 @@ class UseSeries:
             return
         yield use_families.render_families(use_families.own_use_families(shares, self._lasting(shares)))
         hardware = self._ledger.state.hardware
-        there = tuple(each for each in shares.devices if each.gpu in hardware.gpu_by_id)  # one may have gone meanwhile
+        there = tuple(each for each in shares.devices if each.gpu in hardware.gpu_by_id)  # a GPU may be gone
         shares = msgspec.structs.replace(shares, devices=there)
         if "gaia" in self._also:
             yield use_families.render_families(use_families.gaia(shares, hardware))
@@ -130,7 +131,7 @@ class UseSeries:
         return shares if self._library is None else with_library(shares, await self._library())
 
     async def _measured(self) -> "NodeShares":
-        """The same without what libraries count."""
+        """As `shares`, without the counts of libraries."""
         from topoalign.core.model.processes import Measurement
         from topoalign.core.usage.attribution import attribute_use
 
@@ -140,7 +141,7 @@ class UseSeries:
         return attribute_use(self._ledger.state, wire.decode_answer(answer, Measurement))
 
     def _lasting(self, shares: "NodeShares") -> "tuple[Excess, ...]":
-        """Containers that have exceeded their memory in several measurements in a row. Logs each new one."""
+        """Returns the containers that exceeded their memory in several measurements in a row. Logs each new one."""
         from topoalign.core.usage.attribution import ExcessWatch
 
         self._watch = (self._watch or ExcessWatch()).after(shares)

@@ -1,8 +1,8 @@
 """
-Answers the requests of the bus: admissions, which `admit` decides, and predictions.
+Answers the requests that come over the bus: admissions, which `admit` decides, and predictions.
 
-The hints come from the hinting service. If it is silent, or its answer cannot be used, the same providers run in this
-process for the rest of the decision, so a decision waits for the service once at most.
+The hints come from the hinting service. If it does not answer in time, or its answer is invalid, the same providers run
+in this process for the rest of the decision. So a decision reaches the time limit of the service at most once.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -73,12 +73,13 @@ from topoalign.runtime.replies import answer_with
 
 def has_requested(held: Sequence[Allocation], demand: PodDemand, state: NodeState) -> bool:
     """
-    Whether these allocations are what the pod requests: one for each container, with the same number of each device, CPU
-    and byte. There may be more NICs if they are decided jointly (`core.deviceshare.joint_allocation`).
+    Whether these allocations are what the pod requests: one for each container, with the requested numbers of devices,
+    CPUs and bytes of memory. There may be more NICs if they are allocated jointly
+    (`core.deviceshare.joint_allocation`).
     """
     asked = {container.container: container for container in demand.containers}
     if asked.keys() != {allocation.owner.container for allocation in held if allocation.owner is not None}:
-        return False  # a part of it may have been released
+        return False  # the allocation of a container may have been released
     for allocation in held:
         container = asked.get(allocation.owner.container) if allocation.owner is not None else None
         if container is None:
@@ -117,13 +118,14 @@ class Deadlines:
     """
     Refuses requests after their deadline, by the clock of this process (docs/decisions/0009-deadlines.md).
 
-    A request may wait until its caller has given up; devices granted to it then would stay allocated. So the caller first
-    reads this clock, which is another one after each start, and sends a deadline on it. Example: the clock was 100.0, the
-    caller waits 10 s, of which 0.5 s are over: deadline 109.5. At 131.0 the request is refused.
+    A request may still be waiting after its caller has given up. If it got devices then, they would stay allocated. So
+    the caller first reads this clock, and sends a deadline in the time of this clock. After each start, it is another
+    clock. Example: the clock reads 100.0, and the caller waits for 10 s, of which 0.5 s have passed. The deadline is
+    109.5. The request is refused at 131.0.
     """
 
     def __init__(self, clock: Clock, epoch: int) -> None:
-        """`epoch`: of the ledger since this start. It and the time of the start identify the clock."""
+        """`epoch`: the ledger's, which began at this start. The epoch and the time of the start identify the clock."""
         self._clock = clock
         self._name = f"{epoch:x}-{int(clock.monotonic() * 1_000_000):x}"
         self.missed = 0
@@ -152,11 +154,12 @@ CHOICES = frozenset({"policy", "scope", "mode", "placement", "compat", "prefer_c
 
 class Predictions:
     """
-    Predicts the decision about a pod: `what-if` for people, `confirm` for the registry before it binds.
+    Predicts the decision about a pod: `what-if` for users, `confirm` for the registry before it binds the pod.
 
-    On a node with a kubelet both predict its decision, from its files at that moment. `what-if` reads all of them. A
-    scheduler waits for `confirm`, so that reads only files with a new time, unless the registry names terminated pods that
-    still hold devices here: their end may change no file.
+    On a node with a kubelet, both predict the kubelet's decision from its current files. `what-if` reads all files.
+    Because a scheduler waits for `confirm`, `confirm` reads only if a file has changed or the last reading is a few
+    seconds old. If the registry names terminated pods that still hold devices here, `confirm` reads all files, because
+    the end of a pod may not change any file.
     """
 
     def __init__(
@@ -170,8 +173,8 @@ class Predictions:
         by_variable_alone: Callable[[], bool] = lambda: False,
     ) -> None:
         """
-        `kubelet`: reads the data for predictions; None: the node's own rules and record are used. `confirmed` is called for
-        each confirmed pod. `by_variable_alone`: as in the current `PluginFlags`.
+        `kubelet`: reads the data for predictions; None: the node's own rules and record are used. `confirmed` is called
+        after each `confirm`. `by_variable_alone`: as in the current `PluginFlags`.
         """
         self._confirmed = confirmed
         self._by_variable_alone = by_variable_alone
@@ -191,7 +194,7 @@ class Predictions:
         return with_notes(decision, list_notes(self._ledger.state.hardware, read_pod(request.pod, self._rules)))
 
     async def confirm(self, request: ConfirmRequest) -> Decision:
-        """Predicts the decision after all other reservations are allocated. Nothing is recorded."""
+        """Predicts the decision as if the other reservations were allocated already. Nothing is recorded."""
         check_own(self._ledger, request.node)
         check_discovered(self._ledger)
         if self._kubelet is not None:
@@ -229,14 +232,14 @@ def check_own(ledger: Ledger, node: NodeName) -> None:
 
 
 def check_discovered(ledger: Ledger) -> None:
-    """Raises HardwareUnknown if the topology or the health of the devices is not known yet."""
+    """Raises HardwareUnknown if the topology or the health of the devices has not been received yet."""
     state = ledger.state
     if state.topology is None or state.health is None:
         raise HardwareUnknown(ledger.node, "no facts of discovery have been received")
 
 
 REMEMBERED = 1_000
-"""Decisions kept for `explain`."""
+"""Maximum number of decisions that are kept for `explain`."""
 
 
 log = structlog.get_logger("topoalign.allocator.requests.admissions")
@@ -257,8 +260,8 @@ class Admissions:
         ensure_fresh: Callable[[], Awaitable[None]] = nothing_to_ask,
     ) -> None:
         """
-        `predictions`: None: by the node's own rules and record. `ensure_fresh` is called before anything is allocated, as by
-        `DeviceAllocations`.
+        `predictions`: None: predictions use the node's own rules and record. `ensure_fresh` is called before every
+        allocation, as in `DeviceAllocations`.
         """
         self._ledger = ledger
         self._bus = bus
@@ -271,7 +274,7 @@ class Admissions:
         self._decisions = RecentDict[str, Decision](REMEMBERED)
         self.deadlines = Deadlines(ledger.clock, ledger.state.epoch)
         self.hint_fallbacks = 0
-        """Questions that were answered in process because the hinting service did not."""
+        """Number of questions that were answered in this process because the hinting service did not answer them."""
 
     def endpoints(self) -> Sequence[Endpoint]:
         """The endpoints to serve on the bus, one for each kind of request."""
@@ -292,8 +295,8 @@ class Admissions:
 
     async def allocate(self, request: AllocateRequest) -> Decision:
         """
-        Admits the pod and records its allocations, or refuses it and records that. If the pod already holds just this, the
-        answer is the same.
+        Admits the pod and records its allocations, or refuses it and records the refusal. If the pod already holds
+        exactly what it requests, returns the existing allocations again.
 
         Raises InvalidField, KubeletOwnsDevices, HardwareUnknown, DeadlinePassed, PodAlreadyAllocated, and StateFault if the
         record is unconfirmed or cannot be written.
@@ -309,7 +312,7 @@ class Admissions:
         demand = pod_demand(pod, rules)
         await self._ensure_fresh()
         check_discovered(self._ledger)
-        if rules.mode is Mode.KUBELET:  # it ignores resources that no plugin serves, because a scheduler checks them
+        if rules.mode is Mode.KUBELET:  # a kubelet ignores resources without a plugin: a scheduler checks them
             for container in demand.containers:
                 check_resources_known(self._ledger.state.hardware, container)
         name = f"{demand.namespace}/{demand.pod}"
@@ -330,7 +333,10 @@ class Admissions:
             return self._record(demand.request, decision)
 
     async def release(self, request: ReleaseRequest) -> tuple[AllocationID, ...]:
-        """Releases an allocation by its id, or all of a pod by NAMESPACE/NAME; returns the ids. Raises NotFound."""
+        """
+        Releases an allocation by its id, or all allocations of a pod by NAMESPACE/NAME; returns the ids. Raises
+        InvalidField, KubeletOwnsDevices, DeadlinePassed, NotFound, and StateFault if the record cannot be written.
+        """
         check_own(self._ledger, request.node)
         if self._kubelet_owns_devices:
             raise KubeletOwnsDevices(self._ledger.node)
@@ -366,7 +372,7 @@ class Admissions:
         return self.deadlines.reading()
 
     async def trust(self, request: NodeRequest) -> str | None:
-        """Confirms the record on an operator's request; returns why it was unconfirmed, None if it was not."""
+        """Confirms the record for an operator; returns why it was unconfirmed. None: it was confirmed already."""
         check_own(self._ledger, request.node)
         unconfirmed = self._ledger.unconfirmed
         self._ledger.confirm("an operator")
@@ -379,7 +385,7 @@ class Admissions:
         return [a for a in live.values() if a.owner is not None and f"{a.owner.namespace}/{a.owner.pod}" == target]
 
     async def _decide(self, demand: PodDemand) -> Decision:
-        """Decides with hints from the hinting service; in this process if the node has changed meanwhile."""
+        """Decides with hints from the hinting service. If the node changes meanwhile, decides again without it."""
         state = self._ledger.state
         served = True
 
@@ -399,7 +405,7 @@ class Admissions:
         return decision if isinstance(decision, Admission) else with_resolvability(state, demand, decision)
 
     async def _hints(self, asked: HintRequest, pod: PodRequest) -> HintAnswer | None:
-        """The answer of the hinting service; None without an answer or if it cannot be used."""
+        """The answer of the hinting service; None if there is no answer or it is invalid."""
         try:
             body = msgspec.json.encode(to_hint_question(asked, pod))
             reply = await self._bus.ask(wire.hints_subject(self._ledger.node), body, self._hint_seconds)
@@ -426,7 +432,7 @@ class Admissions:
         return decision
 
     def _again(self, name: str, held: Sequence[Allocation]) -> Admission:
-        """The same answer as before. The pod is confirmed to run in this boot of the node."""
+        """Returns the existing allocations. Stale ones are bound again: the pod was requested since the last reboot."""
         stale = [(each.id, each.owner) for each in held if each.id in self._ledger.state.stale]
         with suppress(StateFault):  # the allocations are held anyway
             self._ledger.bind([Binding(name, owner) for name, owner in stale if owner is not None])

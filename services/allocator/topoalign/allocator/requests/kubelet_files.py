@@ -1,9 +1,10 @@
 """
 Reads the files of the node's kubelet, for predictions.
 
-Its configuration contains the rules by which it decides; its checkpoints contain the CPUs, the memory and the devices of
-containers, including those for which it never called the allocator. The files are read in a thread, for at most a second.
-The result is published for `core.admission.prediction`; for data that cannot be read, the reason is published.
+The kubelet's configuration contains the rules by which it decides. Its checkpoints contain the CPUs, the memory and the
+devices of containers, including containers for which it never called the allocator. The files are read in a thread, for
+at most a second. The result is published for `core.admission.prediction`. If some data cannot be read, the reason is
+published instead.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -55,7 +56,7 @@ READ_SECONDS = 1.0
 LATE = "the kubelet's files could not be read in time"
 OWN_SETTINGS = "the node's own settings stand for the kubelet's configuration"
 LONGEST = 400
-"""Characters of a reason."""
+"""Maximum length of a reason in characters."""
 
 log = structlog.get_logger("topoalign.allocator.requests.kubelet_files")
 
@@ -75,7 +76,7 @@ class KubeletFiles:
     ) -> None:
         """
         `rules`: the node's own, for settings that the kubelet's configuration does not have. `version`: the kubelet's;
-        empty: not known.
+        empty: unknown.
         """
         self._config = config
         self._root = root
@@ -97,13 +98,13 @@ class KubeletFiles:
         self._reader: ThreadReader[KubeletObserved] = ThreadReader()
         self._noted: tuple[str, ...] = ()
         self._ended_pods = frozenset[str]()
-        """UIDs of pods with an allocation that has ended. It may be released while the files still list the pod."""
+        """UIDs of ended pods that the files still list. Their allocations may have been released already."""
 
     async def read(self, state: NodeState, ended: Sequence[AllocationID] = ()) -> KubeletObserved:
         """
-        Reads all files, in at most `READ_SECONDS`; if it takes longer, the result has the reason (`unknown`). `state`: of
-        the node before this reading. `ended`: live allocations whose containers have ended: the files' entries for their
-        pods do not count.
+        Reads all files within the time limit (`READ_SECONDS` by default). If that takes longer, the result has the
+        reason (`unknown`). `state`: the node's state before this reading. `ended`: live allocations whose containers
+        have ended. Pods of which all allocations have ended do not count as holders of devices, CPUs or memory.
         """
         try:
             found = await self._reader.read(lambda: self._read(state, tuple(ended)), self._seconds)
@@ -115,13 +116,14 @@ class KubeletFiles:
 
     def stamp(self) -> tuple[object, ...]:
         """
-        A value that changes if a file is changed, created or removed, or the kubelet starts. Files outside the kubelet's
-        root directory are left out: their file system may hang, and the kubelet reads them only when it starts.
+        A value that changes if a file is changed, created or removed, or if the kubelet starts. Files outside the
+        kubelet's root directory are omitted: their file system may hang, and the kubelet reads them only when it
+        starts.
         """
         return tuple(map(file_version, self._stamped))
 
     def _log_unreadable(self, found: KubeletObserved) -> None:
-        """Logs each change of what could not be read."""
+        """Logs the reasons for missing data when they change."""
         parts = (
             found.unknown,
             found.rules.unknown,
@@ -177,7 +179,7 @@ class KubeletFiles:
 
 
 def read_or_explain(what: str, read: Callable[[], ManagerHoldings]) -> ManagerHoldings:
-    """The result of `read`; if that fails, an empty one with the reason, in which `what` names the data."""
+    """The result of `read`; if that fails, an empty result with the reason, in which `what` names the data."""
     try:
         return read()
     except TopoalignError as error:
@@ -185,7 +187,7 @@ def read_or_explain(what: str, read: Callable[[], ManagerHoldings]) -> ManagerHo
 
 
 def held_entries(held: ManagerHoldings, is_mounted: Callable[[str], bool]) -> tuple[CheckpointEntry, ...]:
-    """One entry for each container, sorted by pod UID and name. `is_mounted`: whether a pod has a mounted volume."""
+    """One entry for each container, sorted by pod UID and name. `is_mounted`: whether the pod has a mounted volume."""
     return tuple(
         CheckpointEntry(
             pod_uid=uid,
@@ -200,29 +202,31 @@ def held_entries(held: ManagerHoldings, is_mounted: Callable[[str], bool]) -> tu
 
 
 POLL_SECONDS = 0.5
-"""Between two polls: changes are published within a second."""
+"""Seconds between two polls: changes are published within a second."""
 REREAD_SECONDS = 5.0
-"""Between two readings of files that have not changed by their times."""
+"""Seconds between two readings of files whose modification times have not changed."""
 LAGS = "the record may lag behind the kubelet, and what containers had that have ended meanwhile counts as held"
-"""The reason in answers while it is not known which containers have ended."""
+"""The reason in answers while it is unknown which containers have ended."""
 PAUSE_SECONDS = 10.0
-"""Time from a reading that was late to the next one."""
+"""Seconds from a reading that timed out to the next one."""
 
 
 class KubeletWatch:
     """
-    Reads the kubelet's files and its plugins' devices into the ledger, which publishes them in `UsageObserved`. So the node
-    and every subscriber predict from the same facts.
+    Reads the kubelet's files and the devices of its plugins into the ledger, which publishes them in `UsageObserved`.
+    So the node and every subscriber predict from the same facts.
 
-    Only the times of the files are polled: half a second after the kernel has reported a change in their directories, or
-    every half second if it cannot. Files and devices are read after a change, and at least every five seconds, because the
-    volumes of a pod disappear without a change of these times. A pod that succeeds or fails changes no time either. So while
-    allocations are live, PodResources is polled every half second for ended containers.
+    Only the modification times of the files are polled: every half second, or, on an idle node, half a second after the
+    kernel reports a change in their directories. Files and devices are read after a change, and at least every five
+    seconds, because the volumes of a pod disappear without a change of these times. A pod that succeeds or fails does
+    not change them either. So while allocations are live, PodResources is polled every half second for ended
+    containers.
 
-    Devices are polled every half second while other plugins are shown or the poll fails: the kubelet does not change its
-    checkpoint when a plugin disconnects (kubelet v1.36.3, devicemanager `PluginDisconnected`).
+    Devices are polled every half second while devices of other plugins are listed or the poll fails, because the
+    kubelet does not change its checkpoint when a plugin disconnects (kubelet v1.36.3, devicemanager
+    `PluginDisconnected`).
 
-    If the files cannot be read in time, the last reading stays in use, with its time, and they are read again after
+    If the files cannot be read in time, the last reading stays in use, with its time. The files are read again after
     `PAUSE_SECONDS`.
     """
 
@@ -236,8 +240,9 @@ class KubeletWatch:
         changes: DirectoryChanges | None = None,
     ) -> None:
         """
-        `devices` returns the devices of all plugins without those of these resources; None: they are not read. `ended`
-        returns the live allocations of ended containers. Both raise Unavailable. `changes`: None: no changes are reported.
+        `devices` returns the devices of all plugins, except those of the given resources; None: they are not read.
+        `ended` returns the live allocations of ended containers. Both raise Unavailable. `changes`: None: no changes
+        are reported.
         """
         self._ledger = ledger
         self._files = files
@@ -247,19 +252,19 @@ class KubeletWatch:
         self._changes = changes or DirectoryChanges()
         self._turn = anyio.Lock(fast_acquire=True)
         self._begun = self._done = 0
-        """Readings by `read_all`: how many have begun, and the last that is done."""
+        """Of the readings by `read_all`: how many have begun, and the number of the last completed one."""
         self._stamp: tuple[object, ...] | None = None
         """The stamp of the last reading; None: the files must be read again."""
         self._read_at = 0.0
         """Monotonic seconds."""
         self._again = 0.0
-        """Monotonic seconds before which `poll` begins no other reading, after a late one."""
+        """Monotonic seconds before which `poll` does not begin a reading, after one that timed out."""
         self._answer: tuple[Listed | None, str] = (None, "")
-        """The devices of the last poll, or None and why they are not known."""
+        """The devices of the last poll, or None and why they are unknown."""
         self._is_ended_known = True
         """Whether the last reading knew which containers have ended."""
         self._last: tuple[KubeletObserved, float] | None = None
-        """The last reading in time, and its time in seconds since 1970."""
+        """The last reading that did not time out, and its Unix time in seconds."""
 
     async def run(self) -> None:
         """
@@ -288,7 +293,7 @@ class KubeletWatch:
                 self._done = self._begun
 
     async def poll(self) -> None:
-        """As `read_changed`, and reads everything if another container has ended. Needs the hardware."""
+        """As `read_changed`, but also reads if another container has ended. Reads nothing without the topology."""
         ended = set[AllocationID]()
         if self._known() is not None:
             with suppress(Unavailable):
@@ -330,7 +335,7 @@ class KubeletWatch:
         return (*self._files.stamp(), place)
 
     async def _read(self, stamp: tuple[object, ...]) -> None:
-        """`stamp`: from before the reading, so that later changes are read again."""
+        """Reads the files and devices. `stamp`: from before the reading, so that later changes are read again."""
         found: list[tuple[Listed | None, str]] = []
 
         async def ask() -> None:
@@ -360,12 +365,12 @@ class KubeletWatch:
         self._observe(msgspec.structs.replace(kubelet, notes=(*kubelet.notes, *notes)), *found[0])
 
     def _may_have_gone(self) -> bool:
-        """Whether other plugins may have gone: the files do not show it."""
+        """Whether other plugins may have disconnected, which the files do not show."""
         listed, _ = self._answer
         return listed is None or not listed.keys() <= self._ledger.state.hardware.offers_of.keys()
 
     async def _listed(self) -> tuple[Listed | None, str]:
-        """Polls the devices of all plugins; None with the reason if they are not known."""
+        """Polls the devices of all plugins; None with the reason if they are unknown."""
         if self._devices is None:
             return None, ""
         try:
@@ -375,7 +380,7 @@ class KubeletWatch:
         return self._answer
 
     def _observe(self, kubelet: KubeletObserved, listed: Listed | None, unknown: str) -> None:
-        """Publishes the reading with the `listed` devices, without our own: discovery publishes those."""
+        """Publishes the reading with the `listed` devices, except topoalign's own, which discovery publishes."""
         unconfirmed = clean(self._ledger.unconfirmed or "", LONGEST)
         ours = self._ledger.state.hardware.offers_of
         others = {name: parts for name, parts in listed.items() if name not in ours} if listed is not None else None

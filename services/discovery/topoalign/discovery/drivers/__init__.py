@@ -1,1 +1,1 @@
-"""Drivers that read hardware: NVIDIA's driver library, the files of /sys, or a description."""
+"""Drivers that read the hardware from NVIDIA's driver library, the files of /sys, or the description of a machine."""

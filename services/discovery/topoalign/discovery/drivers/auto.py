@@ -1,13 +1,13 @@
 """
 The drivers that need no library: the files of /sys and /proc, a described machine, and the choice between NVML and /sys.
 
-Files show the place of a GPU but not whether it works, so its health is unknown and it is not offered. A GPU whose uuid
-no driver has reported is not even listed: the kubelet and the ledger remember devices by their ids, and an id made of a
-PCI address would belong to another GPU after the GPU in that slot is exchanged.
+The files show where a GPU is connected, but not whether it works, so its health is unknown and it is not offered. A GPU
+whose uuid no driver has reported is not even listed: the kubelet and the ledger identify devices by their ids, and an
+id made of a PCI address would belong to another GPU after the GPU in that slot is replaced.
 
-A node agent often starts before NVIDIA's driver is loaded (a driver container, a late module), and a laptop never has one.
-So the files are read until the driver answers. Once it has answered it is the only source: a later failure is an error to
-report, and does not bring /sys back.
+A node agent often starts before NVIDIA's driver is loaded (by a driver container, or late by the kernel), and a laptop
+may never have it. So the files are read until the driver answers. After that, the driver is the only source: a later
+failure is reported as an error, and /sys is not used in its place.
 """
 
 from pathlib import Path
@@ -26,12 +26,12 @@ from topoalign.machines.sysfs_files import Tree
 from topoalign.machines.sysfs_machine import is_named_by_address, read_sysfs
 from topoalign.runtime.driver_thread import CallProgress, DriverThread
 
-if TYPE_CHECKING:  # nobody measures at the start
+if TYPE_CHECKING:  # not needed before the first measurement
     from topoalign.core.model.processes import DeviceUse
 
 
 class SysfsDriver:
-    """Reads the tree below a root, `/` for this host."""
+    """Reads the files below a root directory, which is `/` for this host."""
 
     source = "sysfs"
 
@@ -41,7 +41,7 @@ class SysfsDriver:
         self._thread = DriverThread("sysfs", clock, deadline)
 
     async def read(self) -> Inventory:
-        """Read /sys and /proc; the health of GPUs is unknown. Raises DriverFault."""
+        """Reads /sys and /proc; the health of GPUs is unknown. Raises DriverFault."""
         topology, findings = await self._thread.run(self._read)
         unjudged = unknown_health("only its driver reports it, and only /sys is read")
         return Inventory(
@@ -84,17 +84,17 @@ def _with_named_gpus(files: Topology) -> tuple[Topology, tuple[str, ...]]:
 
 
 class DescribedDriver:
-    """Reports a described machine, in a catalogue or a file (read each time); all its devices are healthy."""
+    """Reports a described machine from the catalogue or from a file (read each time). All devices are healthy."""
 
     def __init__(self, machine: str) -> None:
-        """Raises NotFound, InvalidMachine or InvalidField: an error at the start is one of the configuration."""
+        """Raises NotFound, InvalidMachine or InvalidField: an error at the start is an error of the configuration."""
         loaded = load_machine(machine)
         self.source = f"described: {loaded.name}"
         self._topology = loaded.topology
         self._file = machine if loaded.source != "catalogue" and Path(machine).is_file() else None
 
     async def read(self) -> Inventory:
-        """The described machine, all devices healthy. Raises DriverFault for a file that cannot be read."""
+        """Returns the described machine with all devices healthy. Raises DriverFault if the file cannot be read."""
         if self._file is not None:
             try:
                 self._topology = (await to_thread.run_sync(load_machine, self._file)).topology
@@ -112,7 +112,7 @@ class DescribedDriver:
 
 
 class AutoDriver:
-    """Reads through `nvml` once that works, and through `sysfs` before."""
+    """Reads through `sysfs` until `nvml` works, and then through `nvml`."""
 
     def __init__(self, nvml: Driver, sysfs: Driver) -> None:
         self._nvml = nvml
@@ -125,7 +125,7 @@ class AutoDriver:
         return self._used.source
 
     async def read(self) -> Inventory:
-        """Read NVML; until it has answered once, /sys if NVML fails. Raises DriverFault."""
+        """Reads NVML. If NVML fails and has never answered, reads /sys. Raises DriverFault."""
         try:
             inventory = await self._nvml.read()
         except DriverFault as fault:
@@ -143,7 +143,7 @@ class AutoDriver:
         return inventory
 
     async def watch(self, listener: Listener) -> None:
-        """The files of /sys report nothing; NVML does once it answers."""
+        """Receives events from NVML once it answers; the files of /sys report no events."""
         await self._nvml.watch(listener)
 
     async def measure(self) -> "tuple[DeviceUse, ...]":

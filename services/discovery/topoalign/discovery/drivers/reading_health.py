@@ -15,7 +15,7 @@ def unknown_health(reason: str) -> DeviceHealth:
 
 
 def nic_health(nic: Nic) -> DeviceHealth:
-    """Judges a NIC: it needs one active port. If its ports report no state, it counts as healthy."""
+    """Judges a NIC: it needs one active port. If a port reports no state, the NIC counts as healthy."""
     states = [port.state for port in nic.ports]
     if all(states) and states and "ACTIVE" not in states:
         return unhealthy(f"no port is active: {', '.join(f'{port.number} {port.state}' for port in nic.ports)}")

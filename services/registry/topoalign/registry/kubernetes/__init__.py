@@ -1,6 +1,6 @@
 """
-Adapters of the port to Kubernetes' API server: over HTTP, and in memory over the stand-in's objects.
+The adapter of the port to Kubernetes' API server over HTTP.
 
-`objects` reads what the API server shows. Nothing else in the product imports lightkube and aiohttp, and this package only
-where `TOPOALIGN_KUBERNETES` asks for it.
+`objects` decodes the objects of the API server. Only this package imports lightkube, and it is imported only if
+`TOPOALIGN_KUBERNETES` is not `off`.
 """

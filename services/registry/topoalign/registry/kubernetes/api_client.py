@@ -1,13 +1,14 @@
 """
 The port to the API server over HTTP.
 
-All objects of one kind are followed by a list in pages, then a watch, and so on without end. A watch that ends or breaks is
-resumed after the newest version that was received, also in a bookmark. If the API server no longer has the changes after it
-(410), everything is listed again, and objects that are missing in the list are reported as gone. So only the keys of the
-objects are kept here. After a failure it waits 0.2 s, doubled with each further one up to 10 s.
+The objects of each kind are followed by a paginated list and then by watches. A watch that ends or fails is resumed
+after the newest resource version that was received, including those of bookmarks. If the API server no longer has the
+changes after this version (410), all objects are listed again, and known objects that the list lacks are reported as
+deleted. For this, only the keys of the objects are stored. The pause after a failure is 0.2 s, and doubles with each
+further failure up to 10 s.
 
-lightkube's own watch is not used (docs/decisions/0015-lightkube.md): it has no time-out, resumes after 410 without a list,
-so that deletions are lost, and decodes whole objects.
+lightkube's own watch is not used (docs/decisions/0015-lightkube.md): it has no timeout, it resumes after a 410 without
+a list, so that deletions are lost, and it decodes whole objects.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -60,11 +61,11 @@ MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 PAGE = 500
-"""Objects of a page: some megabytes of pods."""
+"""Maximum number of objects in a page: some megabytes of pods."""
 WATCH_SECONDS = 290
-"""After so long the API server ends a watch, so that it may go on at another one."""
+"""The API server ends a watch after this time, so that the watch can continue at another replica."""
 SILENT_SECONDS = 90.0
-"""A watch without data for so long is assumed to be dead: an API server sends a bookmark every minute."""
+"""A watch without data for this time is assumed to be dead: an API server sends a bookmark every minute."""
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 10.0
 
@@ -86,7 +87,7 @@ class WatchEvent(msgspec.Struct, frozen=True):
 
 
 class ObjectWatch(Generic[S]):
-    """Follows one kind, for one reader."""
+    """Follows the objects of one kind for one reader."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class ObjectWatch(Generic[S]):
         self._version = ""
         self._failures = 0
         self._known: set[str] = set()
-        """Keys of the objects that the API server has."""
+        """Keys of the objects that exist in the API server."""
         self.trouble: str | None = None
 
     async def follow(self) -> AsyncGenerator[S | GoneObject | Synced, None]:
@@ -196,7 +197,7 @@ class Version(msgspec.Struct, frozen=True):
 
 
 class HttpKubernetes:
-    """The API server. `instance` names this replica in Events. Each kind has one follower at a time."""
+    """The port over HTTP. `instance`: name of this replica in Events. Each kind can have one follower at a time."""
 
     def __init__(self, requests: Requests, clock: Clock, instance: str, silent_seconds: float = SILENT_SECONDS) -> None:
         self._requests = requests
@@ -237,7 +238,7 @@ class HttpKubernetes:
         """As in the port."""
         now = datetime.fromtimestamp(self._clock.wall(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         body = objects.event(report, self._instance, now)
-        with suppress(ApiConflict):  # another replica was faster
+        with suppress(ApiConflict):  # another replica has already written it
             await self._requests.send("POST", f"/api/v1/namespaces/{quote(report.namespace, '')}/events", body)
 
     async def wake(self, node: NodeName, text: str) -> None:
@@ -280,7 +281,7 @@ async def connect_kubernetes(
         assert config.user is not None, "read_kubeconfig adds one"
         tls = verify_cluster(config.cluster, config.user, config.abs_file, trust_env=False)
         credentials = Credentials(user_auth(config.user))
-    except Exception as error:  # lightkube lets through whatever its parsers raise
+    except Exception as error:  # lightkube passes on all errors of its parsers
         raise InvalidField(
             "TOPOALIGN_KUBERNETES",
             f"{clean(where)} cannot be used: {clean(str(error) or type(error).__name__, 200)}",
@@ -289,14 +290,14 @@ async def connect_kubernetes(
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(ssl=tls),
         cookie_jar=aiohttp.DummyCookieJar(),
-        headers={"Accept-Encoding": "identity"},  # unpacking a list would hold up the loop longer than reading it
+        headers={"Accept-Encoding": "identity"},  # decompressing a list blocks the event loop longer
     ) as http:
         requests = Requests(http, config.cluster.server, credentials, call_seconds)
         yield HttpKubernetes(requests, clock, instance, silent_seconds)
 
 
 def read_kubeconfig(where: str) -> SingleConfig:
-    """Raises ConfigError, and whatever a wrong file makes lightkube and yarl raise."""
+    """Reads the current context. Raises ConfigError, and any error of lightkube and yarl for an invalid file."""
     config = (KubeConfig.from_service_account() if where == IN_CLUSTER else KubeConfig.from_file(Path(where))).get()
     if config is None:
         raise ConfigError("it has no current context")

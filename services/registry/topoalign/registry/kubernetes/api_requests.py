@@ -1,9 +1,9 @@
 """
-Sends requests to the API server. Each ends within some seconds, and every failure is an error of the port, or Expired.
+Sends requests to the API server. Every request has a timeout, and every failure is an error of the port, or Expired.
 
-lightkube reads address, TLS and credentials from the configuration. aiohttp sends the requests, in a quarter of the time of
-lightkube's own client (docs/decisions/0015-lightkube.md). Proxies of the environment are not used, and redirections are not
-followed.
+lightkube reads address, TLS and credentials from the configuration. aiohttp sends the requests, in a quarter of the
+time of lightkube's own client (docs/decisions/0015-lightkube.md). Proxy settings of the environment are ignored, and
+redirects are not followed.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -25,9 +25,9 @@ from topoalign.registry.ports import ApiUnavailable
 
 class Credentials:
     """
-    The header `Authorization` of requests, as lightkube makes it; none with a client certificate or without credentials. It
-    is kept until the API server no longer accepts it. Then a service account's token is read again, and a program that a
-    kubeconfig names is run again.
+    The `Authorization` header of requests, built by lightkube. There is none with a client certificate or without
+    credentials. The header is reused until the API server no longer accepts it. Then the token of a service account is
+    read again, or the exec plugin of a kubeconfig is run again.
     """
 
     def __init__(self, auth: httpx2.Auth | None) -> None:
@@ -35,7 +35,7 @@ class Credentials:
         self._headers: Mapping[str, str] | None = None if auth is not None else {}
 
     async def headers(self) -> Mapping[str, str]:
-        """The header that was accepted last. Raises ConfigError if the credentials cannot be read."""
+        """The current header; empty if there is none. Raises ConfigError if the credentials cannot be read."""
         if self._headers is None:
             await self._ask(refused=False)
         assert self._headers is not None, "_ask sets them"
@@ -46,7 +46,7 @@ class Credentials:
         return self._auth is not None and await self._ask(refused=True)
 
     async def _ask(self, *, refused: bool) -> bool:
-        """Takes the header that lightkube sends first, or after an answer with 401. Returns False if it sends none."""
+        """Takes the header that lightkube would send first, or after a 401. Returns False if it would not retry."""
         assert self._auth is not None, "without it there is nothing to renew"
         async with aclosing(self._auth.async_auth_flow(httpx2.Request("GET", "https://kubernetes"))) as flow:
             request = await anext(flow)
@@ -63,17 +63,17 @@ class Credentials:
 
 
 CALL_SECONDS = 3.0
-"""For a request and its answer: a bind makes two and must take well under 5 s."""
+"""Timeout of a request and its answer. A bind sends two and must take well under 5 s."""
 LIST_SECONDS = 30.0
-"""For a page of a list: a busy API server with large pods takes seconds, and after a failure the list begins anew."""
+"""Timeout of a page of a list. A busy API server takes seconds for large pods, and a failed list starts again."""
 CONNECT_SECONDS = 2.0
 UNAUTHORIZED = 401
 MOST_LINE_BYTES = 16 << 20
-"""etcd stores no object above 1.5 MiB."""
+"""Maximum size of a line of a watch. etcd stores no object larger than 1.5 MiB."""
 
 
 class Expired(Exception):
-    """The API server no longer has what came after a version, or the rest of a list (410)."""
+    """Raised if the API server no longer has the changes after a version, or the remaining pages of a list (410)."""
 
 
 class Requests:
@@ -96,8 +96,8 @@ class Requests:
         seconds: float | None = None,
     ) -> bytes:
         """
-        Sends a request and returns the body of the answer. `seconds`: for both; None: those of a call. Raises
-        ApiUnavailable, ApiRefused, ApiNotFound and ApiConflict.
+        Sends a request and returns the body of the answer. `seconds`: timeout for both; None: `call_seconds`. Raises
+        ApiUnavailable, ApiRefused, ApiNotFound, ApiConflict, and Expired for a page of a list.
         """
         within = seconds or self._call_seconds
         content = None if body is None else msgspec.json.encode(body)
@@ -113,7 +113,10 @@ class Requests:
     async def lines(
         self, path: str, parameters: Mapping[str, str], silent_seconds: float
     ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-        """Yields the lines of an answer. Raises ApiRefused, ApiNotFound, and ApiUnavailable, also after `silent_seconds`."""
+        """
+        Yields the lines of an answer. Raises ApiRefused, ApiNotFound, Expired, and ApiUnavailable, also if no data
+        comes for `silent_seconds`.
+        """
         with failures(f"GET {path}"):
             async with self._answered("GET", path, parameters, silent_seconds=silent_seconds) as response:
                 if response.status // 100 != 2:
@@ -130,7 +133,7 @@ class Requests:
         content: bytes | None = None,
         silent_seconds: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yields the answer after its headers. Repeats the request with new credentials if the first are not accepted."""
+        """Yields the answer once its headers have come. Retries once with new credentials if the first are refused."""
         url = URL(f"{self._server}{path}?{urlencode(parameters)}" if parameters else self._server + path, encoded=True)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silent_seconds)
         for is_last in (False, True):
@@ -160,7 +163,7 @@ async def split_lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes,
 
 @contextmanager
 def failures(what: str) -> Iterator[None]:
-    """Raises ApiUnavailable for any failure of a connection."""
+    """Turns any failure of a connection into ApiUnavailable."""
     try:
         yield
     except TimeoutError as error:

@@ -1,7 +1,7 @@
 """
-Decodes pods, nodes and quotas of the API server, and only the fields that are needed.
+Decodes the needed fields of pods, nodes and quotas of the API server.
 
-A field that is missing or null has its default. An object that does not have the form of its kind is Undecodable.
+A missing or null field gets its default. An object with an invalid field raises Undecodable.
 """
 
 from collections.abc import Mapping
@@ -32,14 +32,14 @@ T = TypeVar("T")
 S_co = TypeVar("S_co", covariant=True)
 
 WOKEN = "topoalign.io/woken"
-"""Annotation of a node by which waiting pods are woken."""
+"""Annotation of a node. Its change makes kube-scheduler retry pending pods."""
 REPORTER = "topoalign"
 MOST_NOTE_BYTES = 1024
-"""An API server takes no longer notes."""
+"""The API server rejects longer notes."""
 
 
 class ApiObject(Protocol[S_co]):
-    """An object as the API server shows it."""
+    """An object as the API server returns it."""
 
     def to_seen(self) -> S_co:
         """Returns the object for the registry."""
@@ -109,8 +109,8 @@ def what_prevents_scheduling(spec: PodSpec, status: PodStatus) -> str:
     """
     if spec.scheduling_gates:
         return "has scheduling gates"
-    # A claim from a template has an entry in the status once it exists, or is not needed. A claim that the pod names itself
-    # is not looked up.
+    # A claim from a template has an entry in the status once it exists or is not needed. Claims that the pod names
+    # directly are not checked.
     existing = {claim.name for claim in status.resource_claim_statuses or ()}
     missing = [
         claim.name
@@ -225,7 +225,7 @@ def error_for_status(code: int, message: str) -> TopoalignError:
 
 
 def decode_object(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
-    """Raises Undecodable."""
+    """Decodes an object of this type. Raises Undecodable."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.MsgspecError as error:

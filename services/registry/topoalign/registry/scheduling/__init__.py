@@ -1,1 +1,1 @@
-"""Serves kube-scheduler: which nodes would admit a pod, which is best, and what is reserved there."""
+"""Serves kube-scheduler: which nodes would admit a pod, which node is best, and which devices are reserved there."""

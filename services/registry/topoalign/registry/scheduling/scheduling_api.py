@@ -1,9 +1,9 @@
 """
 The types between the extender protocol and the decisions: a pod to schedule, refusals and victims.
 
-A user may write 256 KiB of annotations, and a registry keeps thousands of waiting pods. So it keeps only the annotations
-that decide about a pod's devices or its gang, or cause a refusal, and a pod with more than 32 KiB of them is refused: a list
-of 256 uuids has 11 kB.
+A user can write 256 KiB of annotations, and a registry stores thousands of pending pods. So it stores only the
+annotations that affect a pod's devices or gang, or that cause a refusal. A pod with more than 32 KiB of them is
+refused. For comparison, a list of 256 UUIDs has 11 kB.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -22,20 +22,20 @@ from topoalign.core.model.requests import PodRequest
 from topoalign.kubelet.files import manifest
 
 PODS_PENDING = "PodsPending"
-"""The result of `fits` while data is missing. It passes by itself."""
+"""The code of a temporary refusal, because of other pods of the node or because data is missing."""
 
 
 class PodToSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """A pod as the scheduler sends it."""
 
     uid: str
-    """UID of the pod: a pod that is created again under the same name has another one."""
+    """UID of the pod. It changes if a pod is created again with the same name."""
     request: PodRequest
     """Its names, requests and annotations, which are not trusted."""
     constraints: Constraints = Constraints()
-    """The nodes to which it may go. The scheduler calls for no others."""
+    """The nodes that Kubernetes allows for it. The scheduler calls the extender only for these nodes."""
     nominated: NodeName | None = None
-    """`status.nominatedNodeName`: the node on which it has preempted others. None: it has not."""
+    """`status.nominatedNodeName`: the node on which it has preempted other pods. None: it has preempted none."""
 
 
 class NodeRefusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,13 +44,13 @@ class NodeRefusal(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     """Stable code of the reason: `NotAligned`, `NotEnoughDevices`."""
     helped_by_victims: bool = False
-    """Whether the pod could fit without other pods."""
+    """Whether the pod could fit if other pods were preempted."""
     resolvability: Resolvability | None = None
-    """`never` and `unhealthy`: the end of other pods does not help. None: it may help, or it was not checked."""
+    """`never`, `unhealthy`: it does not fit even after other pods end. None: it may fit, or this was not checked."""
 
     @property
     def label(self) -> str:
-        """The code, with a note if the end of other pods does not help: `NotAligned (never fits)`."""
+        """The code, with a note if the pod does not fit even after other pods end: `NotAligned (never fits)`."""
         return f"{self.code} ({LABELS[self.resolvability]})" if self.resolvability in LABELS else self.code
 
 
@@ -61,12 +61,12 @@ LABELS: Mapping[Resolvability | None, str] = {
 
 
 class Filtered(msgspec.Struct, frozen=True, kw_only=True):
-    """The decisions of some nodes about a pod: each node is in one of the two fields."""
+    """The decisions about a pod for the nodes of a call. Each node is in one of the two fields."""
 
     passed: Sequence[NodeName]
     """In the order of the call."""
     refused: Mapping[NodeName, NodeRefusal]
-    """Node -> why not."""
+    """Node -> why it does not admit the pod."""
 
 
 class Victims(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,19 +80,19 @@ class Victims(msgspec.Struct, frozen=True, kw_only=True):
 Bind = Callable[[str, str, str, NodeName], Coroutine[Any, Any, None]]
 """
 Binds the pod of this namespace, name and UID to the node; when this returns, the Binding exists. Returns or raises well
-within the five seconds after which a scheduler retries. Raises a TopoalignError if the Binding was not created, or if that
-is not known.
+within the five seconds after which a scheduler retries. Raises a TopoalignError if the Binding was not created, or if
+this is unknown.
 """
 
 MOST_CHARACTERS = 32 * 1024
-"""Length of the relevant annotations with their keys."""
+"""Maximum length of the relevant annotations, including their keys."""
 NAMED = frozenset((*ANNOTATIONS, *OF_PODS))
 BEGINNINGS = (OWN_DOMAIN, DEVICE_PREFIX)
-"""Prefixes of keys that are ours, or are refused as misspelled."""
+"""Prefixes of keys about devices. Unknown keys with these prefixes are refused, because they may be misspelled."""
 
 
 def relevant_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
-    """The relevant annotations; of more than `MOST_CHARACTERS` the first ones, up to one character more."""
+    """The relevant annotations, cut after `MOST_CHARACTERS` + 1 characters, so that too many can still be noticed."""
     found: dict[str, str] = {}
     remaining = MOST_CHARACTERS + 1
     for key, value in annotations.items():
@@ -105,7 +105,7 @@ def relevant_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_relevant_annotations(request: PodRequest) -> PodRequest:
-    """The request with relevant annotations only. Raises InvalidField for more than `MOST_CHARACTERS`."""
+    """The request with only its relevant annotations. Raises InvalidField for more than `MOST_CHARACTERS`."""
     kept = relevant_annotations(request.annotations)
     if sum(map(len, (*kept, *kept.values()))) > MOST_CHARACTERS:
         finding = f"more than {MOST_CHARACTERS} characters about devices"
@@ -126,7 +126,7 @@ def pod_to_schedule(uid: str, pod: manifest.PodManifest) -> PodToSchedule:
 
 
 def drop_other_annotations(pod: manifest.PodManifest) -> manifest.PodManifest:
-    """The manifest with relevant annotations only; with too many if it had too many."""
+    """The manifest with only its relevant annotations, cut as by `relevant_annotations`."""
     if pod.metadata is None or not pod.metadata.annotations:
         return pod
     kept = relevant_annotations({key: value or "" for key, value in pod.metadata.annotations.items()})

@@ -1,4 +1,4 @@
-"""Builds and runs what serves kube-scheduler in the registry."""
+"""Builds and runs the parts of the registry that serve kube-scheduler."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -60,7 +60,7 @@ class SchedulingMetrics(Collector):
         self._foreign = foreign
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics as they are now."""
+        """The metrics with their current values."""
         refused = self._watch.refused
         yield counter_family("binds", "Binds of pods, by outcome.", "outcome", self._binds)
         yield counter_family(
@@ -110,13 +110,15 @@ class NoKubernetes(Unavailable):
 
 
 async def refuse_bind(namespace: str, name: str, uid: str, node: NodeName) -> None:
-    """Binds no pods, in a registry without access to Kubernetes. Raises NoKubernetes."""
+    """Refuses each bind in a registry without access to Kubernetes. Raises NoKubernetes."""
     raise NoKubernetes
 
 
 NATS_AWAY_SECONDS = 5.0
-"""After this time without NATS a registry serves the webhook without having read the nodes. The network of a new pod may
-take some seconds."""
+"""
+After this time without NATS, a registry becomes ready, to serve the webhook, although it has not read the nodes. The
+network of a new pod may take some seconds to work.
+"""
 
 
 class SchedulingService:
@@ -134,8 +136,8 @@ class SchedulingService:
         foreign: ForeignNodes | None = None,
     ) -> None:
         """
-        `client`, `cluster`: of the registry; they keep usage. `api`: None if the registry has no access to Kubernetes.
-        `replica`: an id that no other registry has. `foreign`: None: an object of its own.
+        `client`, `cluster`: those of the registry, which must keep usage. `api`: None if the registry has no access to
+        Kubernetes. `replica`: unique ID of this registry. `foreign`: None: a new object.
         """
         clock = context.clock
         self._context = context
@@ -168,7 +170,7 @@ class SchedulingService:
             replica,
             self.view.facts,
             self._hold,
-            lambda node: self._requeue.ask("ReservationEnded"),  # without its pod, so no object in Kubernetes changes
+            lambda node: self._requeue.ask("ReservationEnded"),  # no pod used it, so no object in Kubernetes changes
             self._nodes.has_gone,
         )
         self._reserved = KeptNodes(
@@ -231,7 +233,7 @@ class SchedulingService:
         context.readiness[READINESS]["kubernetes"] = self.watch.behind
 
     def behind(self) -> str | None:
-        """Readiness: why data that an answer depends on is missing."""
+        """Readiness: why data that an answer depends on is missing; None: it is complete."""
         return (
             self._registry.behind()
             or self._registry.unasked()
@@ -241,12 +243,12 @@ class SchedulingService:
         )
 
     def unread_nodes(self) -> str | None:
-        """Readiness of the Service of extender and webhook: why the nodes are not read yet."""
-        # A registry stays ready once it was ready, and becomes ready without NATS: the webhook works without both.
+        """Readiness of the Service of extender and webhook: why the nodes have not been read yet; None: it is ready."""
+        # Once ready, a registry stays ready. It becomes ready without NATS, too: the webhook needs neither.
         return None if self._is_serving else self.behind()
 
     async def run(self, *, task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Runs until cancelled. Has started, with the URL of the extender, once that listens."""
+        """Runs until cancelled. Reports as started, with the URL of the extender, once the extender listens."""
         watch = self.watch
         webhook = Webhook(
             self._settings.scheduler_name,
@@ -284,7 +286,7 @@ class SchedulingService:
             task_status.started()
 
     async def _wait_for_nodes(self) -> None:
-        """Waits until all nodes are read. The webhook is served earlier if NATS is disconnected."""
+        """Becomes ready when all nodes have been read, or earlier, for the webhook, if NATS is disconnected."""
         clock = self._context.clock
         bus = self._context.bus
         last_connected = clock.monotonic()
@@ -294,30 +296,30 @@ class SchedulingService:
             elif clock.monotonic() >= last_connected + NATS_AWAY_SECONDS:
                 self._is_serving = True
             await clock.sleep(PAUSE)
-        if self._is_serving:  # filters were answered with an error meanwhile
+        if self._is_serving:  # until now, filter has answered with an error
             self._requeue.ask("NodesRead")
         self._is_serving = True
 
     def offers(self, resource: ResourceName) -> bool:
-        """Whether some node offers this resource; every one before all nodes are read, so that no pod bypasses us."""
+        """Whether any node offers the resource; True until all nodes have been read, so that no pod bypasses us."""
         return self.view.waiting() is not None or resource in self.view.offers.names
 
     def left_out(self, pod: PodRequest) -> Sequence[FilledIn]:
-        """The amounts that a pod with slots does not name; empty before all nodes are read."""
+        """The amounts that a pod with slots leaves out; empty until all nodes have been read."""
         return self._complete_offers().left_out(pod)
 
     def check_new(self, pod: PodRequest) -> None:
-        """Raises the reason to deny a new pod: it is invalid, or exceeds the quota of its namespace."""
+        """Raises an error for a new pod that is invalid or exceeds the quota of its namespace."""
         self.check_valid(pod)
         if self.quotas is not None:
             self.quotas.check_new(pod)
 
     def check_valid(self, pod: PodRequest) -> None:
-        """Raises the reason to deny an invalid pod."""
+        """Raises an error for an invalid pod."""
         PodChecks(self._complete_offers()).check(pod)
 
     def _complete_offers(self) -> OfferedResources:
-        """The offers of all nodes; none before all are read, because a part could deny a pod for too much memory."""
+        """The offers of all nodes; empty until all are read, because a part could deny a pod for too much memory."""
         return self.view.offers if self.view.waiting() is None else OfferedResources()
 
     def _hold(self, node: NodeName) -> None:
@@ -343,17 +345,17 @@ class SchedulingService:
         return self.view.offers.names_on(node) if self._cluster.is_answering(node) else ()
 
     def _passes(self, pod: PodToSchedule, node: NodeName) -> bool:
-        """As `ReportedNodes.passes`, without nodes that HAMi manages. Valid only after the nodes were read."""
+        """As `ReportedNodes.passes`, but False for nodes that HAMi manages. Valid only after the nodes were read."""
         return self._nodes.passes(pod, node) and not self.foreign.refusal(node)
 
     def _offered(self, node: NodeName) -> None:
-        """Requeues pods after a node is offered again or has more free resources."""
+        """Requeues pending pods after a node is offered again or has more free resources."""
         # No object in Kubernetes changes: the end of a pod is reported before its kubelet has freed its devices.
         if self.behind() is None:
             self._requeue.ask("NodeOffered")
 
     def _candidate(self, node: NodeName) -> GangPlacement | None:
-        self.view.renew()  # its reservations may have changed a moment ago
+        self.view.renew()  # its reservations may have just changed
         view = self.view.nodes.get(node)
         if view is None or view.kind is None:
             return None
@@ -361,6 +363,6 @@ class SchedulingService:
         known = self.view.pods_on(node).reserved
         state = basis.state
         for each in self.reservations.held(node):
-            if each.pod_uid not in known:  # its pod is gone, and its end is not stored yet
+            if each.pod_uid not in known:  # its pod is gone, but the end of the reservation is not stored yet
                 state = holding_reserved(state, each)
         return GangPlacement(state, basis.rules)

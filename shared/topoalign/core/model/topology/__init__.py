@@ -1,1 +1,1 @@
-"""The hardware of one node as a frozen graph: CPUs, NUMA nodes, PCIe bridges, GPUs, NICs and what links them."""
+"""The hardware of one node as a frozen graph: CPUs, NUMA nodes, PCIe bridges, GPUs, NICs and the links between them."""

@@ -1,8 +1,8 @@
 """
-Sets of NUMA nodes as plain integers: bit i is the node with id i.
+Sets of NUMA nodes as plain integers: bit i stands for the node with id i.
 
-A node's id is not its position: ids may be sparse (0, 8, 252) and above 63; a Python int has no limit. The
-order of masks is the kubelet's: fewer nodes first, and among equally many the smaller number.
+The id of a node is not its position: ids can be sparse (0, 8, 252) and larger than 63. A Python int has no limit. Masks
+are ordered as in the kubelet: by the number of nodes, then by the value of the mask.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,12 +45,12 @@ def union(masks: Iterable[Mask]) -> Mask:
 
 
 def narrowness(mask: Mask) -> tuple[int, int]:
-    """The key that sorts masks as the kubelet does: fewer nodes first, then the smaller number."""
+    """The key that sorts masks as in the kubelet: by the number of nodes, then by the value of the mask."""
     return (mask.bit_count(), mask)
 
 
 def masks_by_size(nodes: Iterable[int]) -> Iterator[Mask]:
-    """Yields all 2^n - 1 non-empty subsets by size, then in the order of positions, as the kubelet enumerates."""
+    """Yields all 2^n - 1 non-empty subsets by size, then by position, in the same order as the kubelet."""
     bits = [1 << node for node in nodes]
     for size in range(1, len(bits) + 1):
         for chosen in combinations(bits, size):

@@ -1,7 +1,7 @@
 """
-Groups the CPUs of a node by core, cache, socket and NUMA node, for the algorithms that take CPUs.
+Groups the CPUs of a node by core, cache, socket and NUMA node, for the algorithms that allocate CPUs.
 
-Only nodes that have CPUs occur here, as in the kubelet: a NUMA node without CPUs is no place for a CPU.
+As in the kubelet, NUMA nodes without CPUs are omitted.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 class CpuTopology:
     """
-    The CPUs of a machine by group, and the number of each group. Averages are taken from the five counts, as in the kubelet
-    v1.36.3. One is built for each machine and compared by identity, so that what is computed from it can be cached.
+    The CPUs of a machine by group, and the number of groups of each kind. As in the kubelet v1.36.3, averages are
+    computed from these numbers. There is one object for each machine, and objects are compared by identity, so results
+    that are computed from it can be cached.
     """
 
     def __init__(self, cpus: Iterable["Cpu"]) -> None:
@@ -54,7 +55,7 @@ class CpuTopology:
 
     @property
     def cpus_per_core(self) -> int:
-        """The average number of CPUs of a core, rounded down: an offline sibling makes it smaller; 0 without CPUs."""
+        """The average number of CPUs of a core, rounded down; 0 without CPUs. Offline siblings reduce it."""
         return self.cpus // self.cores if self.cores else 0
 
     @property
@@ -69,17 +70,17 @@ class CpuTopology:
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether all cores have equally many CPUs, and all sockets: then the averages are the counts."""
+        """Whether all cores have the same number of CPUs, and all sockets, too. If so, the averages are exact."""
         return all(len({*map(len, units.values())}) <= 1 for units in (self.in_core, self.in_socket))
 
     @property
     def numa_first(self) -> bool:
-        """Whether a NUMA node holds whole sockets rather than the other way round."""
+        """Whether a NUMA node contains whole sockets; otherwise, a socket contains whole NUMA nodes."""
         return self.sockets >= self.nodes
 
 
 def invert_groups(group_of: Mapping[int, int]) -> dict[int, frozenset[int]]:
-    """Turns CPU -> group into group -> its CPUs, by ascending group."""
+    """Inverts the mapping CPU -> group to group -> its CPUs, in ascending order of groups."""
     members: dict[int, set[int]] = {}
     for cpu, group in group_of.items():
         members.setdefault(group, set()).add(cpu)

@@ -7,10 +7,13 @@ import re
 from collections.abc import Iterable
 
 LARGEST_ID = 65_535
-"""Above any CPU or node id of a real machine, and small enough that a hostile range costs nothing."""
+"""Larger than any CPU or node id of a real machine, and small enough that a malicious range needs little memory."""
 
 MOST_LISTED = 2 * (LARGEST_ID + 1)
-"""Ids in one list, repetitions counted: every id once is half of it, and the same range a thousand times is an attack."""
+"""
+Maximum number of ids in one list, including repetitions. A list of all possible ids has half as many. A list that
+repeats the same range a thousand times is an attack.
+"""
 
 _PART = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
@@ -37,7 +40,7 @@ def parse_cpuset(text: str) -> frozenset[int]:
 
 
 def format_cpuset(ids: Iterable[int]) -> str:
-    """Formats ids as the kernel does, runs as ranges: {0, 1, 2, 8} is `0-2,8`."""
+    """Formats ids like the kernel, with ranges for consecutive ids: {0, 1, 2, 8} becomes `0-2,8`."""
     runs: list[list[int]] = []
     for number in sorted(set(ids)):
         if runs and runs[-1][1] == number - 1:

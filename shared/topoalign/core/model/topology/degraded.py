@@ -2,18 +2,21 @@
 Finds degraded GPUs: they work, but with fewer links to other GPUs (NVLink, xGMI) than their peers, or on an
 NVLink fabric that is not fully working.
 
-The peers of a GPU are the GPUs of its model on the node. Its links are compared with the most that a peer has:
+The peers of a GPU are the GPUs of the same model on the node. Its number of links is compared with the largest number
+of a peer:
 
-- On an NVSwitch the links to the switch are counted (`links_to_switch`), and a GPU that has fewer is degraded.
-- Elsewhere the links of all its pairs are counted, and fewer can be the design: a board without a bridge, or four GPUs of a
-  mesh of eight in a virtual machine. So a GPU is degraded only if some of its links are up and some are down, while a peer
-  has all links up. A GPU with all links down is degraded only if those with some down have as many: the other ends.
+- On an NVSwitch, the links to the switch are counted (`links_to_switch`). A GPU that has fewer is degraded.
+- Without a switch, the links of all pairs with the GPU are counted. Fewer links can be normal: on a board without a
+  bridge, or in a virtual machine with four GPUs of a mesh of eight. So a GPU is degraded only if some of its links are
+  up and some are down, and all links of a peer are up. A GPU whose links are all down is degraded only if the GPUs with
+  some links down have at least as many links down together, because these can be the other ends of its links.
 
     8 B200 on an NVSwitch, one with 9 links, the others with 18          "9 of 18 NVLinks are up"
     4 A100 PCIe, a bridge on one pair, the 12 links of the others down   none is degraded
     DGX-1, one link between GPU 0 and GPU 1 down                         both: "5 of 6 NVLinks are up"
 
-The links of a GPU in MIG mode are not judged: MIG has no traffic between GPUs, and the links may be off.
+The links of a GPU in MIG mode are not checked: MIG instances do not communicate with other GPUs, and the links may be
+off.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +73,7 @@ def _fewer_links(topology: Topology, peers: Sequence[Gpu]) -> Iterator[tuple[Dev
 
 
 def _lost_direct_links(peers: Sequence[Gpu], up: Mapping[DeviceID, int]) -> set[DeviceID]:
-    # without a switch; `up`: GPU -> its links that are up
+    # without a switch; `up`: GPU -> number of its links that are up
     if not any(up[gpu.id] and not gpu.links_down for gpu in peers):
         return set()
     partly = [gpu for gpu in peers if 0 < up[gpu.id] < max(up.values()) and gpu.links_down]

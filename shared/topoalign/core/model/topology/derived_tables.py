@@ -1,8 +1,8 @@
 """
-Keeps tables that are computed from a topology, once for each topology.
+Caches tables that are computed from a topology.
 
-A topology is frozen, so a table computed from it stays valid. Each table is stored under the function that computes
-it, so tables never collide, whatever their names.
+A topology is frozen, so a table that is computed from it stays valid. The key of a table is the function that computes
+it, so tables never collide.
 """
 
 from collections.abc import Callable
@@ -16,20 +16,23 @@ View = TypeVar("View")
 
 
 SHAPE = "shape"
-"""Where a description keeps its shape, together with its tables."""
+"""The key of the shape in the `__dict__` of a description."""
 
 
 class Viewed(msgspec.Struct, frozen=True, dict=True):
-    """A frozen description that keeps the tables that are computed from it."""
+    """A frozen description that caches the tables that are computed from it."""
 
     @property
     def shape(self) -> Self:
-        """What all descriptions that differ in unique ids alone share (`shapes`); itself where that was not computed."""
+        """
+        The shape (`shapes`), which is shared by all descriptions that differ only in unique ids. The description itself
+        if the shape was not computed.
+        """
         shape: Self = self.__dict__.get(SHAPE, self)
         return shape
 
     def without_tables(self) -> Self:
-        """A copy that has nothing of what was computed from this one, and its shape."""
+        """A copy without the cached tables, but with the same shape."""
         same = copy(self)
         if self.shape is not self:
             same.__dict__[SHAPE] = self.shape
@@ -37,7 +40,7 @@ class Viewed(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def views(self) -> dict[Callable[..., Any], Any]:
-        """Function of `computed_once` -> the table that it made of this description."""
+        """Function decorated with `computed_once` -> the table that it computed from this description."""
         return {}
 
 
@@ -45,7 +48,9 @@ Subject = TypeVar("Subject", bound=Viewed)
 
 
 def computed_once(make: Callable[[Subject], View]) -> Callable[[Subject], View]:
-    """Decorates a pure function of one description: it runs once for each, and later calls return the same object."""
+    """
+    Decorates a pure function of a description. It runs once for each description; later calls return the same object.
+    """
 
     @wraps(make)
     def kept(subject: Subject) -> View:

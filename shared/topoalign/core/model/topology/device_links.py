@@ -1,8 +1,8 @@
 """
 Describes how two devices of a node are connected, and the score of a connection.
 
-The classes are those that `nvidia-smi topo -m` prints; the scores are go-gpuallocator's, so
-that sets chosen here compare with sets chosen there.
+The classes are those of `nvidia-smi topo -m`. The scores are those of go-gpuallocator, so the scores of sets can be
+compared with it.
 """
 
 from enum import StrEnum
@@ -14,14 +14,14 @@ from topoalign.core.model.ids import DeviceID
 
 
 class PcieClass(StrEnum):
-    """What lies between two devices on PCIe, the nearest first."""
+    """What the PCIe path between two devices crosses. The nearest class is first."""
 
     PSB = "PSB"
-    """Nothing but a switch on their common board (NVML: internal)."""
+    """Only a switch on their common board (NVML: internal)."""
     PIX = "PIX"
-    """At most a single PCIe bridge or switch."""
+    """At most one PCIe bridge or switch."""
     PXB = "PXB"
-    """Several bridges, but not the host bridge."""
+    """Several bridges, but not a host bridge."""
     PHB = "PHB"
     """The PCIe host bridge, typically the CPU."""
     NODE = "NODE"
@@ -33,19 +33,19 @@ class PcieClass(StrEnum):
 PCIE_SCORE = {kind: 60 - 10 * number for number, kind in enumerate(PcieClass)}
 """PSB 60, PIX 50, … SYS 10."""
 NVLINK_SCORE = 100
-"""Of each fabric link between two GPUs; added to the score of the PCIe path, as upstream adds it."""
+"""Score of each fabric link between two GPUs, added to the score of the PCIe path, as in go-gpuallocator."""
 
 NVML_LEVEL = {10 * number: kind for number, kind in enumerate(PcieClass)}
-"""nvmlGpuTopologyLevel_t as NVML numbers it: 0 is PSB, 10 PIX, … 50 SYS."""
+"""Value of NVML's nvmlGpuTopologyLevel_t -> class: 0 is PSB, 10 PIX, … 50 SYS."""
 
 
 class LinkType(NamedTuple):
-    """What the links between the GPUs of one model are."""
+    """The type of the links between GPUs of one model."""
 
     name: str
     """For people, in the singular: `NVLink`, `xGMI link`."""
     gbps: float
-    """GB/s of one link and direction."""
+    """GB/s of one link in each direction."""
 
 
 LINK_TYPES = {
@@ -55,17 +55,17 @@ LINK_TYPES = {
     **dict.fromkeys(("B100", "B200", "B300", "GB200", "GB300"), LinkType("NVLink", 40.1)),
     **dict.fromkeys(("A6000", "A5500", "A5000", "A4500", "A40", "3090"), LinkType("NVLink", 12.0)),
 }
-"""A word of the product name -> its links. Rates as NCCL 2.30.7 plans with (`src/graph/topo.h`)."""
+"""Word of the product name -> type of the links. The rates are those that NCCL 2.30.7 assumes (`src/graph/topo.h`)."""
 
 
 def link_type(model: str) -> LinkType | None:
-    """The links of a GPU by its product name, `NVIDIA H100 80GB HBM3`; None: not known."""
+    """The type of the links of a GPU by its product name, `NVIDIA H100 80GB HBM3`; None: unknown."""
     words = model.replace("-", " ").split()
     return next((LINK_TYPES[word] for word in words if word in LINK_TYPES), None)
 
 
 def link_name(model: str) -> str:
-    """What people call a link of a GPU of this product name: `NVLink` where the model is not known."""
+    """The name of a link of a GPU with this product name, for people: `NVLink` if the model is unknown."""
     return found.name if (found := link_type(model)) else "NVLink"
 
 
@@ -78,12 +78,17 @@ class Link(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
     """Id of the other device."""
 
     pcie: PcieClass | None = None
-    """The PCIe path. None: not known, as where a pasted matrix shows only the fabric links of a pair."""
+    """The PCIe path. None: unknown, for example if a pasted matrix shows only the fabric links of the pair."""
 
     fabric_links: int = 0
-    """Links of the GPUs' own fabric (NVLink, xGMI): direct ones, or through a switch the fewer of both ends' links to it."""
+    """
+    Number of links of the GPUs' own fabric (NVLink, xGMI). With a switch between the GPUs, the smaller number of links
+    that one of them has to it.
+    """
 
     @property
     def label(self) -> str:
-        """The cell of `nvidia-smi topo -m` for the pair: fabric links hide the PCIe path; an unknown path shows as SYS."""
+        """
+        The cell of `nvidia-smi topo -m` for the pair. Fabric links hide the PCIe path. An unknown path is shown as SYS.
+        """
         return f"NV{self.fabric_links}" if self.fabric_links else (self.pcie or PcieClass.SYS).value

@@ -1,9 +1,9 @@
 """
-Names a device for people: its index, its id and its PCI address together.
+Names a device for people, by its index, its id and its PCI address.
 
-An index alone is ambiguous (it changes when another GPU is lost), a uuid alone does not help a person in front of the
-machine, so output and HTTP answers carry all three. A part of a GPU (a share, a MIG instance, a virtual function) is
-called after the GPU.
+An index alone is ambiguous, because it changes when another GPU is lost. A uuid alone does not help a person to find
+the GPU in the machine. So output and HTTP answers contain all three. The name of a part of a GPU or NIC (a share, a MIG
+instance, a virtual function) begins with that of the GPU or NIC.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,13 +22,13 @@ class NamedDevice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     id: DeviceID
     """A GPU's uuid, a NIC's RDMA device name, or the id of a part as it was handed out."""
     index: int | None
-    """As `nvidia-smi` counts GPUs and numbers NICs; of a part that of its GPU. None: not in the topology (any more)."""
+    """The index in `nvidia-smi`; for a part, that of its GPU or NIC. None: not in the topology (any more)."""
     pci: str | None
-    """Of a part that of its GPU."""
+    """For a part, the address of its GPU or NIC. None: unknown."""
     numa_affinity: tuple[int, ...]
     """Empty: unknown."""
     short: str
-    """For one line among many: `GPU3`, `NIC0`, `GPU3::1` for a share, `GPU3/MIG-…`, or the id where there is no index."""
+    """For tables: `GPU3`, `NIC0`, `GPU3::1` for a share, `GPU3/MIG-…`, or the id if there is no index."""
 
 
 def named_devices(topology: Topology, devices: Mapping[ResourceName, Iterable[DeviceID]]) -> tuple[NamedDevice, ...]:
@@ -37,7 +37,7 @@ def named_devices(topology: Topology, devices: Mapping[ResourceName, Iterable[De
 
 
 def name_device(topology: Topology, resource: ResourceName, device: DeviceID) -> NamedDevice:
-    """Returns the names of a device of this node. Never fails: a device that the topology lacks has only its id."""
+    """Returns the names of a device of this node. Never fails: a device that is not in the topology has only its id."""
     gpu = topology.parent_of(device)
     found = topology.gpu_by_id.get(gpu) or topology.nic_by_id.get(gpu)
     if found is None:

@@ -1,4 +1,4 @@
-"""Describes which of a node's hardware the device plugin offers to the kubelet. `holdings` parses the ids."""
+"""Describes which devices of a node the device plugin offers to the kubelet, and how. `holdings` parses the ids."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -15,37 +15,39 @@ Kind = Literal["gpu", "nic", "part", "unit", "slot", "other"]
 Limiter = Literal["none", "vcuda", "hami-core"]
 """Nothing, Gaia's library, HAMi's library."""
 LimitedBy = Literal["none", "vcuda", "hami-core", "mps"]
-"""The same, and NVIDIA's MPS."""
+"""The same, or NVIDIA's MPS."""
 
 CORES = 100
-"""Units of computing time of a GPU."""
+"""Number of units of computing time of a GPU."""
 MEMORY_BLOCK = 256 * MIB
-"""Bytes of a unit of memory. What a GPU has beyond its last whole block is not given out."""
+"""Bytes of a unit of memory. Memory of a GPU beyond its last whole block is not offered."""
 
 
 class Slots(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """Resources that containers with slots may ask for; no plugin lists them, and a value is for each GPU."""
+    """Resources that containers with slots can request. No plugin lists them. Their values apply to each GPU."""
 
     memory: ResourceName = ResourceName("nvidia.com/gpumem")
-    """MiB of each GPU."""
+    """Memory of each GPU, in MiB."""
     percentage: ResourceName = ResourceName("nvidia.com/gpumem-percentage")
-    """Memory as hundredths of each GPU's."""
+    """Memory of each GPU, in percent."""
     cores: ResourceName = ResourceName("nvidia.com/gpucores")
     """Hundredths of each GPU's computing time."""
     priority: ResourceName = ResourceName("nvidia.com/priority")
-    """0 high, 1 low."""
+    """0: high; 1: low."""
     memory_scaling: Annotated[float, msgspec.Meta(ge=0.1, le=100)] = 1.0
-    """How much memory is given of each GPU, as a multiple of what it has."""
+    """How much memory of each GPU is offered, as a multiple of its memory."""
     core_scaling: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.0
-    """How much computing time is given of each GPU, as a multiple of 100."""
+    """How much computing time of each GPU is offered, as a multiple of 100."""
     numa_topology: bool = False
-    """Whether slots are listed with the NUMA nodes of their GPUs, by which the Topology Manager then counts them."""
+    """Whether slots are listed with the NUMA nodes of their GPUs. If so, the Topology Manager aligns them."""
     instances: bool = False
-    """Each slot becomes a MIG instance of its own: what a container holds of a GPU is one of the GPU's profiles."""
+    """
+    Whether a MIG instance is created for each allocated slot. If so, the amount of a slot is that of a MIG profile.
+    """
 
     @property
     def resources(self) -> tuple[ResourceName, ...]:
-        """All of them."""
+        """The names of all these resources."""
         return self.memory, self.percentage, self.cores, self.priority
 
 
@@ -55,24 +57,35 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     resource: ResourceName
     """Name of the extended resource, `nvidia.com/gpu`."""
     devices: tuple[DeviceID, ...]
-    """What is handed out: uuids of GPUs or of MIG instances, names of NICs, PCI addresses of virtual functions."""
+    """The devices: uuids of GPUs or of MIG instances, names of NICs, PCI addresses of virtual functions."""
     replicas: int = 1
-    """Above 1 each device is shared, and handed out as `<device>::0` to `<device>::<replicas - 1>`."""
+    """If more than 1, each device is shared, and handed out as `<device>::0` to `<device>::<replicas - 1>`."""
     sharing: Literal["time-slicing", "mps"] = "time-slicing"
-    """How shares are kept apart: in time, without limits, or by NVIDIA's MPS, each limited to its part."""
+    """
+    How a device is shared: by time slicing, without limits, or by NVIDIA's MPS, which limits each share to its part.
+    """
     unit: UnitKind | None = None
-    """What the `replicas` are units of: hundredths of its time, or blocks of 256 MiB of memory. None: no units."""
+    """
+    The kind of units that the `replicas` are: hundredths of its time, or blocks of 256 MiB of memory. None: no units.
+    """
     limiter: Limiter | None = None
     """
     The library that limits containers to the amounts that they hold: none, Gaia's for units (`vcuda`), HAMi's for slots
-    (`hami-core`). None: there are no amounts, or MPS (in `sharing`) or the hardware limits them, as with MIG instances.
+    (`hami-core`). None: there are no amounts, or they are limited by MPS (`sharing`) or by the hardware (MIG
+    instances).
     """
     slots: Slots | None = None
-    """The shares are slots, by which containers hold amounts of a GPU, an equal part if unknown. None: no slots."""
+    """
+    The resources of slots. With each slot, a container holds an amount of a GPU: an equal part if the amount is
+    unknown. None: the shares are not slots.
+    """
     most: int | None = None
-    """The largest number that a container may ask for. None: as many as there are."""
+    """The largest number that a container can request. None: all."""
     packing: Literal["distributed", "packed"] = "distributed"
-    """Of shares and MIG instances: from the GPUs of which the fewest, or the most, are held already."""
+    """
+    Which shares and MIG instances are preferred: those of the GPUs of which the fewest (`distributed`) or the most
+    (`packed`) are already held.
+    """
 
     @property
     def shared(self) -> bool:
@@ -81,13 +94,13 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
 
     @property
     def by_amounts(self) -> bool:
-        """Whether containers get amounts of the devices: units of them, or slots with amounts."""
+        """Whether containers get amounts of the devices: units, or slots with amounts."""
         return self.unit is not None or self.slots is not None
 
     @property
     def limited_by(self) -> LimitedBy | None:
-        """What limits containers to their amounts, MPS included, which an event gives in `sharing`."""
-        # as a value of `limiter` it would make the event unreadable for earlier versions
+        """What limits containers to their amounts. Includes MPS, which is in `sharing` and not in `limiter`."""
+        # as a value of `limiter`, MPS would make the event unreadable for earlier versions
         return "mps" if self.by_amounts and self.sharing == "mps" else self.limiter
 
     @property

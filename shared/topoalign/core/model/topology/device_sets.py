@@ -1,8 +1,8 @@
 """
-Holds the devices of one resource, of which there may be thousands, as a set.
+Represents sets of devices of one resource, of which there may be thousands.
 
-A device has a place: its index in the hardware's order. A set is an integer in which bit i stands for the device in place i,
-so sets are joined, intersected and counted without a look at their devices one by one. Example:
+Each device has a place: its index in the hardware's order. A set is an integer in which bit i stands for the device at
+place i. So unions, intersections and counts do not visit each device. Example:
 
     listed: GPU-0::0, GPU-0::1, GPU-1::0, GPU-1::1; the set 0b0110 is GPU-0::1 and GPU-1::0
 """
@@ -19,19 +19,21 @@ MARKS = bytes.maketrans(b"01", b"\0\1")
 
 
 def bits_of(marks: bytearray) -> int:
-    """A set from its marks: 1 at the place of each device of the set, else 0."""
+    """The bits of a set. `marks`: for each place, 1 if its device is in the set, otherwise 0."""
     return int(marks[::-1].translate(DIGITS) or b"0", 2)
 
 
 class OfferedDevices(dict[DeviceID, tuple[int, ...] | None]):
     """
-    All that is handed out of one resource, in the hardware's order -> the NUMA nodes that it is listed with to the kubelet:
-    None without topology, () with one that is empty. It is not changed once it is made.
+    Device that is handed out under one resource, in the hardware's order -> the NUMA nodes with which it is listed to
+    the kubelet. None: without topology; (): with an empty topology. It is not changed after its first use.
     """
 
     @cached_property
     def unlisted_nodes(self) -> dict[DeviceID, tuple[int, ...]]:
-        """Device that is listed without topology, without the number of a share -> the NUMA nodes of its GPU."""
+        """
+        Device that is listed without topology -> the NUMA nodes of its GPU. The keys are without numbers of shares.
+        """
         return {}
 
     @cached_property
@@ -56,12 +58,12 @@ class OfferedDevices(dict[DeviceID, tuple[int, ...] | None]):
 
     @cached_property
     def by_nodes(self) -> Mapping[tuple[int, ...] | None, "DeviceSet"]:
-        """NUMA nodes as listed -> the devices that are listed with them. All devices, in the order of the first of each."""
+        """NUMA nodes -> the devices that are listed with them. The keys are in the order of their first devices."""
         return self._grouped(self)
 
     @cached_property
     def by_known_nodes(self) -> Mapping[tuple[int, ...] | None, "DeviceSet"]:
-        """The same by the NUMA nodes that the devices are known to be near, listed or not."""
+        """NUMA nodes -> the devices that are known to be near them, even if they are listed without topology."""
         known = self.unlisted_nodes
         if not known:
             return self.by_nodes
@@ -77,7 +79,9 @@ class OfferedDevices(dict[DeviceID, tuple[int, ...] | None]):
 
     @cached_property
     def by_base(self) -> Mapping[DeviceID, "DeviceSet"]:
-        """Device without the number of a share -> it and its shares. All devices, in the order of the first of each."""
+        """
+        Device without the number of a share -> it and its shares. The keys are in the order of their first devices.
+        """
         found: dict[DeviceID, list[DeviceID]] = {}
         for device in self:
             found.setdefault(base_of(device), []).append(device)
@@ -85,7 +89,9 @@ class OfferedDevices(dict[DeviceID, tuple[int, ...] | None]):
 
     @cached_property
     def alike(self) -> tuple["DeviceSet", ...]:
-        """The sets of devices that are taken together or not at all: each whole device alone, and the shares of each."""
+        """
+        Sets of devices that overlap the same other devices: each whole device alone, and the shares of each device.
+        """
         found: list[DeviceSet] = []
         for base, shares in self.by_base.items():
             whole = self.some((base,))
@@ -93,12 +99,12 @@ class OfferedDevices(dict[DeviceID, tuple[int, ...] | None]):
         return tuple(found)
 
     def listed(self, ids: Collection[DeviceID]) -> Collection[DeviceID]:
-        """The set of these ids; the ids themselves where some are not listed, or named twice."""
+        """The set of these ids, or the ids themselves if some are not listed or occur twice."""
         some = self.some(ids)
         return some if len(some) == len(ids) else ids
 
     def some(self, ids: Iterable[DeviceID]) -> "DeviceSet":
-        """The set of those of these devices that are listed."""
+        """The set of the listed devices among these."""
         if isinstance(ids, DeviceSet) and ids.devices is self:
             return ids
         wanted = frozenset(ids)
@@ -121,12 +127,12 @@ class DeviceSet(Collection[DeviceID]):
     __slots__ = ("bits", "devices")
 
     def __init__(self, devices: OfferedDevices, bits: int) -> None:
-        """`bits`: bit i stands for the device in place i."""
+        """`bits`: bit i stands for the device at place i."""
         self.devices = devices
         self.bits = bits
 
     def __contains__(self, device: object) -> bool:
-        place = self.devices.places.get(device)  # type: ignore[call-overload]  # what is no id has no place
+        place = self.devices.places.get(device)  # type: ignore[call-overload]  # only ids have places
         return place is not None and self.bits >> place & 1 == 1
 
     def __iter__(self) -> Iterator[DeviceID]:
@@ -140,7 +146,7 @@ class DeviceSet(Collection[DeviceID]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DeviceSet) and (self.devices, self.bits) == (other.devices, other.bits)
 
-    __hash__ = None  # type: ignore[assignment]  # nor have the devices one
+    __hash__ = None  # type: ignore[assignment]  # `OfferedDevices` has no hash either
 
     def __and__(self, other: "DeviceSet") -> "DeviceSet":
         return DeviceSet(self.devices, self.bits & other.bits)
@@ -156,24 +162,24 @@ class DeviceSet(Collection[DeviceID]):
 
     @property
     def bases(self) -> list[DeviceID]:
-        """What the devices are, without the numbers of shares, in the order of `Devices.by_base`."""
+        """The devices without the numbers of shares, each once, in the order of `OfferedDevices.by_base`."""
         return [base for base, shares in self.devices.by_base.items() if shares.bits & self.bits]
 
     @property
     def _start(self) -> int:
-        """The place of the first; 0 if there is none."""
+        """The place of the first device; 0 if the set is empty."""
         return max(0, (self.bits & -self.bits).bit_length() - 1)
 
     @property
     def lowest(self) -> DeviceID:
-        """The first of them, which are not nothing, in the hardware's order."""
+        """The first device in the hardware's order. The set must not be empty."""
         return self.devices.ids[self._start]
 
     def first(self, amount: int) -> "DeviceSet":
-        """The first `amount` of them in the hardware's order; all where there are fewer."""
+        """The first `amount` devices in the hardware's order; all devices if there are fewer."""
         low = 0
         high = self.bits.bit_length()
-        while low < high:  # the least number of places that have so many
+        while low < high:  # the smallest number of places that contain `amount` devices
             middle = (low + high) // 2
             if (self.bits & (1 << middle) - 1).bit_count() < amount:
                 low = middle + 1

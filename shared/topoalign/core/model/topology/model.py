@@ -1,9 +1,10 @@
 """
 Describes the hardware of a node, as found by discovery or written by a person.
 
-Everything is frozen and goes over the bus as defined here: `TopologyDiscovered` carries a `Topology`. NUMA ids are the
-kernel's: sparse, beyond 63, and some without CPUs (GPU memory, CXL). An empty `numa_affinity` is unknown, not node 0.
-These objects cannot form reference cycles, so the garbage collector skips them (`gc=False`): a large cluster has a million.
+All types are frozen and are published on the bus as defined here: `TopologyDiscovered` contains a `Topology`. NUMA ids
+are those of the kernel: they can be sparse and larger than 63, and some nodes have no CPUs (GPU memory, CXL). An empty
+`numa_affinity` means unknown, not node 0. These objects cannot form reference cycles, so the garbage collector skips
+them (`gc=False`). A large cluster has a million of them.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ class Cpu(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One logical CPU that is online."""
 
     id: int
-    """The kernel's number of it."""
+    """The kernel's number of the CPU."""
     core: int
     """The lowest CPU id of its physical core; siblings share it."""
     socket: int
@@ -34,22 +35,22 @@ class Cpu(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     node: int
     """NUMA node id."""
     uncore: int
-    """Id of its last-level cache; the socket's id where the kernel reports no cache (as in the kubelet)."""
+    """Id of its last-level cache, or the socket's id if the kernel reports no cache (as in the kubelet)."""
 
 
 class NumaNode(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """One NUMA node. It has memory, CPUs, both or neither."""
 
     id: int
-    """The kernel's number of it."""
+    """The kernel's number of the node."""
     memory: int | None = None
-    """Bytes in all, hugepages included. None: not known, as in a pasted matrix."""
+    """Bytes in total, including hugepages. None: unknown, as in a pasted matrix."""
     hugepages: dict[ResourceName, int] = {}
-    """Bytes per size, under the name of the resource: {"hugepages-2Mi": 1073741824}."""
+    """Resource of each page size -> bytes: {"hugepages-2Mi": 1073741824}."""
 
 
 class PciBridge(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """One PCIe bridge or switch port on the way from a host bridge to a device."""
+    """One PCIe bridge or switch port on the path from a host bridge to a device."""
 
     address: str
     """`0000:07:00.0`, or `pci0000:00` for a host bridge, as sysfs writes them."""
@@ -58,7 +59,9 @@ class PciBridge(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
 
 
 class Fabric(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """The NVLink domain beyond the node that a GPU belongs to (NVL72): GPUs with equal fabric reach one another."""
+    """
+    The NVLink domain beyond the node to which a GPU belongs (NVL72). GPUs with equal `Fabric` can reach one another.
+    """
 
     cluster: str
     """uuid of the NVLink cluster."""
@@ -70,27 +73,29 @@ class Gpu(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     """One GPU."""
 
     id: DeviceID
-    """Its uuid, with NVIDIA's GPUs `GPU-…`. A described machine without uuids uses `GPU-<index>`."""
+    """Its uuid: `GPU-…` for NVIDIA GPUs. A described machine without uuids uses `GPU-<index>`."""
     index: int
-    """The driver's index: with NVIDIA's GPUs the order of `nvidia-smi`. May change when another GPU is lost."""
+    """The driver's index: for NVIDIA GPUs, that of `nvidia-smi`. It can change when another GPU is lost."""
     name: str = ""
-    """As its vendor names the product: `NVIDIA H100 80GB HBM3`. Empty: unknown."""
+    """The vendor's product name: `NVIDIA H100 80GB HBM3`. Empty: unknown."""
     minor: int | None = None
-    """/dev/nvidia<minor>. Not always the index."""
+    """The number of /dev/nvidia<minor>. It can differ from the index."""
     device_nodes: tuple[str, ...] = ()
-    """The device nodes that a container needs for it: `/dev/kfd`. Empty: it is passed as NVIDIA's GPUs are."""
+    """
+    The device nodes that a container needs for it: `/dev/kfd`. Empty: it is passed to containers like NVIDIA GPUs.
+    """
     pci: str | None = None
     """PCI address in sysfs form, `0000:07:00.0`."""
     bridge: str | None = None
-    """Address of the `PciBridge` right above it. None: unknown."""
+    """Address of the `PciBridge` directly above it. None: unknown."""
     memory: int | None = None
     """Bytes."""
     cpu_affinity: tuple[int, ...] = ()
-    """The nearest CPUs as the driver reports them, which may be cut short."""
+    """The nearest CPUs as reported by the driver. The list can be incomplete."""
     numa_affinity: tuple[int, ...] = ()
-    """The nearest NUMA nodes as the driver reports them. Empty: unknown."""
+    """The nearest NUMA nodes as reported by the driver. Empty: unknown."""
     memory_node: int | None = None
-    """NUMA node of the GPU's own memory, where the kernel shows it as one (Grace)."""
+    """NUMA node of the GPU's own memory. None: the kernel does not report one (only with Grace)."""
     switch_links: int = 0
     """Fabric links (NVLink, xGMI) that end at a switch, such as an NVSwitch."""
     links_down: int = 0
@@ -100,7 +105,7 @@ class Gpu(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     fabric: Fabric | None = None
     """None: it has no NVLink beyond the node, or has not joined a domain."""
     mig: tuple[MigDevice, ...] | None = None
-    """Its MIG instances; None where MIG is off."""
+    """Its MIG instances. None: MIG is off."""
     mig_profiles: tuple[MigProfile, ...] = ()
     """The MIG profiles that it offers. Empty: MIG is off, or the driver does not report it, for example without root."""
 
@@ -113,7 +118,7 @@ class NicPort(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults
     link_layer: str = ""
     """`InfiniBand` or `Ethernet`."""
     state: str = ""
-    """`ACTIVE`, `DOWN`, … as the kernel words it."""
+    """`ACTIVE`, `DOWN`, … as reported by the kernel."""
     rate: int | None = None
     """Bits per second."""
 
@@ -124,7 +129,7 @@ class VirtualFunction(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
     pci: str
     """PCI address in sysfs form; it is also the id under which the function is handed out."""
     name: str = ""
-    """RDMA device name, where it has one."""
+    """RDMA device name. Empty: it has none."""
     verbs: str | None = None
     """Name under /dev/infiniband, `uverbs7`. None: it has none, or this is a described machine."""
 
@@ -133,19 +138,19 @@ class Nic(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     """One RDMA-capable NIC."""
 
     id: DeviceID
-    """Its RDMA device name, `mlx5_0`: stable for as long as the node is up, and what people call it."""
+    """Its RDMA device name, `mlx5_0`. It is the usual name of the NIC, and stable until the node reboots."""
     index: int
     """Position in `nvidia-smi topo -m`: NIC<index>."""
     pci: str | None = None
     """PCI address in sysfs form. None: unknown."""
     bridge: str | None = None
-    """Address of the `PciBridge` right above it. None: unknown."""
+    """Address of the `PciBridge` directly above it. None: unknown."""
     numa_affinity: tuple[int, ...] = ()
-    """Empty: unknown."""
+    """The nearest NUMA nodes. Empty: unknown."""
     netdevs: tuple[str, ...] = ()
     """Names of its network interfaces, `ens1f0np0`."""
     verbs: str | None = None
-    """Name under /dev/infiniband, `uverbs0`. None: a described machine, nothing to hand to a container."""
+    """Name under /dev/infiniband, `uverbs0`. None: a described machine, so containers get no device node."""
     ports: tuple[NicPort, ...] = ()
     """Its ports, by number."""
     virtual_functions: tuple[VirtualFunction, ...] = ()
@@ -153,14 +158,14 @@ class Nic(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
 
 
 class PluginDevice(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A device that another device plugin lists; it takes part in the kubelet's hints and therefore in predictions."""
+    """A device that another device plugin lists. The kubelet's hints, and therefore the predictions, depend on it."""
 
     id: DeviceID
-    """As that plugin lists it."""
+    """The id that the plugin lists."""
     resource: ResourceName
-    """The resource that it is listed under."""
+    """The resource under which it is listed."""
     nodes: tuple[int, ...] | None
-    """As listed to the kubelet: None without topology, () with a topology that names no node."""
+    """The NUMA nodes with which it is listed. None: without topology; (): with an empty topology."""
 
 
 class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
@@ -171,7 +176,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     nodes: tuple[NumaNode, ...] = ()
     """Every NUMA node."""
     distances: tuple[tuple[int, ...], ...] | None = None
-    """ACPI SLIT, row and column i belonging to `nodes[i]`; 10 is local. None: not known."""
+    """The ACPI SLIT. Row and column i belong to `nodes[i]`; 10 is local. None: unknown."""
     bridges: tuple[PciBridge, ...] = ()
     """Every PCIe bridge between a host bridge and a GPU or NIC."""
     gpus: tuple[Gpu, ...] = ()
@@ -179,19 +184,21 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     nics: tuple[Nic, ...] = ()
     """Every RDMA-capable NIC."""
     links: tuple[Link, ...] = ()
-    """What connects two devices, for each pair of which something is known."""
+    """The links between pairs of devices. A pair without a known link is missing."""
     others: tuple[PluginDevice, ...] = ()
     """Devices of other device plugins."""
     offers: tuple[Offer, ...] | None = None
-    """What the kubelet is offered. None: whole GPUs and whole NICs, each under its usual name."""
+    """
+    The devices that are offered to the kubelet. None: whole GPUs and whole NICs under their default resource names.
+    """
     sockets_known: bool = True
-    """False: the sockets are not known, as in a pasted matrix, and the CPUs of one NUMA node count as one socket."""
+    """False: the sockets are unknown, as in a pasted matrix. If so, the CPUs of one NUMA node count as one socket."""
     nodes_known: bool = True
-    """False: the NUMA nodes are not known, and CPUs that GPUs name as theirs in one list count as one node."""
+    """False: the NUMA nodes are unknown. If so, the CPUs of each distinct CPU list of the GPUs count as one node."""
 
     @cached_property
     def devices(self) -> Mapping[ResourceName, OfferedDevices]:
-        """Resource -> what is handed out of it."""
+        """Resource -> the devices that are handed out under it."""
         devices: dict[ResourceName, OfferedDevices] = {}
         for offer in self.offered:
             listed = devices.setdefault(offer.resource, OfferedDevices())
@@ -207,7 +214,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
 
     @cached_property
     def offered(self) -> tuple[Offer, ...]:
-        """`offers`, or the offers that None stands for. Only offers that have a device."""
+        """`offers`, or the default offers if it is None. Offers without devices are omitted."""
         if self.offers is not None:
             return tuple(offer for offer in self.offers if offer.devices)
         usual = {GPU: tuple(self.gpu_by_id), NIC: tuple(self.nic_by_id)}
@@ -223,7 +230,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
 
     @cached_property
     def offers_by_base(self) -> Mapping[DeviceID, tuple[Offer, ...]]:
-        """Device as handed out, without the number of a share -> the offer it belongs to; two of a GPU in units."""
+        """Device without the number of a share -> its offers. A GPU in units has two, other devices have one."""
         found: dict[DeviceID, tuple[Offer, ...]] = {}
         for offer in self.offered:
             for base in offer.devices:
@@ -231,7 +238,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
         return found
 
     def kind_of(self, resource: ResourceName) -> Kind:
-        """What a resource consists of, which decides how its devices are chosen."""
+        """The kind of devices of a resource. It determines how they are chosen."""
         offers = self.offers_of.get(resource, ())
         bases = {base for offer in offers for base in offer.devices}
         if offers and not any(offer.shared for offer in offers):
@@ -240,7 +247,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
         return by_amounts[0] if by_amounts else "part" if offers else "other"
 
     def parent_of(self, device: DeviceID) -> DeviceID:
-        """The GPU or NIC that something handed out is a part of; the device itself where it is no known part."""
+        """The GPU or NIC of which a device is a part; the device without share number if it is not a known part."""
         base = base_of(device)
         return self.parents.get(base, base)
 
@@ -251,15 +258,18 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
         return parts | {DeviceID(each.pci): nic.id for nic in self.nics for each in nic.virtual_functions}
 
     def listed_nodes(self, affinity: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The one node a device is listed with: the first of its affinity that has CPUs, else the first; None if unknown."""
-        # all fifteen that GB200 reports would give the kubelet 2^30 subsets for two GPUs
+        """
+        The single NUMA node with which a device is listed: the first of its affinity that has CPUs, or the first if
+        none has CPUs. None: the affinity is unknown.
+        """
+        # with all fifteen nodes that a GB200 reports, the kubelet would have to try 2^30 subsets for two GPUs
         if not affinity:
             return None
         return (next((node for node in affinity if self.cpus_by_node.get(node)), affinity[0]),)
 
     @cached_property
     def cpus_by_node(self) -> Mapping[int, frozenset[int]]:
-        """NUMA node id -> its CPUs. A node without CPUs is absent."""
+        """NUMA node id -> its CPUs. Nodes without CPUs are omitted."""
         return invert_groups({cpu.id: cpu.node for cpu in self.cpus}) if self.shape is self else self.shape.cpus_by_node
 
     @cached_property
@@ -288,7 +298,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
         return {pair: link for link in self.links for pair in ((link.a, link.b), (link.b, link.a))}
 
     def describe(self) -> str:
-        """Summarises the node: `2 sockets, 8 NUMA nodes, CPUs 0-255, 8 GPUs, 10 NICs`, without what is not known."""
+        """Summarises the node: `2 sockets, 8 NUMA nodes, CPUs 0-255, 8 GPUs, 10 NICs`. Omits unknown numbers."""
         sockets = self.cpu_topology.sockets
         counts = {"socket": sockets, "NUMA node": len(self.nodes), "GPU": len(self.gpus), "NIC": len(self.nics)}
         known = {"socket": self.sockets_known, "NUMA node": self.nodes_known}

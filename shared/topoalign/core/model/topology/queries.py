@@ -1,4 +1,4 @@
-"""Answers questions about a node's hardware that several packages of the core ask."""
+"""Functions about a node's hardware that several packages of the core use."""
 
 from collections.abc import Mapping
 from itertools import combinations
@@ -11,7 +11,9 @@ from topoalign.core.model.topology.model import Gpu, Topology
 
 
 def pcie_class(topology: Topology, a: DeviceID, b: DeviceID) -> PcieClass:
-    """The class of the PCIe path between two devices. An unknown path is NODE if they share a NUMA node, else SYS."""
+    """
+    The class of the PCIe path between two devices. An unknown path is NODE if they share a NUMA node, otherwise SYS.
+    """
     link = topology.link_by_pair.get((a, b))
     if link is not None and link.pcie is not None:
         return link.pcie
@@ -30,7 +32,10 @@ def affinity(topology: Topology, device: DeviceID) -> tuple[int, ...]:
 
 
 def connection_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
-    """The score of a connection as in go-gpuallocator. Links between two cliques of a fabric do not count."""
+    """
+    The score of a connection, as in go-gpuallocator. Fabric links between GPUs of different cliques or clusters do not
+    count.
+    """
     link = topology.link_by_pair.get((a, b))
     if link is None:
         return PCIE_SCORE[pcie_class(topology, a, b)]
@@ -39,14 +44,16 @@ def connection_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
 
 
 MOST_LINKS_OF_A_GPU = 18
-"""Of an H100 and of a B200."""
+"""Number of NVLinks of an H100 or a B200."""
 
 
 @computed_once
 def links_to_switch(topology: Topology) -> Mapping[DeviceID, int]:
     """
-    GPU -> its links that end at a switch. A pasted matrix does not show the switch: there, GPUs are on one if a GPU has
-    more links to all peers together than any GPU has, and each pair has the smaller of both GPUs' largest counts.
+    GPU -> number of its links that end at a switch. A pasted matrix does not show the switch. In this case, the GPUs
+    are assumed to be on a switch if two conditions are met. First, the links of a GPU to all peers together are more
+    than any GPU has. Second, each pair has as many links as the smaller of the two GPUs' largest numbers of links to
+    one peer.
     """
     pairs = links_of_pairs(topology)
     unnamed = not any(gpu.switch_links for gpu in topology.gpus)
@@ -72,7 +79,7 @@ def links_of_pairs(topology: Topology) -> dict[DeviceID, list[int]]:
 
 
 def kept_apart(topology: Topology, a: DeviceID, b: DeviceID) -> bool:
-    """Whether both GPUs are known to be in fabrics beyond the node, and not in the same."""
+    """Whether both GPUs are known to belong to fabrics beyond the node, but to different ones."""
     fabrics = [gpu.fabric for gpu in (topology.gpu_by_id.get(a), topology.gpu_by_id.get(b)) if gpu is not None]
     return len(fabrics) == 2 and None not in fabrics and fabrics[0] != fabrics[1]
 
@@ -86,7 +93,7 @@ def offers_in_slots(topology: Topology) -> Mapping[DeviceID, Offer]:
 
 
 def gpu_of(topology: Topology, base: DeviceID) -> Gpu:
-    """The GPU itself, or that of which a MIG instance is a part."""
+    """The GPU with this id, or the GPU of the MIG instance with this id."""
     return topology.gpu_by_id[topology.parent_of(base)]
 
 

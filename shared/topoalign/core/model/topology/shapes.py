@@ -1,15 +1,15 @@
 """
-Shares the equal contents of many nodes' topologies in memory.
+Shares equal parts of the topologies of many nodes in memory.
 
 Machines of one model differ in the uuids of their GPUs and MIG instances. A shape is a topology in which these ids are
-replaced by their positions. `Shapes` keeps each shape once and makes the topology of a node of it, which shares with the
-shape every part that has no uuid: CPUs, NUMA nodes, bridges, NICs and their links. What depends on no uuid is computed for
-the shape alone. Parts are shared one by one as well, since machines of one model may differ in some bytes of memory.
+replaced by their positions. `Shapes` stores each shape once. The topology of a node shares with its shape all parts
+without uuids: CPUs, NUMA nodes, bridges, NICs and their links. Data that does not depend on uuids is computed only for
+the shape. Different shapes also share equal parts, because machines of one model can differ in some bytes of memory.
 
     GPU-5f0c…, GPU-1e7a… and the link between them: shape `gpu/0`, `gpu/1` and the link between these
 
-Equal machines have the same shape object, and uuids in the order of its positions (`device_positions`). A decision for a
-shape holds for each of them under its own ids.
+Machines that differ only in uuids have the same shape object, and `device_positions` maps its positions to their uuids.
+A decision for a shape is valid for each of these machines, with its own ids.
 """
 
 import hashlib
@@ -23,17 +23,19 @@ from topoalign.core.model.topology.derived_tables import SHAPE, computed_once
 from topoalign.core.model.topology.model import Gpu, Topology
 
 MOST_PARTS = 100_000
-"""Parts of topologies that are remembered; a cluster of 5,000 different machines has half as many."""
+"""Maximum number of cached parts of topologies. A cluster of 5,000 different machines has half as many."""
 MOST_BYTES = 64 * 2**20
-"""Of these parts in JSON, because one node can announce ever larger ones."""
+"""
+Maximum size of these parts in JSON. The limit is needed because one node could publish larger and larger topologies.
+"""
 UNSHARED = "others"
-"""The field of `Topology` that is left to each node: other plugins' devices, which few nodes have in common."""
+"""The field of `Topology` that is not shared: devices of other plugins, which few nodes have in common."""
 
 T = TypeVar("T")
 
 
 def device_positions(topology: Topology) -> Iterator[tuple[DeviceID, DeviceID]]:
-    """The positions of the GPUs and MIG instances, each with the uuid that it stands for."""
+    """The positions of the GPUs and MIG instances, each with the uuid of the device."""
     for gpu_number, gpu in enumerate(topology.gpus):
         yield DeviceID(f"gpu/{gpu_number}"), gpu.id
         for number, instance in enumerate(gpu.mig or ()):
@@ -41,7 +43,7 @@ def device_positions(topology: Topology) -> Iterator[tuple[DeviceID, DeviceID]]:
 
 
 def rename_devices(topology: Topology, names: Mapping[DeviceID, DeviceID]) -> Topology:
-    """The same hardware with other ids for these. Parts without any of them are the same objects."""
+    """The same hardware with renamed devices. `names`: old id -> new id. Fields without devices are not copied."""
     replace = msgspec.structs.replace
 
     def gpu_renamed(gpu: Gpu) -> Gpu:
@@ -67,7 +69,7 @@ def rename_devices(topology: Topology, names: Mapping[DeviceID, DeviceID]) -> To
 
 @computed_once
 def without_uuids(topology: Topology) -> Topology:
-    """The same hardware as another machine of its model might be: with ids of GPUs and MIG instances that none has."""
+    """The same hardware with positions instead of the uuids of GPUs and MIG instances."""
     return rename_devices(topology, {uuid: position for position, uuid in device_positions(topology)})
 
 
@@ -78,14 +80,15 @@ class Shapes:
         self._parts: dict[tuple[str, bytes], object] = {}
         """Field of `Topology`, and the SHA-256 of its value in JSON -> the value that all share."""
         self._bytes = 0
-        """Of all parts in JSON."""
+        """Size of all parts in JSON."""
         self._shapes: dict[tuple[int, ...], Topology] = {}
         """The identities of the shared values of all fields -> the shape."""
 
     def interned(self, topology: Topology) -> Topology:
         """
-        An equal topology that shares what it can with the others that were interned, and has their `shape`; the same one if
-        a uuid in it stands for two things. One with devices of other plugins has a shape of its own.
+        An equal topology with a `shape`, which shares equal parts with other interned topologies. If a uuid occurs for
+        two different devices, the result is `topology` itself. A topology with devices of other plugins has its own
+        shape.
         """
         names = dict(device_positions(topology))
         shape = self._shared(rename_devices(topology, {uuid: position for position, uuid in names.items()}))

@@ -1,8 +1,9 @@
 """
-Checks that a topology is consistent. Every reader of machines promises it, and every user of a `Topology` assumes it.
+Checks that a topology is consistent. All code that reads machines guarantees this, and all users of a `Topology` rely
+on it.
 
-Checked are names and references (a CPU's node exists, a link's devices exist, no bridge is its own ancestor),
-uniqueness, order, and sizes: a description that claims a million CPUs is a mistake or an attack.
+The checks cover names and references (a CPU's node exists, a link's devices exist, no bridge is its own ancestor),
+uniqueness, order, and sizes: a description with a million CPUs is a mistake or an attack.
 """
 
 import re
@@ -18,24 +19,27 @@ from topoalign.core.model.topology.mig import MigPlacement
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, Topology
 
 MOST_CPUS = 8_192
-"""The most that Linux can be built for (x86 MAXSMP, NR_CPUS 8192)."""
+"""The maximum for which Linux can be configured (x86 MAXSMP, NR_CPUS 8192)."""
 MOST_NODES = 1_024
-"""The most that Linux can be built for (NODES_SHIFT 10)."""
+"""The maximum for which Linux can be configured (NODES_SHIFT 10)."""
 MOST_GPUS = 128
-"""Eight times the largest single machine that is sold (16); composed ones reach 32."""
+"""Eight times as many as in the largest single machine on sale (16). Composed machines have up to 32."""
 MOST_NICS = 256
 MOST_BRIDGES = 4_096
 MOST_OTHERS = 65_536
 MOST_HANDED_OUT = 50_000
-"""Each takes 70 bytes at most in what is listed to the kubelet, whose gRPC takes no message above 4 MiB."""
+"""
+Maximum number of ids of devices that are handed out. In the list for the kubelet, each needs at most 70 bytes, and the
+kubelet's gRPC accepts messages of at most 4 MiB.
+"""
 DEVICE_NODE = re.compile(r"/dev/(?:kfd|dri/(?:card|renderD)[0-9]{1,4}|accel/accel[0-9]{1,4})")
-"""The device nodes of GPUs that a container may get: the kernel's classes drm and accel, and AMD's kfd."""
+"""The device nodes of GPUs that a container can get: the kernel's classes drm and accel, and AMD's kfd."""
 LARGEST_MEMORY = 1 << 60
 """Bytes."""
 MOST_PROFILES = 64
-"""NVML counts 18."""
+"""NVML defines 18."""
 MOST_SLICES = 64
-"""Of a GPU, and as many places has a profile: eight times what GPUs have."""
+"""Maximum number of memory slices of a GPU, and of placements of a profile: eight times the number that GPUs have."""
 MOST_FABRIC_LINKS = 999
 REMEDY = "correct the description of the machine; `topoalign topo import` writes a whole one"
 
@@ -56,7 +60,10 @@ def validate(topology: Topology) -> None:
 
 
 def check_bounds(topology: Topology) -> None:
-    """Checks sizes alone, which every receiver of a topology must: unusual hardware passes. Raises InvalidField."""
+    """
+    Checks only limits that every receiver of a topology must check, so that unusual hardware is accepted. Raises
+    InvalidField.
+    """
     for path, ids in (
         ("nodes", topology.node_ids),
         ("cpus", tuple(cpu.node for cpu in topology.cpus)),
@@ -152,7 +159,7 @@ def _check_gpus(gpus: Sequence[Gpu], nodes: set[int]) -> None:
 
 
 def _check_device_nodes(gpus: Sequence[Gpu]) -> None:
-    # a forged topology could otherwise give a disk of the host to a container
+    # otherwise, a forged topology could give a container access to a disk of the host
     for i, gpu in enumerate(gpus):
         for node in gpu.device_nodes:
             if not DEVICE_NODE.fullmatch(node):
@@ -212,7 +219,9 @@ def _others(topology: Topology) -> None:
 
 
 def _offers(topology: Topology) -> None:
-    """Each device is offered once, whole, in slices, in slots or in units, and not together with its parts."""
+    """
+    Checks that each device is offered only once: whole, in slices, slots or units, and not together with its parts.
+    """
     known = {*topology.gpu_by_id, *topology.nic_by_id, *topology.parents}
     wholes = {
         topology.parents[base] for offer in topology.offers or () for base in offer.devices if base in topology.parents

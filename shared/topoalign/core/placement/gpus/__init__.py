@@ -1,5 +1,5 @@
 """
-The device policies for GPUs, one module each, and the scores of links that they compare.
+The device policies for GPUs, and the scores of links that they compare.
 
-The table of all policies is in `placement.preference`.
+The table of all device policies is `PLACEMENTS` in `placement.preference`.
 """

@@ -1,17 +1,18 @@
 """
-Scores sets of GPUs: above all by their weakest seam, which measures how fast a collective runs on a set.
+Scores sets of GPUs, first by their weakest seam, which measures how fast a collective runs on a set.
 
 A set can be divided into two parts in many ways. The seam is the weakest of these divisions, which is the minimum cut of the
-set: the number of fabric links (NVLink, xGMI) between both parts or, where none connects them, the best PCIe path between
-them. Every ring crosses every division, so no collective on the set is faster than its seam. The order of NCCL 2.30.7's own
-graph search agrees with it more often than with the sum of all links (docs/decisions/0020).
+set: the number of fabric links (NVLink, xGMI) between both parts or, if there are none, the best PCIe path between
+them. Every ring crosses every division, so no collective on the set is faster than its seam. The graph search of NCCL
+2.30.7 ranks sets as the seam does more often than as the sum of all links does (docs/decisions/0020).
 
     DGX-1V, GPUs 0 to 3: 0 and 3 are linked by two NVLinks, 0 and 1 by one, …; the weakest division has 4 NVLinks
     GPUs 0, 1, 4, 5: {0, 4} and {1, 5} are linked by 2 NVLinks, all other divisions by more: the seam is 2 NVLinks
     GPUs 0 and 5: no NVLink, PCIe across sockets
 
-Any fabric link is stronger than any PCIe path. At an NVSwitch every GPU reaches every other with all of its links, so the
-seam is that of the GPU with the fewest links. The seam does not include measured bandwidth, congestion or other jobs.
+Any fabric link is stronger than any PCIe path. At an NVSwitch, each GPU reaches each other GPU with all of its links,
+so the seam is the number of links of the GPU with the fewest. The seam does not include measured bandwidth, congestion
+or other jobs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -49,11 +50,14 @@ def total_score(scores: Scores, members: Iterable[int]) -> int:
 
 
 def grow_set(strength: Scores, among: Iterable[int], seed: Sequence[int], size: int, to_free: Sequence[int]) -> Members:
-    """Adds to the seed what has the strongest links to the members, of equals what has the fewest `to_free` GPUs."""
+    """
+    Grows the seed to `size` devices. Each added device has the strongest links to the members. Of equal devices, it has
+    the lowest `to_free`: the sum of the scores of its links to free GPUs.
+    """
     members = list(seed)
     gain = [-inf] * len(strength)
     for other in among:
-        gain[other] = -to_free[other] * 1e-9  # too little to decide but between equals
+        gain[other] = -to_free[other] * 1e-9  # small enough to decide only between equal ones
     for member in members:
         gain[member] = -inf
     for row in map(strength.__getitem__, seed):
@@ -74,7 +78,7 @@ PCIE_GBPS = {
     PcieClass.NODE: 20.0,
     PcieClass.SYS: 12.0,
 }
-"""GB/s that stand for a PCIe path where sets are compared by bandwidth: x16 of generation 4. The seam itself needs none."""
+"""Assumed GB/s of PCIe paths, to compare sets by bandwidth: x16 of generation 4. The seam itself does not need them."""
 
 PCIE_TEXT = {
     PcieClass.PSB: "PCIe on one board",
@@ -85,7 +89,7 @@ PCIE_TEXT = {
     PcieClass.SYS: "PCIe across sockets",
 }
 NOT_JOINED = {"not-started", "in-progress", "failed"}
-"""States of a fabric (`Gpu.fabric_state`) in which NVLinks carry nothing."""
+"""States of a fabric (`Gpu.fabric_state`) in which NVLinks carry no data."""
 CLASS_OF_SCORE = {score: path for path, score in PCIE_SCORE.items()}
 
 
@@ -93,19 +97,19 @@ class Seam(NamedTuple):
     """The connection across the weakest division of a set. Of two seams the greater one is the stronger one."""
 
     fabric_links: int
-    """Fabric links (NVLink, xGMI) across; 0: none connects both parts."""
+    """Number of fabric links (NVLink, xGMI) between both parts."""
     pcie: int = 0
-    """Score of the best PCIe path across (`PCIE_SCORE`) where no fabric link connects both parts; else 0."""
+    """Score of the best PCIe path between both parts (`PCIE_SCORE`). 0 if fabric links connect them."""
 
     def bandwidth(self, model: str = "") -> float:
-        """GB/s across between GPUs of this product name: 20 for each fabric link where the model is unknown."""
+        """GB/s between both parts, for GPUs of this product name. For an unknown model, 20 for each fabric link."""
         if self.fabric_links:
             known = link_type(model)
             return self.fabric_links * (known.gbps if known else 20.0)
         return PCIE_GBPS[CLASS_OF_SCORE[self.pcie]] if self.pcie in CLASS_OF_SCORE else 0.0
 
     def text(self, model: str = "") -> str:
-        """For people: `4 NVLinks, 80 GB/s`, `PCIe across sockets`; `one GPU` where there is nothing to divide."""
+        """Human-readable: `4 NVLinks, 80 GB/s`, `PCIe across sockets`. `one GPU` if there is nothing to divide."""
         if not self.fabric_links:
             return PCIE_TEXT[CLASS_OF_SCORE[self.pcie]] if self.pcie in CLASS_OF_SCORE else "one GPU"
         links = f"{self.fabric_links} {link_name(model)}{'s' if self.fabric_links > 1 else ''}"
@@ -120,11 +124,13 @@ class Links(NamedTuple):
     """The links of some GPUs, by their positions."""
 
     strength: Scores
-    """For each pair 100 per NVLink, plus the score of its PCIe path. NVLinks count 0 where a fabric separates the pair."""
+    """
+    For each pair: 100 per NVLink, plus the score of its PCIe path. NVLinks do not count if a fabric separates the pair.
+    """
     switch: Sequence[tuple[object, int]]
-    """For each GPU the NVSwitch fabric that its NVLinks end at and their number; 0 links: at none. Empty: not known."""
+    """For each GPU: the NVSwitch fabric of its NVLinks, and their number. 0 links: no NVSwitch. Empty: unknown."""
     model: str = ""
-    """Product name of the GPUs. Empty: not known, or they differ."""
+    """Product name of the GPUs. Empty: unknown, or they differ."""
 
 
 @computed_once
@@ -169,7 +175,7 @@ def weakest_seam(links: Links, members: Sequence[int]) -> Seam:
 
 
 def _weakest_of_tree(strength: Sequence[Sequence[int]]) -> int:
-    """The weakest edge of a maximum spanning tree (Prim): the best path across the division where that is worst."""
+    """The weakest edge of a maximum spanning tree (Prim): the best path between both parts of the weakest division."""
     best = list(strength[0])
     rest = set(range(1, len(strength)))
     weakest = max(best)
@@ -184,7 +190,7 @@ def _weakest_of_tree(strength: Sequence[Sequence[int]]) -> int:
 
 
 def minimum_cut(weights: list[list[int]]) -> int:
-    """The least weight between two parts of at least two vertices: Stoer and Wagner, 1997. Changes `weights`."""
+    """The minimum cut of a graph with at least two vertices (Stoer and Wagner, 1997). Changes its edge `weights`."""
     vertices = list(range(len(weights)))
     least = sum(weights[0])
     while len(vertices) > 1:
@@ -205,17 +211,17 @@ def minimum_cut(weights: list[list[int]]) -> int:
 
 
 MOST_KEPT = 4096
-"""Scores of each kind that are cached: for a machine with eight GPUs those of all 256 sets."""
+"""Maximum number of cached scores of each kind. A machine with eight GPUs has 256 sets."""
 
 Asked = tuple[object, ...]
-"""What an answer depends on."""
+"""The key of a cached answer: everything that it depends on."""
 
 
 class SetScorer:
     """Scores sets of GPUs of one machine. Keep one per machine."""
 
     def __init__(self, scores: Scores, links: Links | None = None) -> None:
-        """`scores`: of all pairs (`connection_score`); `links`: None where nothing but the scores is known."""
+        """`scores`: of all pairs (`connection_score`). `links` None: only the scores are known."""
         self.scores = scores
         self.links = Links(scores, ()) if links is None else links
         # cached, because the same GPUs stay free between two pods
@@ -229,18 +235,18 @@ class SetScorer:
         return [[strength // NVLINK_SCORE for strength in row] for row in self.links.strength]
 
     def most_links(self, members: Members) -> int:
-        """An upper bound for the fabric links of its seam: those of the member that has the fewest to the others."""
-        if any(count for _, count in self.links.switch):  # known at once
+        """An upper bound for the fabric links of the set's seam: the minimum number from a member to all others."""
+        if any(count for _, count in self.links.switch):  # computed fast
             return self.seam(members).fabric_links
         rows = map(self._fabric_links.__getitem__, members)
         return min([sum([row[other] for other in members]) for row in rows], default=0)
 
     def describe(self, members: Members) -> str:
-        """The seam of a set for people: `4 NVLinks, 80 GB/s`."""
+        """The seam of a set as human-readable text: `4 NVLinks, 80 GB/s`."""
         return self.seam(members).text(self.links.model)
 
     def links_to(self, free: Iterable[int]) -> Sequence[int]:
-        """For each GPU of the machine the sum of the scores of its links to these GPUs."""
+        """For each GPU of the machine, the sum of the scores of its links to these GPUs."""
         columns = tuple(free)
         return [sum([row[column] for column in columns]) for row in self.scores]
 
@@ -253,23 +259,23 @@ class SetScorer:
         return self._chosen[asked]
 
 
-# NICs: a NIC is local to a GPU if nothing but PCIe switches is between them (PIX, PXB) or, on Grace, if both are at the
-# same CPU. One local GPU is enough for a set: NCCL's PXN moves the data of the other members through it. A NIC that is
-# local to none is near if it is on the NUMA node of a member. Example of one NIC near each of GPU-0 to GPU-3:
+# NICs: a NIC is local to a GPU if only PCIe switches are between them (PIX, PXB) or, on Grace, if both are at the same
+# CPU. One local GPU is enough for a set: NCCL's PXN transfers the data of the other members through it. A NIC that is
+# local to no member is near if it is on the NUMA node of a member. Example: GPU-0 to GPU-3 have one local NIC each.
 #
-#     wanted 2, free near GPU-1 and GPU-3: the set GPU-0, GPU-1 has 1 local NIC, GPU-1, GPU-3 has 2
+#     2 NICs requested, those of GPU-1 and GPU-3 free: GPU-0 and GPU-1 have 1 local NIC, GPU-1 and GPU-3 have 2
 
 
 THROUGH_SWITCHES = (PcieClass.PSB, PcieClass.PIX, PcieClass.PXB)
 
 
 class NicLocality(NamedTuple):
-    """Of one NIC."""
+    """The GPUs that one NIC is local to and near."""
 
     local: frozenset[int]
     """The GPUs that it is local to, by their positions."""
     near: frozenset[int]
-    """The same and the GPUs on its NUMA node."""
+    """These GPUs, and the GPUs on its NUMA node."""
 
 
 class Nics(NamedTuple):
@@ -283,7 +289,7 @@ NO_NICS = Nics(0, ())
 
 
 def count_nics(nics: Nics, members: Sequence[int]) -> tuple[int, int]:
-    """How many of the wanted NICs can be local to a member of the set, and how many near."""
+    """The number of wanted NICs that can be local to a member of the set, and the number that can be near."""
     if not nics.wanted:
         return 0, 0
     local = sum(not nic.local.isdisjoint(members) for nic in nics.free)

@@ -1,8 +1,8 @@
 """
-Defines a device policy: it chooses the GPUs of a container from those that its NUMA affinity leaves.
+Defines the interface of device policies, which choose a container's GPUs from those that its NUMA affinity allows.
 
-A policy is a module with its class, a line in PLACEMENTS and its name in `Placement`. Code elsewhere asks its methods, and
-never which policy it is.
+A policy is a class, a line in PLACEMENTS and a name in `Placement`. Other code calls its methods, and never compares
+its name.
 """
 
 from abc import ABC, abstractmethod
@@ -15,38 +15,40 @@ from topoalign.core.placement.partition import best_split
 
 
 class GpuChoice(NamedTuple):
-    """The question to a device policy: how many GPUs of which. GPUs are named by their positions on the machine."""
+    """The input of a device policy. GPUs are identified by their positions on the machine."""
 
     scorer: SetScorer
-    """Of all GPUs of the machine."""
+    """The scorer of the machine's GPUs."""
     available: Sequence[int]
     required: Sequence[int]
-    """Some of those that are available; all of them have to be in the set."""
+    """Available GPUs that must be in the set."""
     size: int
-    """At least 1 and as many as are required, at most as many as are available."""
+    """The number of GPUs to choose: at least 1 and len(required), at most len(available)."""
     free: frozenset[int] = frozenset()
-    """All GPUs that nobody holds, those that are not offered here included."""
+    """All GPUs that no container holds, including those that are not available for this choice."""
     nics: Nics = NO_NICS
     """The NICs that the container could get with them."""
 
 
 class DevicePolicy(ABC):
-    """Base of the device policies: a policy without anything to explain about the sets that it did not choose."""
+    """
+    Base class of the device policies. By default, a policy explains nothing about the sets that it did not choose.
+    """
 
     @abstractmethod
     def choose(self, asked: GpuChoice) -> Members:
-        """Chooses a set of `size` of the available GPUs that holds all required ones; () for no preference."""
+        """Chooses a set of `size` available GPUs that has all required ones. (): no preference."""
 
     def uncompared(self, asked: GpuChoice) -> str:
-        """Explains what was not compared, as the end of a sentence about the chosen set; empty: all was compared."""
+        """Explains which sets were not compared, as the end of a sentence about the chosen set. Empty: all were."""
         return ""
 
     def weigh(self, asked: GpuChoice, chosen: Members) -> Callable[[Members], str]:
-        """Returns a function that explains why another set lost against the chosen one; empty text: no reason known."""
+        """Returns a function that explains why another set lost against the chosen one. Empty text: unknown."""
         return lambda other: ""
 
 
-# simple: the GPUs that must be in the set, then the lowest indexes. Knows nothing of links.
+# simple: the GPUs that must be in the set, then the lowest indexes. Links do not count.
 
 
 class Simple(DevicePolicy):
@@ -60,8 +62,8 @@ class Simple(DevicePolicy):
 
 # static-dgx: fixed sets of GPUs for three machines that NVIDIA built (go-gpuallocator 876e7b7).
 #
-# The rule: the first set of the table that holds all required GPUs and whose members are all available; no set, no
-# preference. Positions are NVML's indexes, so the tables hold only for these very machines.
+# The rule: the first set of the table that has all required GPUs and whose members are all available. Without such a
+# set, there is no preference. Positions are NVML's indexes, so the tables are valid only for these machines.
 
 
 Tables = Mapping[int, Sequence[Sequence[int]]]
@@ -81,25 +83,25 @@ class StaticSets(DevicePolicy):
         self.tables = tables
 
     def choose(self, asked: GpuChoice) -> Members:
-        """Chooses the first set of the table that holds all required GPUs and is available; () if there is none."""
+        """Chooses the first available set of the table that has all required GPUs; () if there is none."""
         for members in self.tables.get(asked.size, ()):
             if {*asked.required} <= {*members} <= {*asked.available}:
                 return tuple(members)
         return ()
 
 
-# best-effort: the best connected GPUs, without spoiling what is left for the next container.
+# best-effort: well connected GPUs, such that the next container can get well connected GPUs, too.
 #
-# A node's GPUs are not equal to one another: two of them may share an NVLink, a PCIe switch, a socket or nothing but
-# the machine. Taking the best set of four may break up the best pairs, so whole ways of splitting the free GPUs are
-# compared.
+# The pairs of a node's GPUs differ: they can be connected by NVLinks, or share a PCIe switch or a socket, or only the
+# machine. The best set of four can split the best pairs. So complete partitions of the free GPUs are compared.
 #
-# The rule (go-gpuallocator 876e7b7, bestEffort): split all free GPUs into sets of the size asked for, with what is left
-# over as one smaller set, so that the scores of all sets add up to the most; all required GPUs lie in one set of full
-# size. Of such a split the best set is the answer; of equals the one with the lowest indexes, so that no tie is left to
-# chance. Two defects of the original are not copied: an answer with a hole in it, and a kept split that is overwritten.
+# The rule (go-gpuallocator 876e7b7, bestEffort): of all partitions of the free GPUs into sets of the requested size,
+# and one smaller set of the remaining GPUs, use the one with the highest sum of the scores of its sets. All required
+# GPUs are in one set of full size. The answer is the best set of this partition. Of equal sets, it is the one with the
+# lowest indexes, so that the answer is deterministic. Two defects of the original are not repeated: an answer in which
+# a GPU is missing, and a best partition that is overwritten.
 #
-# How it is found, and where it is not exact: `topoalign.core.placement.partition`.
+# `topoalign.core.placement.partition` describes the search, and when it is not exact.
 
 
 NOTHING = frozenset[int]()

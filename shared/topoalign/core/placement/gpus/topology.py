@@ -1,24 +1,28 @@
 """
-Policy `topology`: chooses the set of GPUs on which a collective runs fastest; of equally fast sets the one that
-fragments the rest the least.
+Policy `topology`: chooses the set of GPUs on which a collective runs fastest. Of equally fast sets, it chooses the one
+that fragments the remaining GPUs least.
 
 Sets are compared by one key, element by element:
 
-1. the weakest seam of the set (`seam`): NVLinks across its weakest division, else the PCIe path across. The strongest wins;
-2. NICs, where the container asks for some: how many of these can be local to a member, then near one (`nics`);
-3. the links that the set cuts: the scores of all links between its members and the GPUs that stay free. The fewest win, so
-   pairs and groups of free GPUs stay whole for the next container;
-4. the links of its own: the scores of all links among its members. The most win;
+1. the weakest seam of the set: the NVLinks between the two parts of its weakest division or, without NVLinks, the PCIe
+   path between them. The strongest wins;
+2. NICs, if the container requests some: the number that can be local to a member, then the number that can be near one.
+   The highest wins;
+3. the links that the set cuts: the sum of the scores of all links between its members and the GPUs that stay free. The
+   lowest wins, so pairs and groups of free GPUs stay complete for the next container;
+4. the links within the set: the sum of the scores of all links among its members. The highest wins;
 5. the lowest indexes.
 
-    8 GPUs at an NVSwitch with 18 NVLinks each, GPU-0 without any: 4 GPUs are 1, 2, 3 and 4, and never GPU-0 (seam)
-    the same machine, 1 GPU: GPU-0, because it cuts no NVLink
-    4 linked pairs, GPU-1 is held: 1 GPU is GPU-0, because all others have a free partner
+    8 GPUs at an NVSwitch with 18 NVLinks each, but GPU-0 has none
+    a request for 4 GPUs: GPU-1, GPU-2, GPU-3 and GPU-4, never GPU-0, because of the seam
+    a request for 1 GPU: GPU-0, because it cuts no NVLink
+    4 linked pairs, GPU-1 is held: a request for 1 GPU gets GPU-0, because all others have a free partner
 
-All sets are compared up to 126 sets (as many as nine GPUs have) and nine GPUs a set; beyond that, those that grow from a
-GPU of each kind by the strongest links, and the set that is left when the GPUs with the weakest links are removed one by
-one; NICs have no influence on what grows. On machines whose links form a hierarchy, such as PCIe switches, and at an
-NVSwitch the strongest seam is among these sets.
+All sets are compared if there are at most 126 (the number of sets of four of nine GPUs), of at most nine GPUs each.
+Otherwise, these sets are compared: the sets that grow by the strongest links, one from a GPU of each kind, and the set
+that remains when the GPUs with the weakest links are removed one by one. NICs do not influence these sets. If the links
+of the machine form a hierarchy, such as PCIe switches, or go through an NVSwitch, the set with the strongest seam is
+among them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -32,22 +36,22 @@ from topoalign.core.placement.gpus.bandwidth import NO_NICS, Members, Nics, Scor
 from topoalign.core.placement.gpus.device_policy import DevicePolicy, GpuChoice
 
 MOST_COMPARED = comb(9, 4)
-"""Sets: all there are of nine GPUs."""
+"""Maximum number of sets of which all are compared: the sets of four of nine GPUs."""
 MOST_IN_A_SET = 9
-"""GPUs of the sets of which all are compared."""
+"""Maximum number of GPUs in a set if all sets are compared."""
 MOST_GROWN = 8
-"""Sets that grow whose seam is computed. The minimum cut of 33 of 64 GPUs takes some 10 ms."""
+"""Maximum number of grown sets whose seam is computed. The minimum cut of 33 of 64 GPUs takes about 10 ms."""
 
 
 class ByTopology(DevicePolicy):
     """topoalign's own device policy: chooses the set with the best key, by the rule of this module."""
 
     def choose(self, asked: GpuChoice) -> Members:
-        """Chooses the set with the best key that holds all required GPUs."""
+        """Chooses the set with the best key that has all required GPUs."""
         return by_topology(asked.scorer, asked.available, asked.required, asked.size, asked.free, asked.nics)
 
     def uncompared(self, asked: GpuChoice) -> str:
-        """Explains that there are more sets than are compared."""
+        """Explains that there are too many sets to compare all. Empty: all sets are compared."""
         others = len(asked.available) - len(asked.required)
         more = asked.size - len(asked.required)
         if compares_all(others, more):
@@ -55,13 +59,13 @@ class ByTopology(DevicePolicy):
         return f", of the sets that grow from each GPU: all {comb(others, more)} are too many to compare"
 
     def weigh(self, asked: GpuChoice, chosen: Members) -> Callable[[Members], str]:
-        """Returns a function that names the first element of the key by which another set lost against this one."""
+        """Returns a function that names the first element of the key by which another set lost against `chosen`."""
         sets = SetOrder(asked.scorer, asked.free.union(asked.available), asked.nics)
         return lambda other: sets.difference(other, chosen)
 
 
 def compares_all(gpus: int, size: int) -> bool:
-    """Whether all sets of this size of so many GPUs are compared. The seams of many large sets would take too long."""
+    """Whether all sets of this size of `gpus` GPUs are compared. The seams of many large sets would take too long."""
     return comb(gpus, size) <= MOST_COMPARED and size <= MOST_IN_A_SET
 
 
@@ -90,7 +94,7 @@ class SetOrder:
             (-seam.fabric_links, -seam.pcie),  # the strongest seam,
             (-local, -near),  # then the most wanted NICs that are local to a member, then near one,
             self.cut(members),  # then the fewest links cut,
-            -self.scorer.own(members),  # then the most links of its own,
+            -self.scorer.own(members),  # then the most links within the set,
             members,  # then the lowest indexes
         )
 
@@ -100,7 +104,7 @@ class SetOrder:
         return -self.scorer.most_links(members), (-local, -near), self.cut(members), members
 
     def first(self, sets: Iterable[Members]) -> Members:
-        """The first of these sets (at least one). The costly minimum cut is computed only where it may decide."""
+        """The first of these sets (at least one). The expensive minimum cut is computed only if it can decide."""
         bounds = sorted(((self.scorer.most_links(members), members) for members in sets), reverse=True)
         best: Rank | None = None
         for most, members in bounds:
@@ -137,7 +141,7 @@ def by_topology(
     free: Iterable[int] = (),
     nics: Nics = NO_NICS,
 ) -> Members:
-    """The `size` available positions with the best key. `free`: all GPUs that nobody holds, also where not offered."""
+    """The `size` available positions with the best key. `free`: all GPUs that no container holds, available or not."""
     everything = frozenset((*free, *available))
 
     def choose() -> Members:
@@ -152,7 +156,7 @@ def by_topology(
 def candidate_sets(
     order: SetOrder, available: Sequence[int], required: Collection[int], size: int
 ) -> Iterable[Members]:
-    """The sets to compare, each ascending: all of them, or beyond MOST_COMPARED those that grow well."""
+    """The sets to compare, each ascending: all sets or, if these are too many, the best grown sets."""
     others = [position for position in sorted(available) if position not in required]
     if compares_all(len(others), size - len(required)):
         if not required:
@@ -160,7 +164,7 @@ def candidate_sets(
         return (tuple(sorted((*required, *some))) for some in combinations(others, size - len(required)))
     strength = order.scorer.links.strength
     seeds: Iterable[tuple[int, ...]] = [()]
-    if len(required) < size:  # one of all GPUs whose links to the available ones have the same strengths
+    if len(required) < size:  # one GPU of each group whose links to the available GPUs have the same strengths
         columns = itemgetter(*available)
         alike = {tuple(sorted(columns(strength[other]))): (other,) for other in reversed(others)}
         seeds = alike.values()
@@ -171,7 +175,7 @@ def candidate_sets(
 
 
 def _peel(strength: Scores, among: Iterable[int], required: Members, size: int) -> Members:
-    """Removes the GPU with the weakest links to the others, of equals the last, until `size` are left."""
+    """Removes the GPU with the weakest links to the others, of equal ones the last, until `size` GPUs remain."""
     members = {*among, *required}
     links = {member: sum([strength[member][other] for other in members]) for member in members}
     removable = {member: links[member] for member in sorted(members.difference(required), reverse=True)}

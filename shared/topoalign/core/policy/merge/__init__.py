@@ -1,6 +1,6 @@
 """
-Merges the providers' hints into one: as the kubelet does it, and as mode `best` does it.
+Merges the providers' hints into one, as the kubelet does or as mode `best` does.
 
-`kubelet_merge` gives the kubelet's result, `narrowest_fit` is the merge of mode `best`. Which of them a topology
-policy calls is in the policy's own module.
+`kubelet_merge` has the kubelet's merge, and `narrowest_fit` the merge of mode `best`. The module of each topology
+policy defines which of them it calls.
 """

@@ -1,6 +1,6 @@
 """
 Chooses the best of several sets of NUMA nodes: the fewest nodes, then the first in the order of the caller if there is
-one, then the closest to one another if asked for, then the lowest.
+one, then the closest to one another if distances are given, then the lowest.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +12,7 @@ Distances = Mapping[int, Mapping[int, int]]
 """NUMA node id -> NUMA node id -> distance."""
 
 MaskOrder = Callable[[Mask], tuple[Any, ...]]
-"""What sorts equally narrow sets of NUMA nodes, the best first."""
+"""Mask -> sort key among equally narrow sets of NUMA nodes. The best set has the lowest key."""
 
 
 def choose_narrowest_mask(masks: Iterable[Mask], distances: Distances | None, order: MaskOrder | None = None) -> Mask:
@@ -33,7 +33,7 @@ def choose_narrowest_mask(masks: Iterable[Mask], distances: Distances | None, or
 
 
 def distance_sum(mask: Mask, distances: Distances) -> int:
-    """The sum of distances over all ordered pairs of nodes, a node with itself included."""
-    # The kubelet divides it by the number of pairs; only masks of equal size are compared, so the sum orders alike.
+    """The sum of the distances over all ordered pairs of nodes, including each node with itself."""
+    # The kubelet divides it by the number of pairs. Only masks of equal size are compared, so the order is the same.
     nodes = nodes_of(mask)
     return sum(distances[a][b] for a in nodes for b in nodes)

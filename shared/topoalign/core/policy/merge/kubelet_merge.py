@@ -1,19 +1,20 @@
 """
 Merges the providers' hints, as the kubelet does, into the one to which everything of a container is aligned.
 
-The rule (kubelet v1.36.3, topologymanager): take one hint of every list and AND their masks; that is a candidate, and it is
-preferred only if all its hints are and their masks are equal. The best candidate is the narrowest preferred one. If there
-is none, it is the widest that does not exceed B, the width of the greediest resource's narrowest hint; if there is none
-either, the narrowest of all.
+The rule (kubelet v1.36.3, topologymanager): a candidate is the AND of the masks of one hint from each list. It is
+preferred only if all its hints are preferred and have the same mask. The best candidate is the narrowest preferred one.
+If none is preferred, it is the widest one with at most B NUMA nodes or, if there is none, the narrowest of all. Of the
+narrowest hints of all lists, B is the number of NUMA nodes of the widest (kubelet: `BestNonPreferredAffinityCount`).
 
-The kubelet walks through all combinations, of which 8 NUMA nodes and 5 resources have 10^12. The same result is computed
+The kubelet tries all combinations of hints: 10^12 for 5 resources on 8 NUMA nodes. This module computes the same result
 with less work:
 
-- A candidate is preferred only where every list has that very mask as a preferred hint, or a preferred hint for any node:
-  intersecting sets finds these, and a search finds those of rules.
-- Otherwise only the set of AND masks counts. For a mask m, the combinations whose AND contains m number the product over
-  the lists of "hints that contain m"; taking from that the combinations whose AND is larger leaves those whose AND is m.
-  Both steps are sums over supersets.
+- A mask is a preferred candidate only if every list has a preferred hint that has this mask or is for any node. For
+  lists, an intersection of sets finds these masks. For rules (`HintRule`), a search finds them.
+- If no candidate is preferred, only the set of all candidate masks matters. A combination has an AND that contains the
+  mask m if each of its masks contains m. So the number of these combinations is a product: for each list, how many of
+  its masks contain m. Minus the combinations whose AND is larger than m, it is the number of those whose AND is exactly
+  m. If it is not zero, m is a candidate. Both steps are sums over supersets (`_over_supersets`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -35,14 +36,17 @@ NO_AFFINITY = TopologyHint(None, False)
 
 
 def offers_of_providers(providers: Iterable[ProviderHints]) -> list[tuple[TopologyHint, ...] | HintRule]:
-    """Turns the providers' answers into offers: no opinion is any node, preferred; an empty list any, not preferred."""
+    """
+    Turns the providers' answers into offers. No opinion becomes a preferred hint for any node, and an empty list a hint
+    for any node that is not preferred.
+    """
     return [
         each for provider in providers for each in (map(offer_of_hints, provider.values()) if provider else ((ANY,),))
     ]
 
 
 def offer_of_hints(hints: Hints) -> tuple[TopologyHint, ...] | HintRule:
-    """The offer that hints of one resource stand for: any node, preferred for None and not preferred for ()."""
+    """The offer for the hints of one resource: if None, `ANY`; if (), `NO_AFFINITY`; otherwise the hints themselves."""
     return (ANY,) if hints is None else hints or (NO_AFFINITY,)
 
 
@@ -76,7 +80,7 @@ def narrowest_width(hints: Sequence[TopologyHint]) -> int:
 def _preferred_mask(
     offers: Sequence[Offer], machine: Mask, distances: Distances | None, work: NumaSearchBudget
 ) -> Mask | None:
-    """The best mask that each offer prefers, or where it prefers any node; None if there is none."""
+    """The best mask that all offers prefer, or None. An offer with a preferred hint for any node prefers every mask."""
     rules = [offer for offer in offers if isinstance(offer, HintRule)]
     lists = [{hint.affinity for hint in offer if hint.preferred} for offer in offers if not isinstance(offer, HintRule)]
     named = {mask for each in lists for mask in each} | {mask for rule in rules for mask in rule.besides}
@@ -125,9 +129,9 @@ def common(named: Sequence[Collection[Mask]], machine: Mask) -> list[Mask]:
 
 def _over_supersets(values: list[int], combine: Callable[[int, int], int]) -> list[int]:
     """
-    With `add`, gives each subset the sum over all its supersets; with `sub`, takes that back. One pass per node combines
-    each subset without the node with the one that has it, and leaves the lowest node as the highest; after all passes the
-    subsets are in their first order.
+    With `add`, returns for each subset the sum over all its supersets (zeta transform). With `sub`, reverses this
+    (Moebius transform). Each pass handles the node of the lowest bit: it combines each subset without this node with
+    the same subset plus this node, and makes the bit the highest one. After all passes, the order is the original one.
     """
     for _ in range(len(values).bit_length() - 1):
         having = values[1::2]

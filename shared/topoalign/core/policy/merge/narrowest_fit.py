@@ -1,13 +1,13 @@
 """
 Merges hints as topoalign does (mode `best`): to the narrowest NUMA nodes on which everything fits.
 
-A container is aligned to some nodes if each of its resources has a hint that lies within them; whether that hint is those
-very nodes does not matter. The fewest nodes win, then those with the best connected GPUs (`MaskOrder`), then the closest to
-one another, then the lowest. They are preferred if they are no more than the greediest resource needs by itself, for then
-nothing could be narrower.
+A container fits on a set of NUMA nodes if each of its resources has a hint that is a subset of it. The smallest set
+wins, then the one with the best connected GPUs (`MaskOrder`), then the one whose nodes are closest to one another, then
+the lowest. The result is preferred if it has as many nodes as the narrowest hint of the resource that needs the most
+nodes, because then no smaller set can fit.
 
-The kubelet's merge wants all resources to prefer the very same nodes instead. A pod with one GPU and CPUs of two nodes, say,
-has no such nodes at all, and `restricted` refuses it there on an empty machine.
+In the kubelet's merge, a hint is preferred only if all resources prefer exactly the same nodes. For a pod with one GPU
+and with CPUs of two nodes, there are no such nodes. So the kubelet's `restricted` refuses it even on an empty machine.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from topoalign.core.policy.merge.closest_numa import Distances, MaskOrder, choos
 from topoalign.core.policy.merge.kubelet_merge import Offer, narrowest_width
 
 MOST_COMPARED = 64
-"""Equally narrow masks that one search finds, the lowest first; the best of them is taken."""
+"""Maximum number of equally narrow masks that one search finds, the lowest first. The best one is chosen."""
 
 
 def narrowest_fit(
@@ -34,9 +34,10 @@ def narrowest_fit(
     order: MaskOrder | None = None,
 ) -> TopologyHint:
     """
-    Returns the narrowest hint that has room for one hint of each offer; the whole machine, not preferred, if there is none,
-    and any node if no offer names one. Of more than MOST_NODES NUMA nodes the lowest MOST_COMPARED masks that a search
-    finds are compared. Raises TooMuchWork if the narrowest is not found within the limit on work.
+    Returns a hint with the narrowest mask that contains a hint of each offer. If there is no such mask, the hint is for
+    the whole machine and not preferred. If no offer names a NUMA node, it is for any node. With more than MOST_NODES
+    NUMA nodes, only the lowest MOST_COMPARED masks of each search are compared. Raises TooMuchWork if the narrowest
+    mask is not found within the limit on work.
     """
     work = work or NumaSearchBudget()
     offers = [
@@ -63,7 +64,7 @@ def narrowest_fit(
 
 
 def _places_request(offer: Offer) -> bool:
-    """Whether an offer has a hint that places the request, rather than the one that stands for an empty list."""
+    """Whether the request can be placed at all: the offer is not just `NO_AFFINITY`, which stands for an empty list."""
     return isinstance(offer, HintRule) or any(hint.affinity is not None or hint.preferred for hint in offer)
 
 
@@ -76,7 +77,7 @@ def _masks_of(offer: Offer) -> set[Mask]:
 
 
 def _listed_fits(listed: Sequence[set[Mask]], space: Subsets) -> list[Mask]:
-    """The narrowest masks that hold one of each of these sets."""
+    """The narrowest masks that contain a mask of each of these sets."""
     # A set of masks is one number: bit n stands for subset n, so that adding a node to all its masks is a shift.
     without, sized = _lattice(len(space.nodes))
     bits = _bit_of_each(space.nodes)
@@ -97,7 +98,10 @@ def _bit_of_each(nodes: tuple[int, ...]) -> dict[Mask, int]:
 
 @lru_cache(maxsize=MOST_NODES + 1)
 def _lattice(nodes: int) -> tuple[list[int], list[int]]:
-    """Sets of subsets of so many nodes: for each node those that lack it, and for each size from 1 those of it."""
+    """
+    Sets of the subsets of this number of nodes: for each node, the subsets without it; for each size from 1, the
+    subsets of this size.
+    """
     numbers = range(1 << nodes)
     without = [union(1 << number for number in numbers if not number >> node & 1) for node in range(nodes)]
     sized = [union(1 << number for number in numbers if number.bit_count() == size) for size in range(1, nodes + 1)]
@@ -105,7 +109,7 @@ def _lattice(nodes: int) -> tuple[list[int], list[int]]:
 
 
 def _searched_fits(offers: Sequence[Offer], machine: Mask, work: NumaSearchBudget, most: int) -> list[Mask]:
-    """Of the narrowest masks of each search the lowest, at most so many. Raises TooMuchWork."""
+    """The narrowest masks: from each search the lowest ones, at most `most`. Raises TooMuchWork."""
     leaner = [offer if isinstance(offer, HintRule) else _minimal(_masks_of(offer)) for offer in offers]
     searches = []
     for members, mask in _combinations(leaner, work):
@@ -125,8 +129,9 @@ def _searched_fits(offers: Sequence[Offer], machine: Mask, work: NumaSearchBudge
 
 def _combinations(offers: Sequence[Offer], work: NumaSearchBudget) -> set[tuple[frozenset[int], Mask]]:
     """
-    Every combination of one hint of each offer, as the positions of the rules that take part, which are not listed, and the
-    OR of the listed hints of all others. Equal combinations count once. Raises TooMuchWork.
+    All combinations of one hint of each offer. The hints of rules are not listed: a combination consists of the
+    positions of the rules that contribute such a hint, and the OR of all other hints. Equal combinations count once.
+    Raises TooMuchWork.
     """
     found: set[tuple[frozenset[int], Mask]] = {(frozenset(), 0)}
     for position, offer in enumerate(offers):
@@ -151,7 +156,10 @@ def _width_of(offer: Offer, work: NumaSearchBudget) -> int:
 
 
 def _minimal(masks: set[Mask]) -> list[TopologyHint]:
-    """Hints for the masks that contain no other of them: a mask that has room for any has room for one of these."""
+    """
+    Hints for the minimal masks: those of which no other mask is a subset. They are enough, because a mask that contains
+    any of the masks also contains a minimal one.
+    """
     kept: list[Mask] = []
     for mask in sorted(masks, key=int.bit_count):
         if not any(not less & ~mask for less in kept):

@@ -1,6 +1,6 @@
 """
-Chooses GPUs as GaiaGPU does, its known faults included: for clusters that come from it (`compat`).
+Chooses GPUs as GaiaGPU does, including its known faults, for clusters that migrate from GaiaGPU (`compat`).
 
-`pcie_tree` and `evaluators` are those of its device plugin, gpu-manager; `admission` is what its scheduler extender,
-gpu-admission, does on its own. Where the original's answer is random, the GPU with the lowest minor number decides.
+`pcie_tree` and `evaluators` have the rules of its device plugin, gpu-manager. `admission` has the rules of its
+scheduler extender, gpu-admission. If the result of the original is random, the lowest minor number decides here.
 """

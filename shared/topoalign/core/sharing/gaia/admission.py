@@ -1,20 +1,24 @@
 """
-Finds the node that gpu-admission would choose for a pod, and the GPUs that it would promise there, before gpu-manager
-chooses again.
+Finds the node that gpu-admission would choose for a pod, and the GPUs that it would assign there. Later, gpu-manager
+chooses the GPUs again.
 
-Nodes are tried with the most loaded first: fewest cores left, then least memory left, then by name. The first that has room
-for every container of the pod gets it (`admission_order_key`); all others are refused, so the scheduler has no
-choice. On a node, containers are placed in the order of the pod's spec (`place_containers`):
+Nodes are tried from the most to the least loaded: the fewest free cores first, then the least free memory, then by
+name. gpu-admission chooses the first node on which all containers of the pod fit (`admission_order_key`), and refuses
+all others, so the scheduler has no choice. On a node, containers are placed in the order of the pod's spec
+(`place_containers`):
 
-- below 100 cores on the first GPU with enough of both, by cores left, memory left, the least first, and index;
-- else on whole GPUs in that order: of 150 cores one GPU, since they are divided and rounded down.
+- fewer than 100 cores: on the first GPU with enough free cores and memory. The GPUs are in ascending order of free
+  cores, then of free memory, then of index.
+- 100 cores or more: on whole GPUs in the same order. The number of GPUs is the number of cores divided by 100 and
+  rounded down: one GPU for 150 cores.
 
-It does not use the tree, processes or minor numbers. A GPU whose cores nobody holds counts as whole even if memory of it is
-held; taking it whole then fails, and the node with it.
+The tree, processes and minor numbers do not matter. A GPU without held cores counts as whole even if memory of it is
+held. If such a GPU is chosen, the node does not fit.
 
-The score `gaia` ranks nodes so, and there a promise shows only whether the pod finds room: a container gets the GPUs that
-gpu-manager's evaluators choose (`gaia.evaluators`). So does gpu-manager: it ignores a promise of whole GPUs, and
-fails where the promise of a share differs from its choice. What is held is taken from the record, and not from annotations.
+The score `gaia` ranks nodes by these rules. It uses the assigned GPUs only to find whether the pod fits. The container
+gets the GPUs that gpu-manager's evaluators choose (`gaia.evaluators`). This corresponds to gpu-manager, which ignores
+an assignment of whole GPUs, and fails if the assignment of a share differs from its choice. The held amounts are those
+in topoalign's record, not those in annotations.
 
 Source: gpu-admission 47d56ae, predicate (deviceFilter), algorithm and device.
 """
@@ -32,40 +36,40 @@ from topoalign.core.sharing.shared_gpus import SharedGpu
 from topoalign.core.state.share_amounts import sum_amounts
 
 Load = tuple[int, int, NodeName]
-"""Cores and bytes that a node has left, and its name."""
+"""Free cores and bytes of a node, and its name."""
 MOST_KEPT = 64
-"""Pods with different amounts for which a node caches whether they find room: 5 KB."""
+"""Number of pods with different amounts for which a node caches whether they fit: 5 KB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionNode:
-    """A node with its GPUs as they are held now."""
+    """A node with the present state of its GPUs."""
 
     name: NodeName
     gpus: tuple[SharedGpu, ...]
     """By index."""
     rest: int = 0
-    """Bytes that the node has beyond its GPUs: what is left over where its memory is divided by their number."""
+    """The remainder in bytes if the node's memory is divided by the number of its GPUs."""
 
     @cached_property
     def load(self) -> Load:
         """The key that sorts nodes in the order in which they are tried."""
         return (
-            sum([gpu.left.cores for gpu in self.gpus]),  # the fewest cores left,
-            sum([gpu.left.memory for gpu in self.gpus]) + self.rest,  # then the least memory,
+            sum([gpu.left.cores for gpu in self.gpus]),  # the fewest free cores,
+            sum([gpu.left.memory for gpu in self.gpus]) + self.rest,  # then the least free memory,
             self.name,
         )
 
     @cached_property
     def rooms(self) -> dict[tuple[Amount, ...], bool]:
-        """Containers of a pod -> whether they find room, at most `MOST_KEPT`."""
+        """Amounts of a pod's containers -> whether they fit; at most `MOST_KEPT` entries."""
         return {}
 
     def has_room(self, containers: tuple[Amount, ...]) -> bool:
         """
-        Whether each container of a pod finds room (`place_containers`). 10 to 50 µs with eight GPUs the first time,
-        then below 1 µs: a scheduler asks for each pod about all nodes, of which few have changed, and most pods ask for
-        what others ask for.
+        Whether all containers of a pod fit (`place_containers`). The first call takes 10 to 50 µs with eight GPUs,
+        later calls with the same amounts take less than 1 µs. The cache pays off because a scheduler checks all nodes
+        for each pod, few nodes have changed in the meantime, and most pods request the same amounts as others.
         """
         known = self.rooms.get(containers)
         if known is None:
@@ -77,8 +81,8 @@ class AdmissionNode:
 
 def asks_for_gpu(containers: Sequence[Amount]) -> bool:
     """
-    Whether a pod of these containers asks for GPUs: by their sums, so one may do whose containers each lack an amount. A
-    share needs memory in addition to its cores, whole GPUs do not.
+    Whether a pod with these containers requests GPUs. A share needs cores and memory; whole GPUs need only cores. Only
+    the sums count, so a pod can request GPUs although one of the amounts is missing in each container.
     """
     cores = sum(each.cores for each in containers)
     memory = sum(each.memory for each in containers)
@@ -87,14 +91,14 @@ def asks_for_gpu(containers: Sequence[Amount]) -> bool:
 
 def admission_order_key(node: AdmissionNode, containers: Sequence[Amount]) -> tuple[bool, Load]:
     """
-    The key that sorts nodes with GPUs for a pod. The lowest is that of the node which gpu-admission chooses: those without
-    room come last, in the order in which they are tried as well.
+    The key that sorts nodes with GPUs for a pod. gpu-admission chooses the node with the lowest key. Nodes on which the
+    pod does not fit come last, in the order in which they are tried.
     """
     return not node.has_room(tuple(containers)), node.load
 
 
 def place_containers(gpus: Sequence[SharedGpu], containers: Sequence[Amount]) -> dict[int, tuple[int, ...]] | None:
-    """Position of each container with a GPU -> indexes of its GPUs; None if one of them finds no room."""
+    """Position of each container with GPUs -> indexes of its GPUs. None: at least one container does not fit."""
     left = list(gpus)
     placed: dict[int, tuple[int, ...]] = {}
     for position, asked in enumerate(containers):
@@ -121,7 +125,7 @@ def place_containers(gpus: Sequence[SharedGpu], containers: Sequence[Amount]) ->
 
 
 def hold_container_amounts(gpu: SharedGpu, asked: Amount) -> SharedGpu | None:
-    """The GPU with a container's amounts held, from 100 cores on whole; None if it has not as much left."""
+    """The GPU after a container got these amounts, or the whole GPU from 100 cores on. None: not enough is free."""
     taken = gpu.offered if asked.cores >= CORES else asked
     if taken.cores > gpu.left.cores or taken.memory > gpu.left.memory:
         return None

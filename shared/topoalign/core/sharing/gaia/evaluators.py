@@ -1,14 +1,15 @@
 """
 Chooses the GPUs of the tree that a container gets: a share of one GPU, one GPU, or several that are near one another.
 
-- `share` (below 100 cores): the first of all GPUs, by what they have left, that has enough of both. Best fit on
-  cores; the tree does not count.
-- `fragment` (100 cores): from the root down, always into the node with the fewest free GPUs that has enough.
-- `choose_linked_gpus` (more): of the nearest nodes above each GPU that have enough, the one of the lowest level with
-the fewest.
+- `share` (fewer than 100 cores): of the GPUs with enough free cores and memory, the one with the fewest free cores,
+  then the least free memory (best fit). The tree does not matter.
+- `fragment` (100 cores): goes down from the root, always to the child with the fewest free GPUs that are still enough.
+- `choose_linked_gpus` (more than 100 cores): for each GPU, finds the nearest node above it with enough free GPUs. Of
+  these nodes, it takes the one of the lowest level, and of one level, the one with the fewest free GPUs.
 
-Both take the first free GPUs of the node in NVML's order, however these are connected within it, and consider neither
-NVLink nor memory. Memory is compared in whole blocks of 256 MiB, of GPUs alone: an inner node counts as having none.
+The last two take the first free GPUs of the node in NVML's order, regardless of the connections within the node, of
+NVLink and of the requested memory. The memory of GPUs is compared in whole blocks of 256 MiB; that of inner nodes
+counts as 0.
 
 Source: gpu-manager 8cd842ed, algorithm/nvidia, and allocateOne for `evaluate`.
 """
@@ -38,7 +39,7 @@ Chosen = tuple[SharedGpu, ...]
 
 
 class GaiaRefusal(StrEnum):
-    """Why gpu-manager's evaluators give no GPU."""
+    """Why gpu-manager's evaluators choose no GPU."""
 
     NOTHING_ASKED = "zero-request"
     NOT_WHOLE_GPUS = "cores-not-multiple-of-100"
@@ -49,8 +50,8 @@ class GaiaRefusal(StrEnum):
 
 def evaluate(tree: GpuTree, request: Amount) -> Chosen | GaiaRefusal:
     """
-    The GPUs that a container gets, or why it gets none. Above 100, cores count whole GPUs: 300 are three GPUs, whatever
-    memory is asked for.
+    The GPUs that a container gets, or why it gets none. 100 cores or more are a number of whole GPUs: 300 cores are
+    three GPUs, regardless of the requested memory.
     """
     cores = request.cores
     memory = request.memory
@@ -63,19 +64,20 @@ def evaluate(tree: GpuTree, request: Amount) -> Chosen | GaiaRefusal:
     if not cores or not memory:
         return GaiaRefusal.AMOUNT_MISSING
     chosen = share(tree, cores, memory)
-    # of the first GPU alone, and only after no GPU had enough: of unequal GPUs a larger amount may be given
+    # Compared only with the first GPU, and only if no GPU fits. So if the GPUs differ, a container can get more memory
+    # than the first GPU has.
     if not chosen and tree.gpus and memory > tree.gpus[0].offered.memory:
         return GaiaRefusal.MEMORY_ABOVE_GPU
     return chosen or GaiaRefusal.NO_FREE_GPU
 
 
 def share(tree: GpuTree, cores: int, memory: int) -> Chosen:
-    """The GPU of which this many cores and bytes are given."""
+    """The GPU on which a container gets these cores and bytes; () if there is none."""
 
     def key(gpu: SharedGpu) -> tuple[int, int, int, int]:
         return (
-            gpu.left.cores,  # the one with the fewest cores left,
-            gpu.left.memory // MEMORY_BLOCK,  # then the least memory,
+            gpu.left.cores,  # the one with the fewest free cores,
+            gpu.left.memory // MEMORY_BLOCK,  # then the least free memory,
             gpu.processes,  # then the fewest processes,
             gpu.minor,
         )
@@ -85,7 +87,7 @@ def share(tree: GpuTree, cores: int, memory: int) -> Chosen:
 
 
 def fragment(tree: GpuTree, count: int) -> Chosen:
-    """So many whole GPUs, out of the part of the machine that is used most and has enough."""
+    """`count` whole GPUs, from the part of the tree with the fewest free GPUs that are still enough."""
     node: GaiaTreeNode | None = tree.root
     narrowest = tree.root
     while node is not None:
@@ -96,7 +98,7 @@ def fragment(tree: GpuTree, count: int) -> Chosen:
 
 
 def choose_linked_gpus(tree: GpuTree, count: int) -> Chosen:
-    """So many whole GPUs, more than one, that are near one another."""
+    """`count` whole GPUs, more than one, that are near one another."""
     nearest = {node for child in tree.root.children for node in nearest_with(tree, child, count)}
     best = min(nearest or {tree.root}, key=lambda node: (node.level, *usage(tree, node)))
     return first(tree, best, count)
@@ -105,7 +107,10 @@ def choose_linked_gpus(tree: GpuTree, count: int) -> Chosen:
 def nearest_with(
     tree: GpuTree, node: GaiaTreeNode, count: int, best: GaiaTreeNode | None = None
 ) -> Iterator[GaiaTreeNode]:
-    """For each GPU below a node the nearest node above it, itself included, with enough free GPUs."""
+    """
+    For each GPU below a node, the nearest node above it, including the GPU itself, with enough free GPUs. `best`: the
+    nearest one above `node`.
+    """
     best = node if tree.available(node) >= count else best
     if node.children:
         for child in node.children:
@@ -119,14 +124,14 @@ def usage(tree: GpuTree, node: GaiaTreeNode) -> tuple[int, int, int, int]:
     gpus = [tree.gpus[member] for member in node.members]
     return (
         tree.available(node),  # the fewest free GPUs,
-        gpus[0].left.memory // MEMORY_BLOCK if node.level == INTERNAL else 0,  # then the least memory left, of GPUs,
+        gpus[0].left.memory // MEMORY_BLOCK if node.level == INTERNAL else 0,  # then, for GPUs, the least free memory,
         sum(gpu.processes for gpu in gpus),  # then the fewest processes,
-        min((gpu.minor for gpu in gpus), default=0),  # then the lowest minor; the original leaves it to chance
+        min((gpu.minor for gpu in gpus), default=0),  # then the lowest minor; random in the original
     )
 
 
 def first(tree: GpuTree, node: GaiaTreeNode, count: int) -> Chosen:
-    """The first free GPUs below a node, in NVML's order."""
+    """The first `count` free GPUs below a node, in NVML's order; () if there are fewer."""
     leaves = tree.leaves(node)
     return tuple(leaves[:count]) if len(leaves) >= count else ()
 
@@ -138,7 +143,7 @@ UNKNOWN_LEVEL = -1
 
 @computed_once
 def tree_root(topology: Topology) -> GaiaTreeNode:
-    """The root of the tree of a machine's GPUs, which are in the order of their indexes."""
+    """The root of the tree of a machine's GPUs. Their positions are those in `gpus`."""
 
     def level(a: DeviceID, b: DeviceID) -> int:
         link = topology.link_by_pair.get((a, b))
@@ -152,13 +157,14 @@ def choose_gpus_as_gaia(
     topology: Topology, gpus: Sequence[SharedGpu], request: Amount, among: Collection[DeviceID]
 ) -> Chosen:
     """
-    The GPUs `among` these that a container gets, by gpu-manager's evaluators over the tree of the node's GPUs. `gpus`:
-    all of the machine's, in its order. (): there are not enough.
+    The GPUs in `among` that gpu-manager's evaluators choose for a container in the tree of the node's GPUs. `gpus`: all
+    GPUs of the machine, in its order. (): there are not enough.
 
-    What may not be chosen counts as held whole: GPUs that the caller leaves out, as a kubelet's alignment does, and
-    those with less memory than is asked for of each, at which gpu-manager does not look for whole GPUs. Memory without
-    cores, which it starts without any GPU, is put where a share of one core would be. What it counts as processes of a
-    GPU are here the allocations that hold something of it.
+    There are three differences from gpu-manager. First, GPUs that must not be chosen count as held whole: those that
+    are not in `among`, for example because of the kubelet's alignment, and those with less memory than is requested of
+    each GPU. (gpu-manager does not check the memory of whole GPUs.) Second, a request for memory without cores is
+    placed like a share with one core; gpu-manager starts such a container without a GPU. Third, the number of processes
+    of a GPU is the number of allocations that hold something of it. Example:
 
         pairs 0-1, 2-3 and 4-5 behind a switch each, all below one host bridge; 30 cores of GPU 1 are held
         20 cores: 1; 100 cores: 0; 200 cores: 2 and 3; 400 cores: 0, 2, 3 and 4, although 2 to 5 are two pairs

@@ -1,18 +1,20 @@
 """
 Checks which GPUs of a node can serve one container.
 
-GPUs are tried in their order until there are enough. Each is checked, and the first check that fails is its reason:
-health, cordon, type and mode, uuid, a free slot, nobody else on it (`mutex`), memory, cores, a whole GPU for 100
-cores, a core left for a share without cores, a place for a MIG instance. With `topology-aware` all GPUs that fit are
-gathered, and `topology` picks. The quota of the namespace, which upstream checks after `mutex`, is checked for whole
-pods before (`core.sharing.quota_amounts`).
+GPUs are tried in their order until enough GPUs fit. Each GPU is checked in this order, and the first check that fails
+is the reason why it does not fit: health, cordon, type and mode, uuid, a free slot, no other container (`mutex`),
+memory, cores, no other container if 100 cores are requested, a free core for a share without cores, a placement for a
+MIG instance. With `topology-aware`, all GPUs that fit are collected, and `gpu_links` chooses among them. Upstream
+checks the quota of the namespace after `mutex`. Here, it is checked before, for whole pods
+(`core.sharing.quota_amounts`).
 
-Where the pod binds to one NUMA node, what was gathered is discarded at a GPU of another node than the one before it. A
-GPU in mode `mig` is tried again as long as it fits: one container can have several instances of it, which are placed one
-after another. On an empty A100 of 40 GB two shares of 4000 MiB become instances `1g.5gb` at the slices 6 and 5.
+If the pod binds to one NUMA node, the collected GPUs are discarded whenever a GPU is on another node than the previous
+one. A GPU in mode `mig` is tried again as long as it fits, because one container can have several instances of it. They
+are placed one after another: on an empty A100 with 40 GB, two shares of 4000 MiB become instances `1g.5gb` at slices 6
+and 5.
 
-Known faults of upstream that are kept: 100 cores mean a whole GPU only where a GPU has 100 cores (not where they are
-scaled); `numa-bind` compares GPUs only; and with `topology-aware` what it discards has no reason.
+These known faults of upstream are kept: 100 cores mean a whole GPU only if the GPU has 100 cores (not if cores are
+scaled); `numa-bind` compares only GPUs; with `topology-aware`, there is no reason for discarded GPUs.
 
 Source: HAMi 4707fb02, NvidiaGPUDevices.Fit.
 """
@@ -65,7 +67,7 @@ class HamiReason(StrEnum):
     NO_CORES = "CardComputeUnitsExhausted"
     MIG = "CardMigTopologyInfeasible"
     TOO_FEW = "AllocatedCardsInsufficientRequest"
-    """It would fit, but not enough others do."""
+    """The GPU fits, but too few others do."""
 
 
 class Unfit(msgspec.Struct, frozen=True):
@@ -75,19 +77,22 @@ class Unfit(msgspec.Struct, frozen=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the choice depends on in addition to the GPUs."""
+    """The data on which the choice depends in addition to the GPUs."""
 
     rules: GpuRules = GpuRules()
-    """`hami` names the policies; without one that orders GPUs it is `spread`."""
+    """Its field `hami` has the policies. The default order of the GPUs is `spread`."""
     cordoned: frozenset[str] = frozenset()
     """Uuids."""
     spent: frozenset[str] = frozenset()
-    """Uuids of GPUs that have nothing left for other reasons than their use."""
+    """Uuids of GPUs of which nothing is free for reasons other than the held amounts."""
     scores: PairScores = {}
 
 
 def fit(gpus: Sequence[SharedGpu], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
-    """The GPUs for one container, of these in the order in which they are tried, or why not. Raises TooMuchWork."""
+    """
+    The shares of one container, or why the node cannot serve it. `gpus`: in the order in which they are tried. Raises
+    TooMuchWork.
+    """
     if request.count <= 0:
         return ()
     walk = _Walk(request, around)
@@ -104,7 +109,7 @@ def fit(gpus: Sequence[SharedGpu], request: HamiRequest, around: Surroundings) -
 
 
 class _Walk:
-    """What was gathered of the GPUs tried so far, and why others were not taken."""
+    """The shares that were collected so far, and the reasons why GPUs were not taken."""
 
     def __init__(self, request: HamiRequest, around: Surroundings) -> None:
         self.request = request
@@ -122,7 +127,7 @@ class _Walk:
         return not self.topology_aware and len(self.gathered) >= self.request.count
 
     def take(self, gpu: SharedGpu) -> bool:
-        """Gathers a share of this GPU, or counts why not."""
+        """Collects a share of this GPU and returns True, or counts the reason and returns False."""
         memory = self.request.memory_of(memory_in_mib(gpu))
         reason = self._unselected(gpu) or self._used_up(gpu, memory)
         if reason is not None:
@@ -138,16 +143,16 @@ class _Walk:
         return ", ".join(sorted(f"{count}/{gpus} {reason}" for reason, count in self.reasons.items()))
 
     def _unselected(self, gpu: SharedGpu) -> HamiReason | None:
-        """Why the pod does not want the GPU."""
+        """Why the pod does not accept the GPU, or why the GPU is not available. None: there is no reason."""
         rules = self.rules
         if not gpu.usable:
             return HamiReason.NOT_HEALTHY
         if gpu.device in self.around.cordoned:
             return HamiReason.CORDONED
-        takes_mode = rules.mode is None or gpu.mode in rules.mode  # a GPU without a mode is in each
+        takes_mode = rules.mode is None or gpu.mode in rules.mode  # a GPU without a mode matches
         if not (rules.types.takes_type(gpu.model) and takes_mode and self.request.vendor == VENDOR):
             return HamiReason.TYPE
-        # each GPU of a wanted type decides on which NUMA node the walk is
+        # a GPU of an accepted type changes the current NUMA node, even if its uuid is not accepted
         if rules.numa_bind and self.numa != known_numa_node(gpu):
             if self.gathered and not self.topology_aware:
                 self.reasons[HamiReason.NUMA] += len(self.gathered)
@@ -156,7 +161,7 @@ class _Walk:
         return None if rules.uuids.takes_uuid(gpu.device) else HamiReason.UUID
 
     def _used_up(self, gpu: SharedGpu, memory: int) -> HamiReason | None:
-        """Why the GPU does not have what is asked for left."""
+        """Why the GPU does not have enough free capacity. None: it has enough."""
         cores = gpu.offered.cores
         if gpu.sharers >= gpu.all_slots or gpu.device in self.around.spent:
             return HamiReason.SLOTS
@@ -178,12 +183,12 @@ class _Walk:
 
 
 def memory_in_mib(gpu: SharedGpu) -> int:
-    """What a GPU has, as HAMi counts it: partial MiB count against the request."""
+    """The offered memory of a GPU in MiB, as HAMi counts it: rounded down."""
     return gpu.offered.memory // MIB
 
 
 def held_memory_in_mib(gpu: SharedGpu) -> int:
-    """What is held of a GPU, as HAMi counts it: partial MiB count against the request."""
+    """The held memory of a GPU in MiB, as HAMi counts it: rounded up."""
     return -(-gpu.held.memory // MIB)
 
 
@@ -193,7 +198,7 @@ def known_numa_node(gpu: SharedGpu) -> int:
 
 
 def is_topology_aware(rules: GpuRules) -> bool:
-    """Whether the best connected GPUs are taken."""
+    """Whether the best connected GPUs are chosen."""
     return GpuOrder.TOPOLOGY_AWARE in split_list(rules.hami)
 
 

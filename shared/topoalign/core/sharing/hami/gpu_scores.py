@@ -1,15 +1,16 @@
 """
-Scores how full GPUs and nodes are: the used fractions of slots, cores and memory, each weighted, times ten.
+Scores how full GPUs and nodes are: ten times the weighted sum of the used fractions of slots, cores and memory.
 
-A GPU of 10 slots, 4 cores and 8192 MiB of which 2, 1 and 2048 are used scores 10 x (0.2 + 0.25 + 0.25) = 7. With a
-request for one core and 1024 MiB on top, 10 x (0.3 + 0.5 + 0.375) = 11.75, however many GPUs it asks for.
+Example: a GPU with 10 slots, 4 cores and 8192 MiB, of which 2, 1 and 2048 are used, has the score
+10 x (0.2 + 0.25 + 0.25) = 7. With an additional request for one core and 1024 MiB, the score is
+10 x (0.3 + 0.5 + 0.375) = 11.75, regardless of the number of requested GPUs.
 
-Two known faults of upstream are kept, since they change which GPU is tried first. The request counts only on GPUs
-whose type is exactly its vendor: with the models of real GPUs it never does. And a percentage wins over memory here,
-while in `fit` memory wins. The node's score is of what is used before the pod, although upstream's
-documentation adds the request.
+Two known faults of upstream are kept, because they change which GPU is tried first. First, the request counts only on
+GPUs whose type is exactly the vendor of the request, which is never the case with real GPU models. Second, if a request
+has a percentage and an amount of memory, the percentage counts here, but in `fit` the amount. The score of a node does
+not include the request, although upstream's documentation adds it.
 
-All arithmetic is in single precision, so that two GPUs are as full as one another when they are so upstream.
+All arithmetic is in single precision, so two GPUs are equally full exactly if they are equally full upstream.
 
 Source: HAMi 4707fb02, scheduling policies.
 """
@@ -37,7 +38,7 @@ _SINGLE = struct.Struct("<f")
 
 
 def hami_gpu_score(gpu: SharedGpu, requests: Iterable[HamiRequest], weights: Weights = EQUAL_WEIGHTS) -> float:
-    """How full a GPU would be, 0 if it has no slots, no cores or no memory. `requests` are those of one container."""
+    """How full a GPU would be; 0 if it has no slots, no cores or no memory. `requests`: all of one container."""
     total = memory_in_mib(gpu)
     if not (gpu.all_slots and gpu.offered.cores and total):
         return 0.0
@@ -56,7 +57,7 @@ def hami_gpu_score(gpu: SharedGpu, requests: Iterable[HamiRequest], weights: Wei
 
 
 def hami_gpus_score(gpus: Sequence[SharedGpu]) -> float:
-    """How full a node is, 0 if its GPUs together have no slots, no cores or no memory."""
+    """How full a node is; 0 if all its GPUs together have no slots, no cores or no memory."""
     slots = sum(gpu.all_slots for gpu in gpus)
     cores = sum(gpu.offered.cores for gpu in gpus)
     memory = sum(map(memory_in_mib, gpus))
@@ -83,18 +84,20 @@ def _single(number: float) -> float:
     return rounded
 
 
-# Orders the GPUs of a node for the trial.
+# Determines the order in which the GPUs of a node are tried.
 #
-# Upstream sorts its list and walks it from the end; here the order is the walk. The policies:
+# Upstream sorts its list and tries the last GPU first. Here, the first GPU of the result is tried first. The policies:
 #
-# - `binpack`: the fullest GPU first. `spread`, the default and what every unknown word means: the emptiest first.
+# - `binpack`: the fullest GPU first. `spread`: the emptiest first. `spread` is the default and replaces unknown
+#   policies.
 # - `mutex`: unused GPUs first; `fit` refuses the others.
-# - A list (`numa,binpack`), or `numa` alone: its keys one after another, others in it (`mutex`, `topology-aware`) are
-#   none; without any key it is `spread`. Key `numa` is the highest NUMA node first.
-# - Where the pod binds to one NUMA node, GPUs of one node are next to one another: the lowest node first for
-#   `binpack`, the highest for `spread`, and for lists, whose first key then is `numa`.
+# - A list (`numa,binpack`), or `numa` alone: sorts by these keys in turn. Words that are not keys (`mutex`,
+#   `topology-aware`) are ignored; a list without keys means `spread`. With the key `numa`, the highest NUMA node is
+#   first.
+# - If the pod binds to one NUMA node, the GPUs of each node are consecutive: with `binpack`, the lowest node is first;
+#   with `spread` and with lists, the highest. In lists, `numa` is then the first key.
 #
-# Ties go to the highest NUMA node, then to the highest index, then to the highest uuid (upstream: often undefined).
+# Of equal GPUs, the one with the highest NUMA node, then index, then uuid is first (upstream: often undefined).
 #
 # Source: HAMi 4707fb02, DeviceUsageList.
 
@@ -116,7 +119,7 @@ def order_of_trial(gpus: Iterable[ScoredGpu], policy: str, numa_bind: bool = Fal
 
 
 def sort_key(scored: ScoredGpu, policy: str, numa_bind: bool = False) -> SortKey:
-    """Sorts GPUs as upstream's list: the one that is tried first comes last."""
+    """The key that sorts GPUs as in upstream's list: the GPU that is tried first is last."""
     gpu = scored.gpu
     score = scored.score
     numa_node = known_numa_node(gpu)
@@ -134,19 +137,19 @@ def sort_key(scored: ScoredGpu, policy: str, numa_bind: bool = False) -> SortKey
     return (-numa_node if policy == GpuOrder.BINPACK else numa_node, fullest_last, *tie)
 
 
-# Chooses the GPUs of one container: they are scored, put in HAMi's order and tried one after another.
+# Chooses the GPUs of one container: scores them, sorts them in HAMi's order, and tries them one after another.
 #
-# Nodes on which HAMi's rules choose use this (`slots_as_hami`), and so does `place`, container by container. A
-# GPU's score counts all that the container asks for, and stays as it is while its GPUs are chosen.
+# If a node applies HAMi's rules, `slots_as_hami` uses this. The score of a GPU includes all requests of the container,
+# and does not change while the GPUs of the container are chosen.
 #
 # Source: HAMi 4707fb02, scoreNode.
 
 
 def score_gpus(gpus: Iterable[SharedGpu], requests: Sequence[HamiRequest], weights: Weights) -> tuple[ScoredGpu, ...]:
-    """The GPUs, each with how full it would be. `requests`: all of one container."""
+    """The GPUs, each with its score. `requests`: all of one container."""
     return tuple(ScoredGpu(gpu, hami_gpu_score(gpu, requests, weights)) for gpu in gpus)
 
 
 def choose_gpus_as_hami(scored: Iterable[ScoredGpu], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
-    """The GPUs for one request, in the order in which they are taken, or why not. Raises TooMuchWork."""
+    """The shares for one request, in the order in which they are taken, or why there are none. Raises TooMuchWork."""
     return fit(order_of_trial(scored, around.rules.hami, around.rules.numa_bind), request, around)

@@ -1,16 +1,17 @@
 """
-Reads a node that HAMi manages from its annotations and those of its pods.
+Reads the state of a node that HAMi manages from the annotations of the node and of its pods.
 
-HAMi writes the GPUs of a node into an annotation of the Node, and what a pod has of them into one of the Pod; its
-scheduler's handshake shows whether its device plugin is alive. From these three follows what each GPU has, who holds
-how much of it, and whether HAMi still gives out the GPUs (`HamiLiveness`).
+HAMi writes the GPUs of a node into an annotation of the Node, and the shares of a pod into an annotation of the Pod.
+The handshake of its scheduler shows whether its device plugin is alive. These three annotations determine the capacity
+of each GPU, who holds how much of it, and whether HAMi still allocates the GPUs (`HamiLiveness`).
 
-The amounts are HAMi's: slots, MiB and hundredths of the multiprocessors. Of a pod each GPU counts as HAMi counts it: the
-most that an init container has, or the sum over its other containers if that is more; a slot is one share of a GPU.
+The amounts are those of HAMi: slots, MiB and hundredths of the multiprocessors. Each share of a GPU is one slot. As in
+HAMi, a pod's amount of a GPU is the largest amount of an init container, or the sum over the other containers if that
+is more.
 
-Anybody with permission may have written the annotations, so values that no machine has are refused: a text above `LONGEST`
-characters, more than `MOST_REGISTERED_GPUS` GPUs, numbers out of bounds, or a name that cannot be printed is an
-InvalidAnnotation. Source: HAMi 4707fb02.
+Anyone with the permission can write the annotations, so values that no machine has are refused. InvalidAnnotation is
+raised for a text of more than `LONGEST` characters, more than `MOST_REGISTERED_GPUS` GPUs, numbers out of bounds, and
+names that are not printable. Source: HAMi 4707fb02.
 """
 
 import re
@@ -32,25 +33,28 @@ from topoalign.core.demand.share_annotations import (
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredGpu, decode_register
 
 LONGEST = 256 * 1024
-"""Characters of an annotation; an API server takes no more bytes in all annotations of an object."""
+"""
+Maximum length of an annotation in characters. An API server accepts the same number of bytes for all annotations of an
+object together.
+"""
 LONGEST_NAME = 200
-"""Characters of a uuid, a model or a mode."""
+"""Maximum length of a uuid, a model or a mode in characters."""
 MOST_REGISTERED_GPUS = 64
-"""Of a node."""
+"""Maximum number of GPUs of a node."""
 MOST_SHARES = 1024
-"""Of a pod: GPUs of its containers, and the containers."""
+"""Maximum number of GPUs and containers together in the annotation of a pod."""
 MOST_HOLDERS = 100
-"""Of a GPU, that are shown."""
+"""Maximum number of holders of a GPU that are shown."""
 MOST_CONTAINERS = 16
-"""Of a holder, that are shown."""
+"""Maximum number of containers of a holder that are shown."""
 MOST_SLOTS = 10_000
 MOST_MEMORY = 1 << 26
 MOST_CORES = 100_000
 MOST_INDEX = 4_096
-"""Of a GPU; memory in MiB. More than any machine has, with any scaling."""
+"""Maximum values of a GPU; memory in MiB. Larger than on any machine, with any scaling."""
 UNKNOWN_NUMA = -1
 DELETED = "Deleted"
-"""How the handshake begins where an older scheduler has given up the node."""
+"""Prefix of the handshake if an older scheduler has given up the node."""
 
 
 class HamiLiveness(StrEnum):
@@ -60,11 +64,11 @@ class HamiLiveness(StrEnum):
     DELETED = "deleted"
     """HAMi's scheduler has given up the node."""
     TIMED_OUT = "timed-out"
-    """Its request is a minute old, and the kubelet has no GPU to allocate."""
+    """The request of the handshake is a minute old, and the kubelet has no GPU to allocate."""
 
 
 class NodeAnnotations(msgspec.Struct, frozen=True):
-    """What HAMi writes into the annotations of a node. None: it is not there."""
+    """HAMi's annotations of a node. None: the annotation does not exist."""
 
     register: str | None = msgspec.field(name=REGISTER, default=None)
     handshake: str | None = msgspec.field(name=HANDSHAKE, default=None)
@@ -77,7 +81,7 @@ class AnnotatedShare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     gpu: str
     """Its uuid."""
     container: str
-    """Empty: the annotation has other containers than the pod."""
+    """Empty: the number of containers in the annotation differs from that in the pod."""
     is_init: bool
     memory: int
     """MiB."""
@@ -85,7 +89,7 @@ class AnnotatedShare(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ForeignPod(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod to which HAMi has given shares."""
+    """A pod to which HAMi has allocated shares."""
 
     namespace: str
     name: str
@@ -130,8 +134,8 @@ class ForeignGpu(msgspec.Struct, frozen=True, kw_only=True):
 
 def liveness_of(handshake: str | None, allocatable: int, now: datetime) -> HamiLiveness:
     """
-    The state by the handshake (None: there is none). `allocatable`: GPUs that the kubelet can allocate. `now`: in the
-    zone of HAMi's scheduler, which writes its local time.
+    Whether the device plugin is alive. `handshake`: None if there is none. `allocatable`: number of GPUs that the
+    kubelet can allocate. `now`: in the time zone of HAMi's scheduler, which writes local times.
     """
     if handshake is not None and handshake.startswith(DELETED):
         return HamiLiveness.DELETED
@@ -154,14 +158,14 @@ def read_registered_gpus(text: str) -> tuple[RegisteredGpu, ...]:
 
 def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tuple[AnnotatedShare, ...]:
     """
-    What a pod has, container by container. `init`, `containers`: the names of its init containers and of the others. An
-    older version writes only the others. Raises InvalidAnnotation.
+    The shares of a pod, container by container. `init`, `containers`: the names of its init containers and of its other
+    containers. An older version of HAMi writes only the latter. Raises InvalidAnnotation.
     """
     _check_annotation_length(DEVICES_ALLOCATED, text)
-    if text.count(":") + text.count(";") > MOST_SHARES:  # as it takes long to read, and a pod may be annotated often
+    if text.count(":") + text.count(";") > MOST_SHARES:  # decoding is slow, and a pod can be annotated often
         raise InvalidAnnotation(DEVICES_ALLOCATED, f"more than {MOST_SHARES} GPUs and containers")
     groups = decode_pod(text)
-    if not groups[-1]:  # there is one more after the last `;`
+    if not groups[-1]:  # the empty group after the last `;`
         groups = groups[:-1]
     if len(groups) == len(init) + len(containers):
         places = [*((name, True) for name in init), *((name, False) for name in containers)]
@@ -175,7 +179,7 @@ def read_shares(text: str, init: Sequence[str], containers: Sequence[str]) -> tu
             _check_printable_name(DEVICES_ALLOCATED, gpu.uuid)
             _check_annotation_number(DEVICES_ALLOCATED, "memory", gpu.memory, MOST_MEMORY)
             _check_annotation_number(DEVICES_ALLOCATED, "cores", gpu.cores, MOST_CORES)
-            uuid = gpu.uuid.partition("[")[0]  # an older version names an instance `GPU-x[template-slot]`
+            uuid = gpu.uuid.partition("[")[0]  # an older version writes `GPU-x[template-slot]` for an instance
             shares.append(AnnotatedShare(gpu=uuid, container=name, is_init=is_init, memory=gpu.memory, cores=gpu.cores))
     return tuple(shares)
 
@@ -184,14 +188,14 @@ def foreign_gpus(
     gpus: Iterable[RegisteredGpu], cordon: str | None, pods: Iterable[ForeignPod]
 ) -> tuple[ForeignGpu, ...]:
     """
-    The GPUs of a node with what its pods hold of them: of each at most `MOST_HOLDERS` pods, and what all of them use.
-    `cordon`: the annotation with its cordoned GPUs.
+    The GPUs of a node, each with at most `MOST_HOLDERS` pods that hold shares of it. The used amounts include all pods.
+    `cordon`: the annotation with the cordoned GPUs of the node.
     """
     known = tuple(gpus)
     cordoned = read_list_annotation({CORDON: cordon or ""}, CORDON) or ()
     holders: dict[str, list[GpuHolder]] = {gpu.id: [] for gpu in known}
     for pod in sorted(pods, key=lambda pod: (pod.namespace, pod.name, pod.uid)):
-        # one pass: a user can write a thousand shares of as many GPUs
+        # only one pass over the shares: a user can write a thousand shares of a thousand GPUs
         by_gpu: dict[str, list[AnnotatedShare]] = {}
         for share in pod.shares:
             if share.gpu in holders:
@@ -269,22 +273,25 @@ def _check_annotation_number(key: str, name: str, number: int, most: int) -> Non
 
 # Whether HAMi's device plugin on a node is alive.
 #
-# The scheduler writes `Requesting_<time>` whenever the annotation has any other value, and then reads the node's GPUs
-# anew. No component answers the request any more. The kubelet having GPUs to allocate counts instead, which ends with
-# the plugin's stream. Only where it has none, and the request is a minute old, is the node unhealthy; its GPUs are then
-# removed, and the annotation with them.
+# If the annotation has any other value, the scheduler writes `Requesting_<time>` and reads the node's GPUs again. No
+# component answers this request any more. Instead, the node counts as healthy while the kubelet has GPUs to allocate,
+# which it has until the plugin's stream ends. The node is unhealthy only if the kubelet has no GPUs and the request is
+# a minute old. The scheduler then removes the node's GPUs and the annotation.
 #
-# Times are local times of the scheduler, without a zone, to the second. Source: HAMi 4707fb02, CheckHealth.
+# Times are local times of the scheduler, without a time zone, in whole seconds. Source: HAMi 4707fb02, CheckHealth.
 
 
 REQUESTING = "Requesting"
 PATIENCE = timedelta(seconds=60)
-"""A younger request shows a healthy node."""
+"""While the request is younger than this, the node counts as healthy."""
 _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}) ([0-9]{1,2}):([0-9]{2}:[0-9]{2}(?:[.,][0-9]+)?)")
 
 
 def is_plugin_alive(handshake: str | None, allocatable: int, now: datetime) -> bool:
-    """Whether the plugin is alive by the annotation (None: absent) and the GPUs that the kubelet can allocate."""
+    """
+    Whether the plugin is alive. `handshake`: None if there is none. `allocatable`: number of GPUs that the kubelet can
+    allocate.
+    """
     if handshake is None or REQUESTING not in handshake:
         return True
     asked = _time_of(handshake)
@@ -292,7 +299,7 @@ def is_plugin_alive(handshake: str | None, allocatable: int, now: datetime) -> b
 
 
 def _time_of(handshake: str) -> datetime | None:
-    """When it was asked; None where that cannot be read."""
+    """The time of the request; None: it cannot be parsed."""
     found = _TIME.fullmatch(handshake.partition("_")[2])
     if found is None:
         return None
@@ -304,8 +311,8 @@ def _time_of(handshake: str) -> datetime | None:
 
 # The GPUs of a pod in HAMi's annotations: what the scheduler decides, and what its device plugin then allocates.
 #
-# A GPU is `uuid,type,memory,cores:`, a container its GPUs and `;`, init containers first; a container without GPUs
-# is only its `;`. So the text that is read back has one container more, after the last `;`, and it is empty.
+# A GPU is written as `uuid,type,memory,cores:`, a container as its GPUs and `;`. Init containers are first. A container
+# without GPUs is only `;`. So decoding finds an additional empty container after the last `;`.
 #
 # Source: HAMi 4707fb02.
 
@@ -329,7 +336,7 @@ PodGpus = tuple[tuple[PodGpu, ...], ...]
 
 
 def decode_pod(text: str, key: str = DEVICES_ALLOCATED) -> PodGpus:
-    """The GPUs of each container, and of one more after the last `;`. Raises InvalidAnnotation."""
+    """The GPUs of each container, and an additional empty container after the last `;`. Raises InvalidAnnotation."""
     try:
         return tuple(
             tuple(_read_pod_gpu(part.split(",")) for part in container.split(":") if "," in part)

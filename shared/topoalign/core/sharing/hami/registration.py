@@ -1,10 +1,9 @@
 """
-Reads and writes the annotations in which HAMi's device plugin registers the GPUs of a node and the scores of their
-links.
+Reads the annotation in which HAMi's device plugin registers the GPUs of a node.
 
-Today's text is JSON, and what is zero is left out of it: index 0, NUMA node 0 and an unhealthy GPU's health. Older
-versions wrote `id,count,memory,cores,type,numa,health[,index,mode]:` for each GPU, without index and mode in the
-oldest. Both are read.
+The current format is JSON. It omits fields with zero values: index 0, NUMA node 0, and the health of an unhealthy GPU.
+Older versions wrote `id,count,memory,cores,type,numa,health[,index,mode]:` for each GPU; the oldest versions wrote no
+index and mode. All these formats are supported.
 
 Source: HAMi 4707fb02, node registration.
 """
@@ -22,27 +21,27 @@ from topoalign.core.model.topology.mig import MigPlacement
 T = TypeVar("T")
 
 PairScores = Mapping[str, Mapping[str, int]]
-"""Uuid -> uuid of another GPU -> score of the links between them. What is missing is 0."""
+"""Uuid -> uuid of another GPU -> score of the links between them. A missing score is 0."""
 
 OLD_MODE = "hami-core"
-"""Mode of GPUs in the oldest text."""
+"""Mode of GPUs in the oldest format."""
 _OLDEST = 7
 _OLD = 9
-"""Fields of a GPU in the old text."""
+"""Number of fields of a GPU in the old formats."""
 
 
 class RegisteredProfile(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of MIG instance that a GPU can be partitioned into, field by field as in the annotation."""
 
     name: str
-    """As NVIDIA names it: `1g.5gb`."""
+    """NVIDIA's name: `1g.5gb`."""
     memory: int = msgspec.field(default=0, name="memoryMB")
     """MiB."""
     cores: int = msgspec.field(default=0, name="core")
     """Hundredths of the GPU's multiprocessors, rounded up."""
     slices: int = msgspec.field(default=0, name="sliceCount")
     placements: tuple[MigPlacement, ...] = ()
-    """Where an instance can be, in any order."""
+    """The possible placements of an instance, in any order."""
 
 
 class RegisteredGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,7 +76,7 @@ class InvalidAnnotation(BadRequest):
 
 
 def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
-    """The GPUs in an annotation, today's or an old one. Raises InvalidAnnotation."""
+    """The GPUs in an annotation in the current or an old format. Raises InvalidAnnotation."""
     if not text.lstrip().startswith("["):
         return decode_old_register(text)
     try:
@@ -87,7 +86,7 @@ def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
 
 
 def decode_old_register(text: str) -> tuple[RegisteredGpu, ...]:
-    """The GPUs in an annotation of the old form. Raises InvalidAnnotation with upstream's reason."""
+    """The GPUs in an annotation in an old format. Raises InvalidAnnotation with upstream's reason."""
     if ":" not in text:
         raise InvalidAnnotation(REGISTER, "node annotation missing device separator")
     return tuple(_read_old_gpu(segment) for segment in text.split(":") if segment)

@@ -158,9 +158,7 @@ def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
 
 
 def write_registered(root: Path, name: str, container_id: str, pids: bytes) -> None:
-    """
-    Writes `pids.config`, and both files in the directory `container_id`, if they have changed. Raises OSError.
-    """
+    """Writes `pids.config`, and both files in the directory `container_id`, if they have changed. Raises OSError."""
     with open_directory(root) as at, open_directory(name, at) as directory:
         files = {CONFIG_FILE: read_file(directory, CONFIG_FILE), PIDS_FILE: pids}
         with suppress(FileExistsError):

@@ -1,12 +1,14 @@
 """
-Reads the whole node from NVML and /sys, at every reading.
+Reads the whole node from NVML and /sys.
 
-The links between GPUs are read when the set of GPUs changes, and once a minute: they are most of the calls, and
-change seldom, but NVLinks come up late if the fabric manager starts late, and go down when one breaks.
+The links between GPUs are read only when the set of GPUs changes, and once a minute, because reading them takes most of
+the calls and they rarely change. But NVLinks come up late if the fabric manager starts late, and go down when they
+fail.
 
-One GPU that fails does not affect the others. If it still reports its identity, it is listed with its last known
-values, as unhealthy; if not, it is a finding. NVML is reopened at growing intervals while a GPU fails, and once when
-/sys has other GPUs than before, because a process that has NVML open does not see GPUs that come back or are added.
+A GPU that fails does not affect the others. If it still reports its uuid, it is listed as unhealthy, with its last
+known values. Otherwise, it is omitted and reported as a finding. NVML is reopened at growing intervals while a GPU
+fails, and once when the GPUs in /sys change, because a process that has NVML open does not see GPUs that come back or
+are added.
 """
 
 import re
@@ -51,23 +53,24 @@ from topoalign.discovery.drivers.reading_health import nic_health, unhealthy
 from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.driver_thread import CallProgress, DriverThread
 
-if TYPE_CHECKING:  # nobody measures at the start
+if TYPE_CHECKING:  # not needed before the first measurement
     from topoalign.core.model.processes import DeviceUse
 
 _UUID = re.compile(r"[A-Za-z0-9_.:-]{1,96}")
 
 LOST = {GPU_IS_LOST, RESET_REQUIRED}
-"""Codes of a GPU that only a reset brings back."""
+"""Error codes of a GPU that works again only after a reset."""
 
 REOPEN_SECONDS = 60.0
 """
-The shortest time between two openings while a GPU fails. Opening wakes every GPU and fills the kernel's log, and meanwhile
-events of the other GPUs are not received. Doubled each time after the second, up to `LONGEST_REOPEN_SECONDS`.
+The shortest time in seconds between two openings of NVML while a GPU fails. It is doubled after each reopening but the
+first, up to `LONGEST_REOPEN_SECONDS`. Opening NVML wakes every GPU and fills the kernel log, and events of the other
+GPUs are not received meanwhile.
 """
 LONGEST_REOPEN_SECONDS = 960.0
 REMEDY = "run nvidia-smi on the node; after an update of the driver, restart what uses it"
 CONNECTIONS_SECONDS = 60.0
-"""After this time the links between the same GPUs are read again."""
+"""Seconds between two readings of the links while the GPUs stay the same."""
 
 Pair = tuple[DeviceID, DeviceID]
 
@@ -77,13 +80,13 @@ class Connections:
     """The links between the GPUs of one machine."""
 
     of: tuple[tuple[DeviceID, int, str | None], ...] = ()
-    """The GPUs this was read of: uuid, index, PCI address."""
+    """The GPUs whose links were read: uuid, index, PCI address."""
     levels: Mapping[Pair, PcieClass | None] = field(default_factory=dict)
     nvlinks: NvLinkTable = field(default_factory=lambda: NvLinkTable({}, {}, ()))
     whole: bool = False
-    """False: a GPU failed meanwhile, so ask again next time."""
+    """False: a GPU failed meanwhile, so the next reading reads the links again."""
     since: float = 0.0
-    """When they were read, in monotonic seconds."""
+    """When the links were read, in monotonic seconds."""
 
 
 class NvmlDriver:
@@ -97,18 +100,18 @@ class NvmlDriver:
         self._clock = clock
         self._thread = DriverThread("NVML", clock, deadline)
         self._turn = anyio.Lock(fast_acquire=True)
-        """A reading or a measurement: the thread does one at a time."""
+        """Held by a reading or a measurement, because the thread does one at a time."""
         self._nvml = Library()
         self._connections = Connections()
         self._profiles: Profiles = {}
         self._last: dict[DeviceID, Gpu] = {}
         """All GPUs that were ever read, with their last known values."""
         self._failing = False
-        """Whether a GPU fails in the reading under way."""
+        """Whether a GPU fails in the current reading."""
         self._nameless = False
-        """Whether a GPU that is not lost does not report its uuid in that reading."""
+        """Whether a GPU that is not lost does not report its uuid in the current reading."""
         self._tries = 0
-        """How often NVML was opened again because of a GPU that still fails."""
+        """How often NVML has been reopened because of a GPU that still fails."""
         self._opened = clock.monotonic()
         self._addresses: set[str | None] = set()
         """PCI addresses of the GPUs that /sys had when NVML was opened."""
@@ -119,7 +122,7 @@ class NvmlDriver:
         self._events = NvmlEvents(clock, deadline)
 
     async def read(self) -> Inventory:
-        """Read all GPUs and NICs. Raises DriverFault, also if a call exceeds its deadline."""
+        """Reads all GPUs and NICs. Raises DriverFault, for example if a call exceeds its deadline."""
         async with self._turn:
             if self._reopen:
                 await self._events.let_go()
@@ -131,21 +134,21 @@ class NvmlDriver:
         """Measures all GPUs and MIG instances that report their ids. Raises DriverFault as `read` does."""
         measured: tuple[DeviceUse, ...] = ()
         async with self._turn:
-            # cancelled, it would leave the thread busy, which the next reading would report as a fault of NVML
+            # without the shield, cancellation would leave the thread busy, and the next reading would report a fault
             with anyio.CancelScope(shield=True):
                 measured = await self._thread.run(self._measure)
         return measured
 
     async def watch(self, listener: Listener) -> None:
-        """Receives events, from the first reading on in which NVML works."""
+        """Receives events, beginning with the first reading in which NVML works."""
         await self._events.run(listener)
 
     def _measure(self, steps: CallProgress) -> "tuple[DeviceUse, ...]":
-        from topoalign.discovery.drivers.nvml.use import read_gpu_use  # as above
+        from topoalign.discovery.drivers.nvml.use import read_gpu_use  # not needed before the first measurement
 
         try:
             if self._nvml.open(steps):
-                self._reopen = True  # the next reading opens it for itself, and compares it with /sys
+                self._reopen = True  # the next reading reopens NVML, and compares its GPUs with /sys
             devices, _ = self._devices()
             now = self._clock.wall()
             return tuple(
@@ -218,7 +221,7 @@ class NvmlDriver:
     def _note_failure(self, error: CallFailed) -> None:
         if error.code in OF_THE_LIBRARY:
             raise error
-        self._failing |= error.code != NO_PERMISSION  # opening NVML again gives no rights
+        self._failing |= error.code != NO_PERMISSION  # reopening NVML would not grant permissions
 
     def _devices(self) -> tuple[dict[DeviceID, tuple[int, Handle]], tuple[str, ...]]:
         devices: dict[DeviceID, tuple[int, Handle]] = {}

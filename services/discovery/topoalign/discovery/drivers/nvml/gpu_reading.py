@@ -1,8 +1,9 @@
 """
 Reads one GPU from NVML and /sys together.
 
-NVML has its identity; the files have its place, since they show the bridges above it and NVML does not. For the NUMA
-node the files take precedence: they come from the kernel, while NVML's affinity can name every node of the machine.
+NVML reports the identity of the GPU. The files show its place in the PCIe tree, because NVML does not report the
+bridges above it. For the NUMA node, the files take precedence: they come from the kernel, while NVML's affinity may
+list every node of the machine.
 """
 
 import re
@@ -36,15 +37,15 @@ from topoalign.discovery.drivers.nvml.nvml_library import (
 )
 from topoalign.discovery.drivers.reading_health import unhealthy
 
-# NVLinks: each GPU reports where its end leads, and pairs are made of two ends.
+# NVLinks: each GPU reports the remote ends of its links, and the links of a pair are combined from both reports.
 #
-# An end leads to another GPU, whose PCI address it reports, or to an NVSwitch, behind which every other GPU on the
-# switch is reached. The number of NVLinks of a pair is that of its direct links if it has any, else the smaller of both
-# GPUs' links to the switch, which is what `nvidia-smi topo -m` prints. Example: GPUs with 12 and 11 links to the switch
-# are a pair with NV11. In a virtual machine the switch may be hidden, so an end that leads to an unknown device counts
-# as a switch (both rules: HAMi, as in its pull request 2103).
+# A link leads to another GPU, whose PCI address is reported, or to an NVSwitch, which connects all GPUs that have links
+# to it. If two GPUs have direct links, their number is the number of NVLinks of the pair. Otherwise, it is the smaller
+# of both GPUs' numbers of links to the switch, as `nvidia-smi topo -m` prints it. Example: GPUs with 12 and 11 links to
+# the switch are a pair with NV11. In a virtual machine, the switch may be hidden, so a link to an unknown device counts
+# as a link to the switch (both rules: HAMi, as in its pull request 2103).
 #
-# Reading is one pass per GPU and not per pair; on a slow driver the difference is half a second.
+# The links are read once per GPU, not once per pair. With a slow driver, this saves half a second.
 
 NEAREST_NODE = 0
 """NVML_AFFINITY_SCOPE_NODE."""
@@ -56,14 +57,14 @@ SWITCH_KIND = 2
 
 
 class End(NamedTuple):
-    """The far end of an NVLink."""
+    """The remote end of an NVLink."""
 
     address: str | None
     """PCI address. None: not reported."""
     kind: int | None
     """GPU_KIND, NPU_KIND, SWITCH_KIND, or another number. None: not reported."""
     up: bool = True
-    """False: the GPU has the link, but it is not enabled; where it leads is not read."""
+    """False: the GPU has the link, but it is not enabled, and its remote end is not read."""
 
 
 DOWN = End(None, None, up=False)
@@ -74,7 +75,7 @@ class NvLinkTable:
     """The NVLinks of a machine."""
 
     pairs: Mapping[tuple[DeviceID, DeviceID], int]
-    """Of each pair that has any, in the order of the GPUs."""
+    """Number of NVLinks of each pair that has any, with the pair in the order of the GPUs."""
     to_switch: Mapping[DeviceID, int]
     findings: tuple[str, ...]
     down: Mapping[DeviceID, int] = field(default_factory=dict)
@@ -82,7 +83,7 @@ class NvLinkTable:
 
 
 def read_ends(nvml: Library, device: Handle) -> list[End]:
-    """Reads the NVLinks of a GPU. NVML reports an error for one that the GPU does not have. Raises CallFailed."""
+    """Reads the NVLinks of a GPU. NVML reports an error for a link that the GPU does not have. Raises CallFailed."""
     count = nvml.fields(device, (NVLINK_COUNT,)).get(NVLINK_COUNT, MOST_NVLINKS)
     ends = []
     for link in range(min(count, MOST_NVLINKS)):
@@ -122,18 +123,19 @@ def pair_ends(ends: Mapping[DeviceID, Sequence[End]], addresses: Mapping[DeviceI
     return NvLinkTable(pairs=pairs, to_switch=dict(to_switch), findings=tuple(findings), down=down)
 
 
-# What a GPU in MIG mode can be divided into, and where its instances are.
+# The MIG profiles of a GPU, and the placements of its instances.
 #
-# NVML counts the profiles of all architectures; a GPU has some of them. Only privileged users get placements: for others
-# there are no profiles, and no instance has a placement. Drivers that do not name profiles have none either.
+# NVML numbers the profiles of all architectures; each GPU has some of them. Only privileged users can read placements:
+# for other users, no profiles are returned, and no instance has a placement. For drivers that do not name profiles, no
+# profiles are returned either.
 #
 # Source: nvidia-ml-py 13.615.71, nvmlGpuInstanceProfileInfo_v2_t; HAMi 4707fb02 for the cores of a profile.
 
 
 KINDS = 18
-"""NVML_GPU_INSTANCE_PROFILE_COUNT: the profiles that NVML counts."""
+"""NVML_GPU_INSTANCE_PROFILE_COUNT: the number of profiles in NVML."""
 MOST_PLACEMENTS = 64
-"""Of one profile: eight times what GPUs have."""
+"""Maximum number of placements of one profile: eight times as many as GPUs have."""
 
 NAMED = re.compile(r"(?:\d+c\.)?\d+g\.\d+gb(?:[+-][a-z.]+)*")
 """The profile in the name of an instance, or in that of a profile: `1g.10gb+me`."""
@@ -178,7 +180,7 @@ def _read_placement(nvml: Library, device: Handle, gpu_instance: int) -> MigPlac
 
 
 def _make_profile_name(gpu_slices: int, compute_slices: int, memory: int, total: int | None) -> str:
-    """The name of a profile that the driver does not name; memory by eighths, rounded up (go-nvlib, mig_profile)."""
+    """The name of a profile without a name from the driver. Memory is rounded up to eighths (go-nvlib, mig_profile)."""
     whole = -(-(total or memory) // GIB)
     eighths = -(-memory * 8 // (total or memory)) if memory else 0
     # `1g.10gb`; `1c.2g.20gb` is a compute instance that is smaller than its GPU instance
@@ -194,9 +196,9 @@ IN_PROGRESS = 2
 COMPLETED = 3
 """nvmlGpuFabricState_t; 0 is not supported. Only `COMPLETED` has a status, a cluster and a health."""
 TRUE = 1
-"""Of a field of the healthMask that is a yes or no; 0 is not supported, 2 is false."""
+"""Value of a boolean field of the healthMask; 0 is not supported, 2 is false."""
 CONFIGURED = 1
-"""The largest value of the field INCORRECT_CONFIGURATION that is no error; 0 is not supported."""
+"""The largest value of the field INCORRECT_CONFIGURATION that is not an error; 0 is not supported."""
 
 
 def _joined_fabric(info: Any) -> Fabric | None:
@@ -207,7 +209,7 @@ def _joined_fabric(info: Any) -> Fabric | None:
 
 
 def fabric_state(info: Any) -> str:
-    """`Gpu.fabric_state`; empty if the fabric is in order or not supported."""
+    """`Gpu.fabric_state`; empty if the fabric works or is not supported."""
     if info is None or info.state not in (NOT_STARTED, IN_PROGRESS, COMPLETED):
         return ""
     if info.state != COMPLETED:
@@ -249,11 +251,11 @@ class Judged(NamedTuple):
 
 
 Profiles = dict[DeviceID, tuple[MigProfile, ...]]
-"""GPU -> its MIG profiles. They never change, and reading them takes some twenty calls."""
+"""GPU -> its MIG profiles. They never change, and reading them takes about twenty calls."""
 
 
 def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: Topology, profiles: Profiles) -> Judged:
-    """Reads a GPU without its NVLinks, and adds its profiles to the known ones. Raises CallFailed."""
+    """Reads a GPU without its NVLinks, and adds its MIG profiles to `profiles`. Raises CallFailed."""
     address = sysfs_address(nvml.maybe("nvmlDeviceGetPciInfo", device))
     seen = next((gpu for gpu in files.gpus if address is not None and gpu.pci == address), Gpu(id=uuid, index=index))
     nodes = set(files.node_ids)
@@ -289,15 +291,15 @@ def read_gpu(nvml: Library, index: int, uuid: DeviceID, device: Handle, files: T
 def _read_affinity(
     nvml: Library, known: Collection[int], function: str, device: Handle, *scope: int
 ) -> tuple[int, ...]:
-    """Reads a mask of 64-bit words, the lowest first; of the ids in it those that the machine has. Raises CallFailed."""
+    """Reads a mask of 64-bit words, the lowest first. Returns those of its ids that are `known`. Raises CallFailed."""
     words = nvml.maybe(function, device, max(known, default=0) // 64 + 1, *scope)
     return () if words is None else tuple(i for i in sorted(known) if words[i // 64] >> i % 64 & 1)
 
 
 def judge(nvml: Library, index: int, device: Handle) -> tuple[DeviceHealth, tuple[str, ...], bool]:
-    """The health of the GPU by the driver's own state, findings, and whether it needs a reset."""
+    """Returns the health that the driver reports for the GPU, findings, and whether the GPU needs a reset."""
     fields = nvml.fields(device, (RECOVERY_ACTION, REMAPPING_FAILED, REMAPPING_PENDING))
-    # a finding only, because the GPU works on until its next reset
+    # only a finding, because the GPU continues to work until its next reset
     findings = (f"GPU {index} has memory rows to remap at its next reset",) if fields.get(REMAPPING_PENDING) else ()
     action = fields.get(RECOVERY_ACTION, 0)
     if action:

@@ -1,17 +1,18 @@
 """
-Receives events of NVML between two readings: XIDs, memory errors, changes of MIG.
+Receives events of NVML between two readings: XIDs, memory errors, changes of MIG instances.
 
-Waiting for NVML's events blocks, so it is done in a thread of its own, a second at a time, with a deadline on each
-call. Every GPU is registered by itself, MIG instances by their GPU. A GPU that cannot be registered does not affect the
-others: it is tried again later, and until then its health is unknown. For a GPU without any events only the readings
-count.
+Waiting for NVML's events blocks, so it is done in a separate thread, one second at a time, with a deadline for each
+call. Each GPU is registered separately, and its MIG instances with it. A GPU that cannot be registered does not affect
+the others: the registration is retried later, and until then the health of the GPU is unknown. The health of a GPU that
+does not support events depends only on the readings.
 
-After a failed wait all GPUs are registered again, at once the first time and then at growing intervals. As long as it
-fails, the health of all GPUs is unknown, unless the error says that a GPU is lost: the readings show which one, and the
-others are not affected. A call that hangs blocks this one thread, and no second thread is started before it has ended.
+After a failed wait, all GPUs are registered again: at once the first time, and then at growing intervals. While waits
+fail repeatedly, the health of all GPUs is unknown. If the error is that a GPU is lost, the readings show which one, and
+the health of the others stays known. A call that hangs blocks only this thread, and no second thread is started before
+it has ended.
 
-A process that has NVML open does not see GPUs that come back or are added, so every user in the process has to close it
-from time to time: `let_go` waits until that was done here.
+A process that has NVML open does not see GPUs that come back or are added. So everything that uses NVML in the process
+must close it from time to time. `let_go` closes it here.
 """
 
 import asyncio
@@ -47,25 +48,25 @@ KINDS: Final = {
     0x0008: Occurrence.XID,
     0x0100: Occurrence.CHANGED,  # MIG instances were created or destroyed
     0x4000: Occurrence.UNAVAILABLE,
-    0x8000: Occurrence.CHANGED,  # the driver asks for another recovery action than before
+    0x8000: Occurrence.CHANGED,  # the recovery action that the driver requests has changed
 }
 """nvmlEventType…, as bits."""
 
 WHOLE_GPU = 0xFFFFFFFF
-"""In place of the ids of a MIG instance."""
+"""The value of the instance ids in an event of the whole GPU."""
 
 NO_EVENTS = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND}
-"""Codes of a wait that mean: this driver or user has no events."""
+"""Error codes of a wait which mean that the driver does not report events to this process."""
 
 WAIT_SECONDS = 1.0
-"""For one wait. An event ends it at once; this is how long closing NVML may have to wait for it."""
+"""The longest duration of one wait. An event ends the wait at once, but closing NVML may have to wait for it."""
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
-"""Seconds between attempts while waiting fails; doubled each time."""
+"""The first and the longest pause in seconds between attempts while waits fail; doubled each time."""
 WAITS_BETWEEN_TRIES = 30
-"""Waits before GPUs that could not be registered are registered again."""
+"""Number of waits before the registration of GPUs that could not be registered is retried."""
 MOST_WAITING = 1024
-"""Events that are taken out of a set before it ends: a GPU that reports without end does not keep it open."""
+"""Maximum number of events that are read from a set before it is freed, in case a GPU reports events endlessly."""
 
 REMEDY = "run nvidia-smi on the node, and look for driver errors in its kernel log"
 
@@ -76,7 +77,7 @@ log = structlog.get_logger("topoalign.discovery")
 
 
 class NvmlEvents:
-    """Listens to the GPUs that readings find."""
+    """Receives events of the GPUs that the readings find."""
 
     def __init__(self, clock: Clock, deadline: float) -> None:
         """`deadline` is in seconds and holds for each call, in addition to the time that the call waits."""
@@ -91,10 +92,10 @@ class NvmlEvents:
         self._failures = 0
         """Failed waits in a row."""
         self._lost: frozenset[DeviceID] | None = None
-        """GPUs reported to the listener as not received; None: all are received."""
+        """GPUs whose events cannot be received, as reported to the listener; None: all can be received."""
 
     def listen_to(self, gpus: frozenset[DeviceID]) -> None:
-        """Registers these GPUs instead of the former ones."""
+        """Registers these GPUs instead of the previous ones."""
         if gpus != self._gpus:
             self._gpus = gpus
             self._changed.set()
@@ -118,7 +119,7 @@ class NvmlEvents:
                 self._closed = anyio.Event()
                 try:
                     await self._thread.run(partial(self._listen, deliver))
-                    if self._gpus is not None:  # none of them reports events, and nothing is missed
+                    if self._gpus is not None:  # none of the GPUs supports events, so none is missed
                         self._observe(listener, None, frozenset())
                     break
                 except (DriverFault, CallFailed) as fault:
@@ -149,7 +150,7 @@ class NvmlEvents:
             log.warning("events of GPUs cannot be waited for", finding=str(fault), remedy=REMEDY)
 
     def _listen(self, deliver: Deliver, steps: CallProgress) -> None:
-        """Waits for events, in the thread, until no GPU is registered. An abandoned thread leaves NVML open."""
+        """Waits for events, in the thread, until no GPU is registered. If the thread is abandoned, NVML stays open."""
         try:
             while (gpus := self._gpus) is not None and self._event_sets.open(gpus, steps):
                 event = self._event_sets.wait()
@@ -205,7 +206,7 @@ class EventSets:
         self._waits = 0
 
     def empty(self) -> None:
-        """Takes the waiting events out of the set, because its end would drop them."""
+        """Reads the waiting events from the set, because freeing the set would drop them."""
         with suppress(CallFailed):
             for _ in range(MOST_WAITING if self._set is not None else 0):
                 event = self._nvml.wait(self._set, 0)
@@ -217,7 +218,7 @@ class EventSets:
     def _register_gpus(
         self, gpus: frozenset[DeviceID], events: Handle
     ) -> tuple[dict[int | None, DeviceID], frozenset[DeviceID]]:
-        # the registered GPUs by the addresses of their handles, and those that failed
+        # returns handle address -> registered GPU, and the GPUs that could not be registered
         names: dict[int | None, DeviceID] = {}
         without_events: set[DeviceID] = set()
         errors: list[CallFailed] = []
@@ -265,7 +266,7 @@ class EventSets:
         )
 
     def close(self) -> None:
-        """Close NVML here; `wait` needs new registrations after that."""
+        """Closes NVML here. After that, `open` must register the GPUs again before the next `wait`."""
         if self._set is not None:
             self._nvml.free(self._set)
         self._nvml.close()

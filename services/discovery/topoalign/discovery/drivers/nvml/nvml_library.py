@@ -1,9 +1,10 @@
 """
 Calls NVML and returns plain Python values. This is the only module that imports pynvml.
 
-pynvml is imported when the library is opened, so that a machine without it works. A value that this GPU, this driver or
-this user's rights do not provide is None; any other error raises CallFailed. Every call is reported to `steps` first,
-so that a call that hangs can be named. Functions and codes: NVML as in nvidia-ml-py 13.615.71.
+pynvml is imported when the library is opened, so that a machine does not need it. A value is None if the GPU or the
+driver does not provide it or the user is not permitted to read it; any other error raises CallFailed. Every call is
+first reported to `steps`, so that an error can name a call that hangs. Functions and codes: NVML as in nvidia-ml-py
+13.615.71.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ DEPRECATED = 26
 UNKNOWN = 999
 
 NO_TEXT = -1
-"""Not a code of NVML: the value is no text."""
+"""Not a code of NVML: the value is not valid text."""
 
 UNREPORTED = {
     INVALID_ARGUMENT,
@@ -51,13 +52,13 @@ UNREPORTED = {
     DEPRECATED,
     NO_TEXT,
 }
-"""Codes that mean: this value is not available here, and nothing has failed."""
+"""Codes which mean that the value is not available here, and that nothing has failed."""
 OF_THE_LIBRARY = {UNINITIALIZED, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, LIB_RM_VERSION_MISMATCH}
 """Codes that concern all GPUs."""
 
 
 Handle = Any
-"""A device, as pynvml hands it out."""
+"""A handle of pynvml: of a GPU, a MIG instance or an event set."""
 
 MOST_NVLINKS = 36
 """NVML_NVLINK_MAX_LINKS: used if the driver does not report the number of links."""
@@ -69,7 +70,7 @@ RECOVERY_ACTION = 230
 """NVML_FI_DEV_…, for `fields`."""
 
 _MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Of the union nvmlValue_t, by nvmlValueType_t."""
+"""The members of the union nvmlValue_t, by nvmlValueType_t."""
 
 
 class CallFailed(Exception):
@@ -81,14 +82,17 @@ class CallFailed(Exception):
 
 
 class Library:
-    """One opening of NVML. It is kept open, because opening costs seconds where no other program keeps the driver loaded."""
+    """Access to NVML, which is kept open, because opening takes seconds if no other program keeps the driver loaded."""
 
     def __init__(self) -> None:
         self._pynvml: ModuleType | None = None
         self._steps: CallProgress | None = None
 
     def open(self, steps: CallProgress, anew: bool = False) -> bool:
-        """Begins a reading. Returns whether NVML was opened for it. Raises DriverFault without pynvml, and CallFailed."""
+        """
+        Opens NVML if it is closed or `anew` is set; returns whether it was opened. `steps`: is called before each call
+        of NVML from now on. Raises DriverFault without pynvml, and CallFailed.
+        """
         self._steps = steps
         if anew:
             self.close()
@@ -116,7 +120,7 @@ class Library:
         return str(self.ask("nvmlDeviceGetUUID", device))
 
     def fields(self, device: Handle, wanted: Sequence[int]) -> dict[int, int]:
-        """Reads these fields; those that the GPU does not have are left out."""
+        """Reads these fields; fields that the GPU does not have are omitted."""
         values = self.maybe("nvmlDeviceGetFieldValues", device, list(wanted))
         found = {}
         for value in values or ():
@@ -163,7 +167,7 @@ class Library:
         return True
 
     def wait(self, events: Handle, milliseconds: int) -> Any:
-        """The next nvmlEventData_t of a set, None if there is none for so long. Raises CallFailed."""
+        """Returns the next nvmlEventData_t of a set; None if there is none within this time. Raises CallFailed."""
         try:
             return self.ask("nvmlEventSetWait_v2", events, milliseconds)
         except CallFailed as error:
@@ -208,7 +212,7 @@ class Library:
 
 
 def address_of(device: Handle) -> int | None:
-    """Returns the address in a handle. Only this is equal for two handles of one device."""
+    """Returns the address in a handle. It is equal for two handles of one device, but the handles are not."""
     return cast(device, c_void_p).value
 
 

@@ -1,11 +1,12 @@
 """
 Reads the use of GPUs and of their MIG instances from NVML: memory, time, processes.
 
-NVML has lists of processes that compute, draw, or compute through an MPS server. A process may be in several, with the same
-memory in each. On a GPU with MIG instances each instance has lists of its own, and the time of a process is not reported.
+NVML has separate lists of compute processes, graphics processes, and compute processes of an MPS server. A process may
+be in several lists, with the same memory in each. On a GPU with MIG instances, each instance has its own lists, and the
+utilisation of processes is not reported.
 
-Utilisation of processes is sampled by the driver; a process without a sample of the last second ran no kernel in it. Some
-drivers have samples above 100 %, which mean nothing (vcuda-controller drops them as well).
+The driver samples the utilisation of processes. A process without a sample in the last second ran no kernel in that
+second. Some drivers report samples above 100 %, which are invalid and ignored (as by vcuda-controller).
 """
 
 from collections import defaultdict
@@ -29,15 +30,15 @@ LISTS: Final[dict[ProcessKind, str]] = {
     "mps": "nvmlDeviceGetMPSComputeRunningProcesses",
 }
 VERSIONS = ("_v3", "_v2")
-"""Of the lists, the newest first: drivers before R510 have the second only."""
+"""Versions of the functions in `LISTS`, the newest first: drivers before R510 have only the second."""
 SAMPLE_SECONDS = 1.0
-"""Age of the oldest samples of utilisation that count, as with gpu-manager."""
+"""Maximum age of the samples of utilisation that count, as in gpu-manager."""
 NO_SAMPLES = {0, NOT_FOUND}
-"""Codes of an answer without any: pynvml raises the first, success, as well."""
+"""Codes if there are no samples. pynvml raises an error even for the first code, which means success."""
 
 
 def read_gpu_use(nvml: Library, device: Handle, uuid: DeviceID, now: float) -> tuple[DeviceUse, ...]:
-    """Reads the use of a GPU and of its MIG instances; `now`: wall seconds. Raises CallFailed if all of NVML fails."""
+    """Reads the use of a GPU and of its MIG instances; `now`: Unix time. Raises CallFailed if all of NVML fails."""
     try:
         if not nvml.mig_enabled(device):
             return (_device_use(nvml, device, uuid, _utilization_by_pid(nvml, device, now)),)
@@ -46,7 +47,7 @@ def read_gpu_use(nvml: Library, device: Handle, uuid: DeviceID, now: float) -> t
             try:
                 found.append(_device_use(nvml, instance, DeviceID(nvml.uuid(instance)), None))
             except CallFailed as error:
-                if error.code != NOT_FOUND:  # else it has been destroyed meanwhile
+                if error.code != NOT_FOUND:  # otherwise, the instance has been destroyed meanwhile
                     raise
         return tuple(found)
     except CallFailed as error:
@@ -72,7 +73,7 @@ def _device_use(
 
 
 def _list_processes(nvml: Library, device: Handle, utilization: dict[int, int] | None) -> tuple[GpuProcess, ...] | None:
-    # those in any of the lists, ascending by pid; None where there is no list
+    # the processes in any of the lists, by ascending pid; None if there is no list of compute processes
     kinds: defaultdict[int, list[ProcessKind]] = defaultdict(list)
     memory: dict[int, int | None] = {}
     lists: dict[ProcessKind, Any] = {}

@@ -92,7 +92,10 @@ API server.
 TIDY_SECONDS = 0.5
 """Timeout for cancelling reservations of earlier attempts on other nodes after a bind. Uncancelled ones expire."""
 RESERVED_SECONDS = 300.0
-"""Duration of a reservation if the kubelet does not admit the bound pod. After that, its devices are predicted."""
+"""
+Duration of a reservation if the kubelet does not admit the bound pod. After that, the registry predicts which devices
+the pod will get.
+"""
 PAUSE = 0.1
 """Seconds between two attempts to reach the API server."""
 RETRY_SECONDS = 0.25
@@ -349,7 +352,7 @@ class PodBinder:
             except NodeRefuses as refusal:
                 if self._checks.is_being_freed(node, pod):
                     return refusal
-                if refusal.reason not in NOT_KNOWN:  # otherwise keep a gang's reservation by another registry
+                if refusal.reason not in NOT_KNOWN:  # otherwise keep what another registry reserved for the gang
                     await self._reservations.cancel(pod.uid, {node})
                 raise
             made = reserved_for(pod.uid, pod.request, admission.allocations, RESERVED_SECONDS, gang)

@@ -5,9 +5,9 @@ Keys are spelled as kube-scheduler spells them (`NodeNames`). Other keys are ign
 because decoders differ in which one counts.
 
 Only a node's name and labels, and a pod's requests, are decoded. Whole nodes are kept as bytes, because the answer returns
-them unchanged. The number of nodes is limited before they are decoded, because millions of nodes would fill the memory. The
-limit for names is `MOST_NODES` commas. Whole nodes contain further commas, so their limit is the least number of bytes per
-comma.
+them unchanged. The number of nodes is limited before they are decoded, because millions of nodes would fill the memory.
+Names are limited to `MOST_NODES` commas. Whole nodes contain further commas, so a call with more commas is refused only
+if it also has fewer than `LEAST_PER_COMMA` bytes per comma.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,11 +29,11 @@ MOST_NODES = 20_000
 LARGEST_NAMES = MOST_NODES * 256
 """Bytes of `MOST_NODES` names of 253 characters, with quotes and commas."""
 LEAST_PER_COMMA = 16
-"""Least number of bytes per comma in whole nodes: a real node has about 30, a list of empty items 2."""
+"""Minimum number of bytes per comma in whole nodes: a real node has about 30, a list of empty items 2."""
 
 
 class TooManyNodes(InvalidField):
-    """Raised for a call with more nodes than a cluster has."""
+    """Raised for a call with more than `MOST_NODES` nodes."""
 
     code = "InvalidField"
 
@@ -108,7 +108,7 @@ class Object(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uid(self) -> str:
-        """The UID, as of `MetaPod`."""
+        """The UID, as in `MetaPod`."""
         return self.metadata.uid
 
 

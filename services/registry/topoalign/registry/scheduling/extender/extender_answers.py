@@ -1,15 +1,15 @@
 """
 Encodes the answers to kube-scheduler's calls as JSON in Go's spelling.
 
-A node is in at most one map, because the text in the second map would replace the first. A node in a preempt answer always
-has victims: null crashes kube-scheduler, and for an empty list it drops the whole answer. Scores are integers: for `9.0` it
-drops the whole answer, too.
+A node is in at most one map, because the text in the second map would replace the first. A node in a preempt answer
+always has victims: null would crash kube-scheduler, and an empty list would make it discard the whole answer. Scores
+are integers, because it also discards an answer with `9.0`.
 
 kube-scheduler groups nodes by the refusal text, joins the groups by commas, and writes the result to the pod's events and
 its condition PodScheduled. The write requeues the pod. So a text that differs from call to call causes a loop of calls:
-2,143 in 25 s for one pod. Therefore each code has one constant text, `Code: finding; remedy`, without numbers, names, times
-and commas. Codes have another text for each reason why the end of pods would not help (`NodeRefusal.resolvability`).
-`topoalign why` shows the details. The text for an invalid pod names the field.
+2,143 in 25 s for one pod. Therefore each code has one constant text, `Code: finding; remedy`, without numbers, names,
+times and commas. If the pod would not fit even after other pods end, the text has another constant end for each reason
+(`NodeRefusal.resolvability`). `topoalign why` shows the details. The text for an invalid pod names the field.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ FINDINGS: Mapping[str, str] = {
     "InvalidShare": "not a share of a GPU; ask for amounts that a GPU has and for one where annotations choose GPUs",
     "UnknownResource": "a resource that the node does not offer; correct the name or label the nodes",
     "SharesNeedUnits": "no GPU in units of which a part could be; offer GPUs in units or ask for whole ones",
-    # what is not known, or set so that a kubelet would not start
+    # unknown data, and settings with which a kubelet would not start
     "KubeletUnknown": "the rules of the kubelet are not known; look at the allocator of the node",
     "TopologyUnknown": "the hardware is not known; look at the discovery of the node",
     "HardwareUnknown": "the hardware is not known; look at the discovery of the node",
@@ -126,14 +126,14 @@ def refusal_text(code: str, resolvability: Resolvability | None = None) -> str:
 
 
 def text_of_error(code: str) -> str:
-    """The text of an error with this code, if it is not known whether a node would refuse the pod."""
+    """The text of an error with this code, if it is unknown whether a node would refuse the pod."""
     return f"{code}: {FINDINGS.get(code, UNANSWERED)}"
 
 
 VICTIMS_COUNT_FROM = (1, 38)
 """
 The first version of Kubernetes that calls preempt for nodes in FailedNodes. Earlier versions preempt no pods there, and
-write another error at each attempt, which requeues the pod: 775 calls in 10 s.
+write a different error at each attempt, which requeues the pod: 775 calls in 10 s.
 """
 
 RENDERED_KEPT = 16
@@ -199,7 +199,7 @@ class RenderedRefusals:
 
 def refuse_all(asked: ExtenderCall, error: TopoalignError) -> bytes:
     """Encodes the answer to filter for an invalid pod: no node admits it, and a retry does not help."""
-    text = refusal_text(error.code)  # always the same, unlike the used part of a quota
+    text = refusal_text(error.code)  # constant, unlike a finding with the used part of a quota
     if error.finding.startswith(("spec", "metadata")):
         text = f"{error.code}: {clean(error.finding, LONGEST)}; {clean(error.remedy, LONGEST)}"
     texts = dict.fromkeys(asked.nodes, text)
@@ -209,7 +209,7 @@ def refuse_all(asked: ExtenderCall, error: TopoalignError) -> bytes:
 
 
 def preempt_answer(victims: Mapping[NodeName, Victims]) -> bytes:
-    """Encodes the nodes with victims, by their UIDs."""
+    """Encodes the nodes that have victims, with the UIDs of the victims."""
     helped = {
         node: MetaVictims(pods=[MetaPod(uid=uid) for uid in each.uids], disruptions=each.disruptions)
         for node, each in victims.items()

@@ -72,7 +72,7 @@ class Certificates:
             await to_thread.run_sync(self.look)
 
     def look(self) -> None:
-        """Uses the files as they are now, if they have changed and fit together."""
+        """Switches to the current files if they have changed and fit together."""
         try:
             files = read_files(self._directory)
             if files != self._files:
@@ -118,7 +118,8 @@ def context_of(directory: Path, files: Files) -> ssl.SSLContext:
     try:
         context.load_cert_chain(directory / CERTIFICATE, directory / KEY, password=lambda: b"")
         if AUTHORITY in files:
-            # Disable resumption, because a client that resumes a TLS session presents no certificate: TLS 1.3 needs tickets.
+            # Disable session resumption, because a client that resumes a session presents no certificate. TLS 1.3 can
+            # resume only with tickets, of which there are none.
             context.load_verify_locations(cadata=files[AUTHORITY].decode())
             context.verify_mode = ssl.CERT_REQUIRED
             context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -167,10 +168,13 @@ def elements(body: bytes) -> list[tuple[int, bytes]]:
 
 
 IDLE_SECONDS = 120
-"""An idle connection is closed after this time: more than the 90 s of Go's client, whose next call would fail else."""
+"""
+An idle connection is closed after this time. It is longer than the 90 s of Go's client, so that the client closes the
+connection first. Otherwise its next call could fail.
+"""
 
 OLDEST = (1, 36)
-"""The version of Kubernetes if it is not known. Later versions accept its answers, too."""
+"""The version of Kubernetes that is assumed while it is unknown. Later versions accept answers for it, too."""
 
 READINESS = "scheduler"
 """The Service of extender and webhook, whose readiness page is /readyz/scheduler."""
@@ -179,7 +183,7 @@ DRAIN_SECONDS = 5.0
 """How long calls are answered after SIGTERM: longer than the 4 s of a bind."""
 
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
-"""Histogram buckets. A scheduler waits for five seconds."""
+"""Histogram buckets. A scheduler waits for an answer for at most five seconds."""
 
 
 def call_seconds(registry: CollectorRegistry) -> Histogram:
@@ -199,8 +203,9 @@ async def serve_scheduler(
     task_status: TaskStatus[str] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """
-    Serves extender and webhook until cancelled, and `DRAIN_SECONDS` longer after SIGTERM. Reports its URL as started once it
-    listens. The settings must have a port. `kubernetes`: the version of the API server, which counts as the scheduler's.
+    Serves extender and webhook until cancelled, and `DRAIN_SECONDS` longer after SIGTERM. Reports as started, with its
+    URL, once it listens. The settings must have a port. `kubernetes`: the version of the API server, which is assumed
+    to be the scheduler's, too; None: still unknown.
 
     Raises InvalidField for certificates that cannot be used, and AddressInUse.
     """

@@ -8,7 +8,7 @@ are answered as follows:
     a temporary error     filter and bind answer with `Error`, prioritize and preempt as above
     an invalid body       400, 408, 413 or 415 with {"code", "finding", "remedy"}: it is not from a kube-scheduler
 
-Only bind has an effect.
+Only bind has side effects.
 """
 
 from collections.abc import Awaitable, Callable
@@ -206,7 +206,7 @@ async def read_body(request: Request, most: int, seconds: float, large: anyio.Lo
                 if size <= most:
                     chunks.append(chunk)
                 else:
-                    chunks.clear()  # but read to the end: an answer in the middle of a body would be lost
+                    chunks.clear()  # but read on: an answer before the end of the body would be lost
                 if size > 2 * most:
                     break
     if size > most:
@@ -219,7 +219,7 @@ async def read_body(request: Request, most: int, seconds: float, large: anyio.Lo
 
 
 async def answer_refused(request: Request, exc: Exception) -> Response:
-    """Answers a refused request, whose rest is not read."""
+    """Answers a refused request and closes the connection, because the remaining body is not read."""
     assert isinstance(exc, RequestRefused)
     answer = error(exc.code, exc.finding, exc.remedy, exc.status)
     answer.headers["Connection"] = "close"

@@ -128,7 +128,7 @@ class Scheduler:
         quotas: Quotas | None = None,
     ) -> None:
         """
-        `behind`: why data that answers depend on is missing; None: no data is missing. `planned`: UID of a pod -> its
+        `behind`: why data that the answers need is missing; None: no data is missing. `planned`: UID of a pod -> its
         node, if it is planned with its gang. `allows`: whether Kubernetes' own filters accept the node for the pod.
         `passes`: whether the filter passes the node because topoalign does not manage it. `requested`: the request of a
         reserved pod. `refused` is called with each pod that all nodes of a call refuse, and with the number of nodes
@@ -192,7 +192,8 @@ class Scheduler:
         planned = self._planned_node(pod.uid)
         leaving = () if pod.nominated is None else self.view.terminating(pod.nominated)
         full = frozenset[NodeName]() if self.quotas is None else self.quotas.full_on(pod, nodes, leaving)
-        repeated = not (own or full) and planned is None and pod.nominated is None  # otherwise valid only for this pod
+        # Whether the result is the same for equal pods. Otherwise it is valid only for this pod, and not cached.
+        repeated = not (own or full) and planned is None and pod.nominated is None
         known = request.refused_by_all
         if repeated and known is not None and known.version == self.view.version and known.nodes == frozenset(nodes):
             self._refused(pod, known.counts)
@@ -254,8 +255,8 @@ class Scheduler:
 
     def prioritize(self, pod: PodToSchedule, nodes: Sequence[NodeName]) -> Sequence[int]:
         """
-        Returns a score from 0 to 10 for each node; 0 for a node that is unknown, is not offered, or where the pod had
-        to wait. Raises the errors of `filter`.
+        Returns a score from 0 to 10 for each node; 0 for a node that is unknown or not offered to the scheduler, and
+        for a node where a bind of the pod had to wait. Raises the errors of `filter`.
         """
         request = self._request(pod)
         self._decisions.codes(request)

@@ -1,9 +1,9 @@
 """
 Finds pods that kube-scheduler has bound without the extender, because its `managedResources` lacks their resources.
 
-Such a pod names our scheduler, waited and was then bound to a node of topoalign, requests a resource that the node offers,
-and has no reservation of any registry: the extender reserves before it binds. A pod is checked some seconds after its bind,
-because the bus may deliver the reservation after the API server reports the Binding.
+Such a pod names our scheduler, was pending and then bound to a node of topoalign, requests a resource that the node
+offers, and has no reservation of any registry, although the extender reserves before it binds. A pod is checked some
+seconds after its bind, because the bus may deliver the reservation after the API server reports the Binding.
 """
 
 from collections.abc import Callable, Collection
@@ -16,14 +16,16 @@ from topoalign.registry.ports import DEFAULT_SCHEDULER, PodEvent, SeenPod
 from topoalign.runtime.recent_dict import RecentDict
 
 CHECK_SECONDS = 15.0
-"""A pod is checked after this time, or at most twice as long. Within it a node that does not answer is known: the bus may be
-disconnected."""
+"""
+A pod is checked once to twice this time after its bind. This is long enough to notice that the node's allocator no
+longer answers, for example because the bus is disconnected.
+"""
 MOST_REMEMBERED = 10_000
-"""Reserved pods that are kept: many more than are bound within `CHECK_SECONDS`."""
+"""Maximum number of reserved pods that are remembered: many more than are bound within `CHECK_SECONDS`."""
 
 
 class BypassedPods:
-    """Finds pods that were bound without the extender and reports them; `run` it."""
+    """Reports pods that were bound without the extender. `run` checks them."""
 
     def __init__(
         self,
@@ -34,8 +36,8 @@ class BypassedPods:
         scheduler: str,
     ) -> None:
         """
-        `report` writes an Event. `offered`: what a node offers; empty if its allocator does not answer. `behind`: why
-        reservations are missing. `scheduler`: the configured name, or empty.
+        `report` writes an Event. `offered`: the resources that a node offers; empty if its allocator does not answer.
+        `behind`: why reservations are missing; None: they are complete. `scheduler`: the configured name, or empty.
         """
         self._clock = clock
         self._report = report
@@ -45,16 +47,16 @@ class BypassedPods:
         self._reserved = RecentDict[str, None](MOST_REMEMBERED)
         """UIDs of pods with a present or former reservation."""
         self._bound: dict[str, tuple[SeenPod, NodeName]] = {}
-        """Pods that were bound since the last check, without a reservation that was known then."""
+        """Pods that were bound since the last check, and for which no reservation was known at that time."""
 
     def observe(self, event: ReservationsChanged) -> None:
-        """Notes the pods of changed reservations, which are or were reserved."""
+        """Notes the pods that have or had a reservation on the node of this event."""
         uids = (each.pod_uid for each in event.reservations)
         for uid in (*uids, *event.consumed, *event.expired, *event.cancelled):
             self._reserved[uid] = None
 
     def note_bound(self, pod: SeenPod, node: NodeName) -> None:
-        """Notes a pod that waited and is now bound to this node."""
+        """Notes a pod that was pending and is now bound to this node."""
         if pod.uid not in self._reserved and pod.scheduler in self._schedulers:
             self._bound[pod.uid] = pod, node
 

@@ -1,14 +1,14 @@
 """
-Passes what the API server reports of pods, nodes and quotas to the view of the cluster and to the reservations.
+Passes the pods, nodes and quotas of the API server to the view of the cluster and to the reservations.
 
 - A bound pod is assumed on its node until the node reports it, also if another scheduler bound it. Only pods with
   exclusive resources count: devices, or the CPUs and memory of a Guaranteed pod.
 - A pod that has ended or was deleted holds nothing. If its node refused it, or if it was deleted, its reservation ends at
   once. When the registry starts, this also applies to pods that ended before, because no event follows for them.
-- A deleted Node is forgotten; labels of nodes go to the view.
-- HAMi's annotations of nodes and pods go to `foreign_nodes`.
+- A deleted Node is forgotten. The labels of nodes are passed to the view.
+- HAMi's annotations of nodes and pods are passed to `foreign_nodes`.
 
-As long as pods or nodes are not listed, the registry is not ready, because it would allocate devices of bound pods again.
+The registry is not ready until pods and nodes are listed, because it could allocate the devices of bound pods again.
 """
 
 from contextlib import aclosing
@@ -33,16 +33,16 @@ from topoalign.registry.scheduling.kubernetes.refused_pods import RefusedPods, w
 from topoalign.registry.scheduling.kubernetes.requeue import Requeue
 
 VERSION_SECONDS = 300.0
-"""Between two reads of the API server's version, which an upgrade changes."""
+"""Seconds between two reads of the API server's version, which an upgrade changes."""
 PAUSE = 1.0
-"""Between two reads while it is not known, and between two checks of the reservations."""
+"""Seconds between two reads while the version is unknown, and between two checks of the reservations."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesRecords:
-    """What is kept of the objects of Kubernetes in addition to the view."""
+    """The records of Kubernetes objects in addition to the view."""
 
     pods: ReportedPods
     nodes: ReportedNodes
@@ -72,7 +72,7 @@ class KubernetesWatch:
         self.reports = reports
         self.refused = RefusedPods(api, clock, reservations, reports.submit, delete=delete_refused)
         self.version: tuple[int, int] | None = None
-        """Of the API server. None: not known yet."""
+        """Version of the API server. None: still unknown."""
         self.pods = records.pods
         self.nodes = records.nodes
         self._records = records
@@ -87,7 +87,7 @@ class KubernetesWatch:
         self._is_cancelled = anyio.Event()
 
     def behind(self) -> str | None:
-        """Readiness: why it is not known which pods are bound."""
+        """Readiness: why it is unknown which pods are bound; None: it is known."""
         listed = {"nodes": self.nodes.listed, "pods": self.pods.listed}
         missing = [name for name, is_listed in listed.items() if not is_listed]
         if not missing:
@@ -154,7 +154,7 @@ class KubernetesWatch:
                     self.requeue.ask("QuotaChanged")
 
     def _mark(self, node: NodeName | None) -> None:
-        """Has the view renew a node that has changed."""
+        """Marks a changed node for renewal in the view; None: no node has changed."""
         if node is not None:
             self._view.mark(node)
 
@@ -197,7 +197,7 @@ class KubernetesWatch:
             self._end(uid)
 
     def _end(self, uid: str) -> None:
-        """Ends everything that is kept for a pod."""
+        """Ends all records and reservations of a pod."""
         self._records.quotas.end_pod(uid)
         node = self.pods.end(uid)
         if node is not None:
@@ -206,12 +206,12 @@ class KubernetesWatch:
             self._cancel(uid)
 
     def _cancel(self, uid: str) -> None:
-        """Schedules the end of a pod's reservations, once for repeated calls while the bus is disconnected."""
+        """Queues the cancellation of a pod's reservations. While it is queued, further calls have no effect."""
         self._cancelled[uid] = None
         self._is_cancelled.set()
 
     async def _cancel_all(self) -> None:
-        """Cancels reservations of pods that hold nothing here. One that cannot be cancelled now expires."""
+        """Cancels queued reservations, except on the pod's own node. One that cannot be cancelled now expires."""
         while True:
             while not self._cancelled:
                 self._is_cancelled = anyio.Event()
@@ -224,8 +224,9 @@ class KubernetesWatch:
 
     async def _end_left_over(self) -> None:
         """Cancels, every second, the reservations of pods that were deleted or bound elsewhere."""
-        # These pods ended while no registry ran, or the reservation was stored after their end, for example when a bind was
-        # given up. It would count as held, so later pods would get other devices than reserved.
+        # These pods ended while no registry ran, or the reservation was stored after their end, for example because a
+        # bind was abandoned. Its devices would count as held, so later pods would get other devices than those reserved
+        # for them.
         while self.behind() or self._reservations.behind():
             await self._clock.sleep(PAUSE)
         asked: set[str] | None = None  # at the start all pods; then pods that were already unknown a second ago
@@ -242,7 +243,7 @@ class KubernetesWatch:
             await self._clock.sleep(PAUSE)
 
     async def _end_gone(self, uid: str, namespace: str, name: str) -> None:
-        """Cancels the reservation of an unreported pod, unless the API server still has it."""
+        """Cancels the reservation of a pod that the watch does not report, unless the API server still has the pod."""
         try:
             seen = await self._api.pod(namespace, name)
         except TopoalignError as error:

@@ -1,12 +1,13 @@
 """
-Writes Kubernetes Events of pods: their reservation, why a bind failed, why no node admits them, and what went past us.
+Writes Kubernetes Events of pods: their reservation, why a bind failed, why no node admits them, refusals by nodes, and
+binds without the extender.
 
-They are additions to the scheduler's Events, with the counts that the scheduler's texts must not have. An Event changes no
-pod and triggers no retry.
+They supplement the scheduler's Events with counts, which the texts for the scheduler must not contain. An Event does
+not change a pod and does not trigger a retry.
 
-A task of its own writes them, and nothing waits for it. The same Event of the same pod is written once in ten minutes, and
-not while it exists: all replicas use the same name. At most 60 are written at once and then two a second, because the
-cluster's own store keeps them; more are dropped and counted. A failed Event is not written again.
+A separate task writes them, and nothing waits for it. The same Event of the same pod is written at most once in ten
+minutes, and not while it exists: all replicas use the same name. At most 60 are written at once and then two per
+second, because etcd stores them. Further Events are dropped and counted. A failed write is not retried.
 """
 
 from asyncio import Queue
@@ -31,14 +32,14 @@ BURST_SECONDS = 30.0
 MOST_REMEMBERED = 10_000
 MOST_WAITING = 100
 MOST_CODES = 5
-"""Reasons that an Event names."""
+"""Maximum number of reasons in an Event."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class TokenBucket:
     """
-    A bucket of `most` tokens, which fills up within `seconds`.
+    A bucket of `most` tokens. An empty bucket is full again after `seconds`.
 
     Example: 6 in 60 s allows six at once, and then one every ten seconds.
     """
@@ -64,7 +65,7 @@ class TokenBucket:
 
 
 class EventWriter:
-    """Writes Events of pods; `run` it."""
+    """Writes Events of pods: `submit` queues them, and `run` writes them."""
 
     def __init__(self, clock: Clock) -> None:
         self.counts: Counter[str] = Counter()
@@ -103,7 +104,8 @@ class EventWriter:
 
 def refusal_event(pod: PodToSchedule, counts: Counter[str], nodes: Collection[NodeName]) -> PodEvent:
     """
-    The Event that no node admits a pod. `counts`: label of a refusal -> the number of nodes; `nodes`: those of Kubernetes.
+    The Event that no node admits a pod. `counts`: label of a refusal -> number of nodes; `nodes`: the nodes of
+    Kubernetes.
     """
     namespace = pod.request.namespace
     name = pod.request.name

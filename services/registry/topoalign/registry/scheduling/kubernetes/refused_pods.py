@@ -1,8 +1,9 @@
 """
 Counts pods that a node refused after they were bound, and deletes them if configured.
 
-The kubelet sets such a pod to Failed, with a reason, and its controller creates another one. The deletion of these pods,
-six a minute, keeps the cluster from filling with failed pods if a controller creates them faster than nodes admit them.
+The kubelet sets such a pod to Failed, with a reason, and its controller creates another one. Up to six of these pods
+are deleted per minute. This keeps the cluster from filling with failed pods if a controller creates pods that nodes
+refuse.
 """
 
 from asyncio import Queue
@@ -30,7 +31,7 @@ REFUSALS = frozenset(
         "InvalidNodeInfo",
     }
 )
-"""`status.reason` of a pod that its node refused (kubelet v1.36, admission): alignment, devices, room, labels."""
+"""`status.reason` of a pod that its node refused (kubelet v1.36, admission): alignment, devices, capacity, labels."""
 OTHERS = "OutOf"
 """Prefix of the reason for any other missing resource: `OutOfnvidia.com/gpu`."""
 DELETED = 6
@@ -46,7 +47,7 @@ def was_refused(pod: SeenPod) -> bool:
 
 
 class RefusedPods:
-    """Counts refused pods, and deletes those of controllers if `delete`; `run` deletes them."""
+    """Counts refused pods. With `delete`, `run` deletes those that a controller owns."""
 
     def __init__(
         self,

@@ -1,15 +1,15 @@
 """
-Requeues waiting pods when resources become free without a change in the API server.
+Requeues pending pods when resources become free without a change in the API server.
 
-kube-scheduler retries a refused pod when an object of the cluster changes, else after five minutes. No object changes when a
-reservation expires, when a node is offered again, or when a kubelet frees the devices of a pod that ended before. So this
-module changes an annotation of a node, which requeues all waiting pods. It does so at most once in five seconds, for all
-requests in this time, and never while no pod waits.
+kube-scheduler retries a refused pod when an object of the cluster changes, otherwise after five minutes. No object
+changes when a reservation expires, when a node is offered again, or when a kubelet frees the devices of a pod that
+ended before. So this module changes an annotation of a node, which requeues all pending pods. It does so at most once
+in five seconds, for all requests in this time, and never while no pod is pending.
 
-The watch reports a pod later than the scheduler has it. Therefore a request without a waiting pod is kept, and done if a pod
-is reported within `KEPT_SECONDS`:
+The watch reports a pod later than the scheduler sees it. Therefore a request is kept while no pod is pending, and
+executed if a pod is reported within `KEPT_SECONDS`:
 
-    filter by the old state -> the node changes: request, no pod waits -> the filter refuses -> the pod is reported: requeue
+    filter uses the old state -> the node changes: request, none pending -> filter refuses -> pod is reported: requeue
 """
 
 from collections.abc import Collection
@@ -25,18 +25,18 @@ from topoalign.registry.ports import KubernetesApi
 PAUSE = 5.0
 """Seconds between two changes, failed ones included."""
 KEPT_SECONDS = 60.0
-"""How long a request without a waiting pod counts: longer than a filter call and the delay of the watch."""
+"""How long a request is kept while no pod is pending: longer than a filter call and the delay of the watch."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class Requeue:
-    """Requeues waiting pods on request; `run` it."""
+    """Requeues pending pods: `ask` requests it, and `run` does it."""
 
     def __init__(self, clock: Clock, waiting: Collection[str], nodes: Collection[NodeName]) -> None:
-        """`waiting`: UIDs of the pods that wait. `nodes`: those of Kubernetes."""
+        """`waiting`: UIDs of the pending pods. `nodes`: the nodes of Kubernetes."""
         self.done = 0
-        """How often pods were requeued."""
+        """Number of requeues."""
         self._clock = clock
         self._waiting = waiting
         self._nodes = nodes
@@ -47,13 +47,13 @@ class Requeue:
         self._news = anyio.Event()
 
     def ask(self, why: str) -> None:
-        """Requests a requeue, because refused pods may fit now. `why`: a word for operators who look at the node."""
+        """Requests a requeue, because refused pods may fit now. `why`: one word in the annotation, for operators."""
         self._why = why
         self._since = self._clock.monotonic()
         self._news.set()
 
     def note_waiting(self) -> None:
-        """Notes that a pod waits now."""
+        """Notes that a pod is pending now."""
         if self._why:
             self._news.set()
 

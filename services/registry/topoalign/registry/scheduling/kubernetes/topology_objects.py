@@ -1,9 +1,9 @@
 """
 Keeps the NodeResourceTopology objects of the nodes up to date, for scheduler plugins that read them.
 
-Every ten seconds the changed objects are written, one after the other, twenty a second. Each belongs to its Node, so that
-Kubernetes deletes it with the node. An object that could not be written is written again after all others, or after a minute
-if the cluster does not have the kind.
+Every ten seconds, the changed objects are written one after the other, at most twenty per second. Each object is owned
+by its Node, so that Kubernetes deletes them together. An object that could not be written is retried after all others,
+or after a minute if the cluster does not have the kind.
 """
 
 from collections.abc import Callable
@@ -27,14 +27,14 @@ log = structlog.get_logger("topoalign.registry.scheduling")
 
 
 class TopologyObjects:
-    """Writes objects; `run` it."""
+    """`run` writes the objects."""
 
     def __init__(
         self, api: KubernetesApi, clock: Clock, view: ClusterView, uid_of: Callable[[NodeName], str | None]
     ) -> None:
         """`uid_of`: the UID of a Kubernetes Node; None: there is no such Node, so nothing is written."""
         self.written = 0
-        """Number of objects."""
+        """Number of writes."""
         self._api = api
         self._clock = clock
         self._view = view
@@ -62,7 +62,7 @@ class TopologyObjects:
                 log.warning("a NodeResourceTopology was not written", finding=error.finding)
 
     async def _write_due(self) -> None:
-        """Writes the due objects. After an error of `apply_topology` the rest stays due, and the failed node comes last."""
+        """Writes the due objects. After an error, the others stay due, and the failed one is moved to the end."""
         for node in tuple(self._due):
             made = self._object(node)
             del self._due[node]

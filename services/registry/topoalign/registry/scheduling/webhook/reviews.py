@@ -1,21 +1,22 @@
 """
-Answers AdmissionReview v1 of Kubernetes: checks a pod, and fills in what it leaves out.
+Answers AdmissionReview v1 of Kubernetes: checks pods, and sets fields that they leave out. It denies:
 
-    any pod             annotations in `topoalign.io/` that users do not write: a reader could take them for ours
+    any pod             annotations in `topoalign.io/` that users do not write: a reader could take them for topoalign's
     any Binding         annotations in `topoalign.io/`: the API server copies them to the pod
-    pods that request   a node of their own choice, a privileged container, another scheduler: these bypass the decision;
+    pods that request   `spec.nodeName`, a privileged container, another scheduler: these bypass the decision;
     devices of ours     invalid requests and annotations, which no node would ever admit
 
-Pods with Koordinator's annotations that request GPUs by its names count as such, unless they name another scheduler: a
-kubelet ignores these names, and the containers would start without a GPU.
+A pod with Koordinator's annotations that requests GPUs by Koordinator's resource names also counts as a request for our
+devices, unless it names another scheduler. A kubelet ignores these names, so its containers would otherwise start
+without a GPU.
 
-A pod without a scheduler's name gets ours, if one is set. A container that requests slots of GPUs gets the amounts that it
-leaves out (`core.sharing.slot_defaults`), and is checked with them. No label or annotation exempts a pod, because whoever
-creates a pod can write them. Namespaces are exempted in the webhook's configuration.
+A pod without `schedulerName` gets ours, if one is configured. A container that requests slots of GPUs gets the amounts
+that it leaves out (`core.sharing.slot_defaults`), and is checked with them. No label or annotation exempts a pod,
+because anyone who creates a pod can set them. Namespaces are exempted in the webhook's configuration.
 
-Created pods are checked completely. A pod that is updated, also through its subresource `status`, is checked again if an
-annotation of topoalign differs: the other checks were made before. The API server asks twice: the mutating webhook may
-change the pod, and the validating one sees it with the changes of others.
+A new pod is checked completely. An updated pod, also one whose subresource `status` is updated, is checked again only
+if an annotation of topoalign differs, because the other checks were done when it was created. The API server calls
+twice: the mutating webhook can change the pod, and the validating one sees it with the changes of other webhooks.
 """
 
 import base64
@@ -42,11 +43,11 @@ from topoalign.registry.scheduling.scheduling_api import with_relevant_annotatio
 LARGEST_REVIEW = 3 * 1024 * 1024
 """Bytes: a pod before and after an update, of 1.5 MiB each at most."""
 BINDINGS = (("pods", "binding"), ("bindings", ""))
-"""Resource and subresource of what is created to bind a pod; the second is the older form of the first."""
+"""Resource and subresource of the objects that bind a pod; the second is the older form of the first."""
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 MIRROR = "kubernetes.io/config.mirror"
-"""The annotation of a pod by which a kubelet shows one of its static pods: it runs already."""
+"""The annotation of a mirror pod, which represents a static pod that already runs on its kubelet."""
 NODES = "system:nodes"
 """The group of kubelets."""
 
@@ -129,7 +130,7 @@ class ReviewRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     sub_resource: str = ""
     user_info: UserInfo = UserInfo()
     object: ReviewedPod | None = None
-    """Of a Binding, its metadata."""
+    """The pod. Of a Binding, only the metadata is decoded."""
     old_object: ReviewedPod | None = None
 
 
@@ -142,7 +143,7 @@ class Review(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class JsonPatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the pod, as JSON Patch (RFC 6902) has it."""
+    """A change to the pod: an operation of JSON Patch (RFC 6902)."""
 
     op: str = "add"
     path: str
@@ -163,10 +164,10 @@ class Webhook:
         warn: Callable[[Mapping[str, str], Mapping[ResourceName, str]], tuple[str, ...]] = lambda notes, limits: (),
     ) -> None:
         """
-        `scheduler`: the name of topoalign's, empty if none is required. `offered`: whether some node offers a resource.
-        `check` raises an error for a new pod that the cluster cannot run, `check_updated` for one that exists. `left_out`:
-        the amounts that a pod with slots of GPUs leaves out. `warn` returns the probable mistakes of a new pod, from its
-        annotations and the paths of its limits.
+        `scheduler`: the name of topoalign's scheduler; empty if none is required. `offered`: whether any node offers a
+        resource. `check` raises an error for a new pod that the cluster cannot run, and `check_updated` for an existing
+        one. `left_out`: the amounts that a pod with slots of GPUs leaves out. `warn` returns the probable mistakes of a
+        new pod, from its annotations and the paths of its limits.
         """
         self._scheduler = scheduler
         self._offered = offered
@@ -176,16 +177,18 @@ class Webhook:
         self._warn = warn
 
     def routes(self) -> list[BaseRoute]:
-        """`/webhook` for the mutating configuration, `/webhook/validate` for the validating one, which takes no changes."""
+        """
+        `/webhook` for the mutating configuration, and `/webhook/validate`, without changes, for the validating one.
+        """
         calls: dict[str, Call] = {"/webhook": self.mutate, "/webhook/validate": self.validate}
         return [call_route(path, call, LARGEST_REVIEW, BODY_SECONDS) for path, call in calls.items()]
 
     async def mutate(self, body: bytes) -> bytes:
-        """Answers whether the pod is allowed, with the changes of it."""
+        """Answers whether the pod is allowed, with the changes to it."""
         return self._answer(body, mutating=True)
 
     async def validate(self, body: bytes) -> bytes:
-        """Answers whether the pod is allowed as it is now. It may leave out amounts."""
+        """Answers whether the pod is allowed as it is now. Amounts that it leaves out are no reason to deny it."""
         return self._answer(body, mutating=False)
 
     def _answer(self, body: bytes, *, mutating: bool) -> bytes:
@@ -209,7 +212,7 @@ class Webhook:
         return review_answer(asked.uid, allowed=True, **response)
 
     def _judge(self, asked: ReviewRequest, *, mutating: bool) -> list[JsonPatch]:
-        """Returns the changes of a pod. Raises Forbidden, InvalidField and the errors of the checks for a denied one."""
+        """Returns the changes to a pod. Raises Forbidden, InvalidField and the errors of the checks to deny it."""
         pod = asked.object
         resource = asked.resource.resource
         if asked.resource.group or pod is None:
@@ -290,7 +293,7 @@ class Webhook:
 
 
 def check_own_annotations(new: Mapping[str, str], old: Mapping[str, str]) -> None:
-    """Raises Forbidden for an annotation of ours that is new or changed and that users do not write."""
+    """Raises Forbidden for a new or changed annotation of topoalign that users do not write."""
     for key in sorted(new):
         if key.startswith(OWN_DOMAIN) and key not in OF_USERS and new[key] != old.get(key):
             raise Forbidden(
@@ -319,7 +322,7 @@ def reviewed_request(pod: ReviewedPod, namespace: str) -> PodRequest:
 
 
 def changes_of(filled: FilledIn, spec: ReviewedSpec) -> Iterator[JsonPatch]:
-    """Yields the changes of one container. A variable that it sets itself stays."""
+    """Yields the changes to one container. An environment variable that the container already has is not changed."""
     at = "/" + filled.where.replace(".", "/").replace("[", "/").removesuffix("]")
     for name, amount in filled.limits.items():
         yield JsonPatch(path=f"{at}/resources/limits/{name.replace('~', '~0').replace('/', '~1')}", value=str(amount))
@@ -337,7 +340,7 @@ def own_annotations(annotations: Mapping[str, str]) -> dict[str, str]:
 
 
 def annotations_of(pod: ReviewedPod | None) -> Mapping[str, str]:
-    """The annotations of the pod, empty ones for null."""
+    """The annotations of the pod, with an empty text for null."""
     annotations = pod.metadata.annotations if pod is not None and pod.metadata is not None else None
     return {key: value or "" for key, value in (annotations or {}).items()}
 
@@ -350,7 +353,7 @@ def review_answer(uid: str, *, allowed: bool, **response: object) -> bytes:
 
 
 def denial_status(error: TopoalignError) -> dict[str, object]:
-    """Why a pod is denied."""
+    """The `status` of a denial: HTTP code, message and reason."""
     code, reason = (403, "Forbidden") if isinstance(error, Forbidden | OverQuota) else (422, "Invalid")
     if isinstance(error, Unavailable):
         code = 503
