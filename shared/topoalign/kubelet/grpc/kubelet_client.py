@@ -50,7 +50,7 @@ class KubeletAway(Unavailable):
     """
     Raised when the kubelet is not running, does not answer in time, or rejects the call.
 
-    Remedy: Check that the kubelet is running, and that the configured directory is the kubelet's.
+    Remedy: Check that the kubelet runs, and that the directory is its own.
     """
 
     def __init__(self, finding: str) -> None:
