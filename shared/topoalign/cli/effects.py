@@ -47,9 +47,9 @@ class NodeSilent(Unavailable):
 
 class OutcomeUnknown(Unavailable):
     """
-    Raised when a request was sent, but no answer arrived: the change may have been made.
+    Raised when a request gets no answer, so that the change may have been made.
 
-    Remedy: Run the command that the message names. It shows what was done.
+    Remedy: Run the command that the message names.
     """
 
     def __init__(self, effect: Effect, why: str) -> None:

@@ -48,7 +48,7 @@ DECODED_AT_ONCE = 2**10
 
 class KubeletAway(Unavailable):
     """
-    Raised when the kubelet is not running, does not answer in time, or rejects the call.
+    Raised when the kubelet does not answer in time, or rejects the call.
 
     Remedy: Check that the kubelet runs, and that the directory is its own.
     """
