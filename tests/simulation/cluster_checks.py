@@ -23,7 +23,7 @@ What a fault explains is not checked:
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from simulation.cluster_nodes import BROKEN, Admission, Node
+from simulation.cluster_nodes import Admission, Node
 from simulation.cluster_pods import CreatedPod, Pods
 from simulation.cluster_registries import Registry, Service
 from simulation.cluster_world import ClusterWorld
@@ -101,17 +101,13 @@ class ClusterChecks:
         if world.division != "whole":
             live = [each for each in node.ledger.state.allocations.values() if each.pod_uid not in node.ended]
             done = self.pods.by_uid.keys() - {pod.uid for pod, _ in self.pods.live()}
-            if not self._has_late_pod(node):
+            if not node.has_late_pod:
                 self._check_enough(live, event.reservations, done)
         until = {(event.node, each.pod_uid): now + each.seconds_left for each in event.reservations}
         for key in [key for key in self._reserved if key[0] == event.node and key not in until]:
             del self._reserved[key]
         for key, end in until.items():
             self._reserved[key] = end if key[1] in event.made else min(end, self._reserved.get(key, end))
-
-    def _has_late_pod(self, node: Node) -> bool:
-        """Whether the node holds something for a pod whose reservation arrived too late."""
-        return not node.late.isdisjoint(each.pod_uid for each in node.ledger.state.allocations.values())
 
     def _check_enough(
         self, live: Iterable[Allocation], reservations: Iterable[Reservation] = (), done: Collection[str] = ()
@@ -128,9 +124,8 @@ class ClusterChecks:
                 self._check_admission(node, node.admissions.pop())
             while node.refusals:
                 uid, code = node.refusals.pop()
-                if code != BROKEN and uid not in node.late and not self._has_late_pod(node):
-                    name = self.pods.by_uid[uid].name
-                    self.world.violate("K2", f"{node.name} refuses {name}, which was bound to it: {code}")
+                name = self.pods.by_uid[uid].name
+                self.world.violate("K2", f"{node.name} refuses {name}, which was bound to it: {code}")
             self._check_given(node)
         self._check_gangs()
         self._check_preemptions(preemptions)

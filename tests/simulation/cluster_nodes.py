@@ -97,7 +97,10 @@ class Node:
         self.admissions: list[Admission] = []
         """Of the pods that it has admitted since this was looked at last."""
         self.refusals: list[tuple[str, str]] = []
-        """UID and code of the pods that it has refused since then, and that were not deleted before that."""
+        """
+        UID and code of the pods that it has refused since then without an excuse: the pod was not deleted, no call broke,
+        and no reservation arrived too late.
+        """
         self.late: set[str] = set()
         """UIDs of pods whose reservations the node had not received when their admission began."""
         self._journal = MemoryJournal()
@@ -151,6 +154,11 @@ class Node:
         event = wire.decode_event(newest.message) if newest is not None else None
         return event.reservations if isinstance(event, ReservationsChanged) else ()
 
+    @property
+    def has_late_pod(self) -> bool:
+        """Whether the node holds something for a pod whose reservation arrived too late."""
+        return not self.late.isdisjoint(each.pod_uid for each in self.ledger.state.allocations.values())
+
     async def admit(self, bus: Bus, bound: Bound) -> Admitted:
         """As `KubeletNode.admit`."""
         world = self.world
@@ -164,7 +172,8 @@ class Node:
                 code = await call(world, self.process, lambda: self._admit(bound.uid, request_from_pod(bound.pod)))
             except BrokenCall:
                 code = BROKEN
-            if code and bound.uid not in self._terminated:  # of a pod that is gone already nobody needs its admission
+            is_excused = code == BROKEN or bound.uid in self.late or self.has_late_pod
+            if code and not is_excused and bound.uid not in self._terminated:
                 self.refusals.append((bound.uid, code))
             if code or bound.uid in self._terminated:
                 self._terminated.add(bound.uid)

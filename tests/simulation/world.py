@@ -64,7 +64,7 @@ class SimulatedClock:
         return 1_000.0 + self._loop.time()
 
     async def sleep(self, seconds: float) -> None:
-        await anyio.sleep(seconds)
+        await anyio.sleep(max(seconds, 0.0))
 
 
 class World:
