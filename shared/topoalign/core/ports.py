@@ -30,7 +30,7 @@ class Clock(Protocol):
         """Seconds since an unspecified moment, never decreasing."""
 
     async def sleep(self, seconds: float) -> None:
-        """Returns after this number of seconds of `monotonic`."""
+        """Returns after this number of seconds of `monotonic`; without a wait if the number is negative."""
 
 
 class Stream(StrEnum):
@@ -125,9 +125,7 @@ class Bus(Protocol):
         """Deletes the messages of matching subjects. Positions are not reused. Raises BusUnavailable and BusRefused."""
 
     async def ask(self, subject: str, body: bytes, within: float) -> bytes:
-        """
-        Sends a request to the service at `subject`. Raises BusUnavailable if no answer arrives `within` these seconds.
-        """
+        """Sends a request to `subject`. Raises BusUnavailable if no answer arrives `within` these seconds."""
 
     def serve(self, service: str, endpoints: Sequence[Endpoint]) -> AbstractAsyncContextManager[None]:
         """Answers requests as the service of this name while the context is open."""
@@ -204,10 +202,7 @@ class Listener(Protocol):
         """Receives an event of a GPU."""
 
     def lose_subscription(self, reason: str | None, gpus: frozenset[DeviceID] = frozenset()) -> None:
-        """
-        Receives the reason why no events arrive, and the GPUs whose health is unknown until they arrive again. None:
-        events arrive again.
-        """
+        """Receives why no events arrive (None: they arrive again), and the GPUs whose health is unknown until then."""
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
@@ -217,13 +212,9 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     health: Mapping[DeviceID, DeviceHealth]
     """The health of all GPUs and NICs."""
     findings: tuple[str, ...] = ()
-    """
-    Faults that the driver works around: a GPU that does not answer, or a link whose two ends report different data.
-    """
+    """Faults that the driver works around: a GPU that does not answer, or a link whose ends report different data."""
     awaiting_reset: frozenset[DeviceID] = frozenset()
-    """
-    Devices that need a reset: they are lost, or the driver requests it. A device that leaves this set has been reset.
-    """
+    """Devices that need a reset: they are lost, or the driver requests it. A device that leaves this set was reset."""
     nameless: bool = False
     """Whether a GPU does not report its id. Then it might be a missing GPU, whose absence is no reset."""
 

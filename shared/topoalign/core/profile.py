@@ -48,23 +48,16 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     # What the hint providers answer.
     prefers_by_empty_machine: bool = True
-    """
-    A hint is preferred if, on an empty machine, no fewer NUMA nodes would be enough; otherwise, if no fewer are now.
-    """
+    """A hint is preferred if no fewer NUMA nodes would suffice on an empty machine; otherwise, if no fewer do now."""
     silent_on_unplaced_devices: bool = True
     """
     If all devices of a resource are without NUMA nodes, there is no preference, even if there are too few devices.
     Otherwise, such a request cannot be met.
     """
     counts_devices_as_listed: bool = True
-    """
-    Devices count for the NUMA nodes with which they are listed to the kubelet. Otherwise, they count for the known NUMA
-    nodes of their GPUs.
-    """
+    """Devices count for the NUMA nodes that are listed to the kubelet. Otherwise, for the known ones of their GPUs."""
     seeks_units_by_gpu: bool = False
-    """
-    Units and slots count only on GPUs with enough for the container. Otherwise, all free ones of a NUMA node count.
-    """
+    """Units and slots count only on GPUs with enough for the container. Otherwise, all free ones of a NUMA node do."""
     silent_on_unmet_memory: bool = True
     """Memory that fits nowhere gets no hints, which counts as no preference. Otherwise, the request cannot be met."""
     offers_memory_without_cpus: bool = True
@@ -86,9 +79,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     gpus_first: bool = False
     """GPUs are chosen before other devices. Otherwise, resources are in the order of their names."""
     gives_plugins_context: bool = False
-    """
-    A question about preferred devices includes the container's devices of other resources and its request for NICs.
-    """
+    """A question about preferred devices includes the container's devices of other resources and its NIC request."""
     takes_over_at_random: bool = True
     """If init containers have more devices than a container requests, it reuses random ones of them."""
     counts_averages: bool = True

@@ -38,9 +38,7 @@ LARGEST_BODY = 1_000_000
 """Bytes; NATS refuses more than 1 MiB by default."""
 
 PLAIN = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-"""
-Characters that are not escaped in headers, besides letters and digits. `%` is escaped, because it begins an escape.
-"""
+"""Characters that are not escaped in headers, besides letters and digits. `%` is escaped, because it begins escapes."""
 
 EXPECTED_LAST = "Nats-Expected-Last-Subject-Sequence"
 BATCH_ID = "Nats-Batch-Id"
@@ -95,9 +93,7 @@ _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 @lru_cache(REMEMBERED)
 def encode_node_token(name: str) -> str:
-    """
-    Encodes a name as one subject token. Bytes other than letters, digits, `_` and `-` become `=` and two hex digits.
-    """
+    """Encodes a name as one subject token. Bytes except letters, digits, `_` and `-` become `=` and two hex digits."""
     return "".join(c if _SAFE.match(c) else "".join(f"={byte:02X}" for byte in c.encode()) for c in name)
 
 

@@ -96,9 +96,7 @@ def count_free(state: NodeState, rules: AdmissionRules) -> Free:
 
 
 def has_more(now: Free, before: Free) -> bool:
-    """
-    Whether more of any resource is free, in total or on a set of NUMA nodes, so that a pod that did not fit might fit.
-    """
+    """Whether more of any resource is free, in total or on a set of NUMA nodes, so that a refused pod might fit."""
     amounts = [(now.cpus, before.cpus), (now.whole_cores, before.whole_cores)]
     amounts += [(amount, before.devices.get(name, NONE)) for name, amount in now.devices.items()]
     tables: list[tuple[Sequence[int], Sequence[int]]] = [(now.usable, before.usable)]
@@ -170,10 +168,7 @@ class NodeSets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sets_for(topology: Topology, rules: AdmissionRules, aligned: Demand, *, looks: bool = True) -> NodeSets:
-    """
-    The sets to which the kubelet can align the demand, and the amounts that it compares. `looks`: whether to find the
-    preferred sets.
-    """
+    """The sets and amounts for the demand. `looks`: whether to find the preferred sets."""
     devices = {name: aligned.devices[name] for name in placed_resources(topology, aligned)}
     return NodeSets(
         preferred=preferred_sets(topology, rules, aligned, memory=True) if looks else (),

@@ -1,9 +1,8 @@
 """
 Adjusts the devices of a node to those that its kubelet will have at its next admission, for predictions.
 
-The record of allocations lags behind the kubelet: an allocation is released only after its container has been missing
-for some seconds. The kubelet's checkpoint lags, too. But it has pod UIDs, and the pod directories show which pods are
-deleted. So:
+The allocation record lags behind the kubelet: an allocation is released only some seconds after its container
+disappears. The kubelet's checkpoint also lags, but has pod UIDs, and pod directories show which pods are deleted. So:
 
 - devices of containers that are known to have ended are free;
 - recorded devices of a container that has been seen running are free if the checkpoint lists them only for deleted
@@ -120,10 +119,7 @@ def dropped_of(
 
 
 def find_unrecorded_devices(state: NodeState, entry: CheckpointEntry, ended: Collection[DeviceID]) -> Devices:
-    """
-    The devices that the checkpoint lists for a container, without recorded ones and those of containers that have
-    `ended`.
-    """
+    """The devices that the checkpoint lists for a container, without recorded ones and those of `ended` containers."""
     # for resources that topoalign offers, only devices of a pod that certainly runs; for other plugins, all devices
     hardware = state.hardware
     return {

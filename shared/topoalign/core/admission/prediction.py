@@ -72,9 +72,7 @@ class PredictionBasis(msgspec.Struct, frozen=True, kw_only=True):
     rules: AdmissionRules
     """The rules of the kubelet."""
     notes: tuple[str, ...]
-    """
-    Known and possible differences from the kubelet's state, and other facts that affect a decision. Human-readable.
-    """
+    """Known or possible differences from the kubelet's state, and other facts that affect decisions. Human-readable."""
     doubts: tuple[str, ...]
     """Why allocations might be missing from the record. In a decision, they come after the notes on the pod."""
     registered: frozenset[ResourceName] | None
@@ -157,9 +155,7 @@ def prediction_basis(state: NodeState, now: float) -> PredictionBasis:
 
 
 def kubelet_of(state: NodeState) -> KubeletObserved:
-    """
-    The data that the node has published about its kubelet. Raises KubeletUnknown if missing data cannot be replaced.
-    """
+    """The data that the node published about its kubelet. Raises KubeletUnknown if missing data cannot be replaced."""
     usage = state.usage
     if usage is None or usage.kubelet is None:
         raise KubeletUnknown(state.node, "the node has not published it")
@@ -243,9 +239,8 @@ def spread_memory_blocks(
 ) -> Iterator[MemoryBlock]:
     """
     The same blocks, with the memory that each takes from the NUMA nodes of its group. PodResources does not report this
-    distribution. The kubelet fills the nodes in ascending order, as far as they have free memory (v1.36.3,
-    memorymanager static policy). `kept`: NUMA node -> its memory that is reserved for the system; a missing node has
-    none.
+    distribution. The kubelet fills the nodes in ascending order, as far as memory is free (v1.36.3, memorymanager
+    static policy). `kept`: NUMA node -> its memory that is reserved for the system; a missing node has none.
     """
     left = {
         (node.id, name): size
@@ -267,8 +262,7 @@ def spread_memory_blocks(
 
 def describe_starting_kubelet(age: float) -> str:
     """
-    The note on a kubelet that started `age` seconds ago. Until it has received all its pods, it keeps the resources of
-    deleted pods.
+    The note on a kubelet that started `age` seconds ago. It keeps resources of deleted pods until it has all its pods.
     """
     return (
         f"the kubelet started {age:.0f} s ago: until it has received all its pods it drops nothing of pods that are gone, "

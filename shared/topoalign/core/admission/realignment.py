@@ -1,9 +1,8 @@
 """
 Checks whether the kubelet would admit all pending pods in every order, whichever running pods end first.
 
-When a kubelet admits a pod, it aligns it to the first preferred set of NUMA nodes with room. If another pod ends first,
-an earlier set can get room. The pod then also takes resources that were already free there, and that other pending pods
-need:
+A kubelet aligns a new pod to the first preferred set of NUMA nodes with room. If another pod ends first, an earlier set
+can get room. The pod then also takes resources that were already free there, and that other pending pods need:
 
     policy restricted; free are 1 GPU, 2 CPUs and 40 GiB on NUMA node 0, and 1 GPU, 8 CPUs and 4 GiB on node 1
     A requests 1 GPU and 4 CPUs, B requests 1 GPU and 20 GiB: in any order, A is aligned to node 1 and B to node 0
@@ -48,10 +47,7 @@ class PendingPod(NamedTuple):
     must_fit: bool
     """Whether the whole plan fails if this pod is refused."""
     takes: PodNeed | None = None
-    """
-    The amounts that it takes from the set to which it is aligned. None: unknown; the pod is assumed to be aligned as
-    predicted.
-    """
+    """The amounts that it takes from the set to which it is aligned. None: unknown; the predicted set is assumed."""
     decides: bool = False
     """Whether amounts alone decide whether it is admitted."""
     may_wait: bool = True
@@ -129,9 +125,7 @@ def containers_fit(need: PodNeed, free: Free, most: Free, steps: AlignmentBudget
 
 
 def iterate_realigning_ends(state: NodeState, rules: AdmissionRules, need: PodNeed) -> Iterator[NodeState]:
-    """
-    The node's states after the end of one of its pods, for each pod whose end can change the alignment of the new pod.
-    """
+    """The node's states after one of its pods ends, for each pod whose end can change the alignment of the new pod."""
 
     def place(now: NodeState) -> int:
         return need.first_with_room(count_free(now, rules))
@@ -188,9 +182,7 @@ def left_by(pod: PendingPod, free: Free) -> Iterator[Free]:
 
 
 def left_elsewhere(pod: PendingPod, free: Free) -> Iterator[Free]:
-    """
-    What can be free if the pod is aligned to a preferred set before the first one with room, and takes something there.
-    """
+    """What can be free if a pod is aligned to a preferred set before the first with room, and takes something there."""
     if pod.takes is not None:
         is_one = pod.takes.rest is None
         moved = _left_by_first(pod.takes, free, besides=True) if is_one else _left_after(pod.takes, free)

@@ -9,8 +9,7 @@ The decision is repeated for the node without any allocation, with the current h
 - The node refuses the pod even then (`never`). The finding is that of the empty machine.
 
 The remedy lists single changes of the pod, and one change of the kubelet's rules, that each make the pod fit: now or,
-if waiting does not help, on the empty machine. A remedy that does not mention waiting, such as to correct a name, is
-kept.
+if waiting does not help, on the empty machine. A remedy without waiting, such as to correct a name, is kept.
 """
 
 from bisect import bisect_left

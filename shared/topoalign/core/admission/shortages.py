@@ -29,10 +29,7 @@ from topoalign.core.placement.memory_blocks import NotEnoughMemory, format_gib
 
 
 def check_totals(asked: HintRequest) -> None:
-    """
-    Checks the free amounts of the whole node. Raises NoHealthyDevice, NotEnoughDevices, NotEnoughCpus or
-    NotEnoughMemory.
-    """
+    """Checks the node's free totals. Raises NoHealthyDevice, NotEnoughDevices, NotEnoughCpus or NotEnoughMemory."""
     state, demand, _ = asked
     held = held_by_pod(state, demand)
     for resource in sorted(demand.devices.keys() & state.hardware.devices.keys()):

@@ -71,10 +71,7 @@ def take_distributed(
 
 
 def best_split(cpus: CpuTopology, free: Sequence[int], count: int, group: int) -> Split | None:
-    """
-    The split over the fewest nodes after which the free CPUs are most even. `free`: free CPUs of each node. Raises
-    TooMuchWork.
-    """
+    """The split over the fewest nodes that leaves the free CPUs most even. `free`: per node. Raises TooMuchWork."""
     groups = count // group
     groups_per_node = _rounded_up(_rounded_up(len(cpus.node_of), group), len(cpus.in_node))
     steps = 0
@@ -106,10 +103,7 @@ def _rounded_up(amount: int, by: int) -> int:
 
 
 def _splits(free: Sequence[int], width: int, count: int, group: int) -> Iterator[tuple[Split, list[int] | None]]:
-    """
-    Yields the splits over `width` nodes in the kubelet's order, each with the CPUs that stay free. None: too few are
-    free.
-    """
+    """Yields the splits over `width` nodes in the kubelet's order, each with the CPUs that stay free. None: too few."""
     each = count // width // group * group
     rest = count - each * width
     able = [node for node, amount in enumerate(free) if amount >= each]
@@ -132,10 +126,7 @@ def _splits(free: Sequence[int], width: int, count: int, group: int) -> Iterator
 
 
 def choices(free: Sequence[int], nodes: Sequence[int], size: int) -> Iterator[tuple[int, ...]]:
-    """
-    Yields the subsets of `nodes` of this size in lexicographic order. Of adjacent nodes with equal `free`, a subset has
-    the first ones.
-    """
+    """Yields the subsets of `size` nodes in lexicographic order, each with the first of adjacent equally free nodes."""
     if size > len(nodes):
         return
     runs = [[*run] for _, run in groupby(nodes, key=free.__getitem__)]

@@ -1,6 +1,5 @@
 """
-Takes CPUs so that few cores and sockets are split: packed, or spread over the cores (kubelet v1.36.3, CPU manager,
-static).
+Takes CPUs so that few cores and sockets are split: packed, or spread over cores (kubelet v1.36.3, CPU manager, static).
 
 The rule: first whole NUMA nodes and sockets, as long as they fit in the number of needed CPUs. With `prefer_uncore`,
 next whole last-level caches, then the remaining CPUs from a single cache. Then whole cores, then single CPUs. Of equal
@@ -59,9 +58,7 @@ def take_packed(
 
 
 class Taking:
-    """
-    One take in progress. Each step sorts the units once at its start, and not again after each unit that it takes.
-    """
+    """One take in progress. Each step sorts the units once at its start, not again after each unit that it takes."""
 
     def __init__(self, cpus: CpuTopology, available: Set[int], count: int, by_averages: bool = True) -> None:
         self.cpus = cpus

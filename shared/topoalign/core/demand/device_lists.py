@@ -3,8 +3,7 @@ Finds the resources by which a container gets GPUs or NICs, or parts of them.
 
 A container can get GPUs by several resources: two MIG profiles, two models, or GPUs and shares of other GPUs. The
 kubelet calls Allocate for each resource. If two responses set a variable such as NVIDIA_VISIBLE_DEVICES, the container
-gets only one of the values. So each response must list the GPUs of all resources of the container. Mounts and CDI names
-are merged.
+gets only one of the values. So each response must list all GPUs of the container. Mounts and CDI names are merged.
 
 Source: kubelet v1.36.3, devicemanager, deviceRunContainerOptions; k8s-device-plugin issue 728.
 """

@@ -183,9 +183,7 @@ def _compare_label(operator: str, found: str, values: Sequence[str]) -> bool:
 
 
 def _field_meets(requirement: Requirement, fields: Mapping[str, str]) -> bool:
-    """
-    Whether fields match a requirement of `matchFields`, which must have one value. An unknown field counts as empty.
-    """
+    """Whether fields match a requirement of `matchFields`, which must have one value. Unknown fields count as empty."""
     if requirement.operator not in ("In", "NotIn") or len(requirement.values or ()) != 1:
         return False
     return (fields.get(requirement.key, "") in (requirement.values or ())) == (requirement.operator == "In")

@@ -67,10 +67,7 @@ class ContainerDemand(msgspec.Struct, frozen=True, kw_only=True):
     """Its path in the pod's manifest: `spec.containers[0]`."""
     role: Role
     asked: Quantities
-    """
-    All its requests: resources that the node must have. Limits replace missing requests. For devices, these are the
-    limits.
-    """
+    """All its requests: what the node must have. Limits replace missing requests. For devices, these are the limits."""
     devices: Quantities
     """Devices by resource, in the order of the names, which is the order in which the kubelet asks for hints."""
     together: frozenset[ResourceName] = NO_RESOURCES
@@ -157,10 +154,7 @@ def read_pod(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
 
 
 def pod_demand(pod: PodRequest, rules: AdmissionRules) -> PodDemand:
-    """
-    The demand of a pod that `validate_pod` returned. Raises InvalidField for invalid rules, or for invalid annotations
-    that this mode reads.
-    """
+    """A validated pod's demand. Raises InvalidField for invalid rules, or invalid annotations that this mode reads."""
     check_rules(rules)
     profile = profile_of(rules.mode)
     annotated = is_joint(pod.annotations)
@@ -197,10 +191,7 @@ def _read_container(
     jointly: bool,
     manages_memory: bool,
 ) -> ContainerDemand:
-    """
-    The demand of the container at the path `where`. Raises InvalidField for annotations that are invalid for this
-    container.
-    """
+    """The demand of the container at path `where`. Raises InvalidField for annotations that are invalid for it."""
     devices = _sort_devices(device_limits(container), profile)
     together = RESOURCES.intersection(devices) if jointly and profile.aligns_jointly else NO_RESOURCES
     joint = None

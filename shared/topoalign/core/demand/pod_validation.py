@@ -1,8 +1,7 @@
 """
 Validates every field of a pod before a decision about the pod.
 
-If the API server has rules for a field, they are applied here, because no API server has validated a pod of
-`topoalign allocate`.
+The API server's rules for fields are applied here, because no API server has validated a pod of `topoalign allocate`.
 """
 
 import re
@@ -22,9 +21,7 @@ from topoalign.core.model.requests import (
 )
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-"""
-Allows more than Kubernetes, for pods that no API server has validated, but no names that could be taken for a path.
-"""
+"""Allows more than Kubernetes, for pods that no API server validated, but no names that could be taken for a path."""
 
 ANNOTATION = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]{0,252}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
@@ -126,9 +123,7 @@ def _check_quantities(path: str, quantities: Mapping[ResourceName, int]) -> None
 
 
 def _check_limits(path: str, requests: Quantities, limits: Quantities) -> None:
-    """
-    Checks Kubernetes' rules: no request exceeds its limit, and requests for devices and hugepages equal their limits.
-    """
+    """Checks Kubernetes' rules: no request exceeds its limit; requests for devices and hugepages equal their limits."""
     for resource, amount in requests.items():
         limit = limits.get(resource)
         if limit is not None and amount > limit:

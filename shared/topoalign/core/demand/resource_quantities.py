@@ -36,9 +36,8 @@ def largest_moment(init: Iterable[tuple[Mapping[Key, int], bool]], apps: Iterabl
     The maximum amounts that a pod needs at any time. `init`: the amounts of each init container, in their order, and
     whether it is a sidecar. `apps`: the amounts of each app container.
 
-    A plain init container needs its own amount in addition to those of the sidecars before it. The app containers run
-    together with all sidecars. The larger amount is needed: init containers with 4 and 1 GPUs and an app container with
-    2 GPUs need 4 GPUs.
+    A plain init container runs together with the sidecars before it, and the app containers run together with all
+    sidecars. The larger sum is needed: init containers with 4 and 1 GPUs and an app container with 2 GPUs need 4 GPUs.
     """
     sidecars: dict[Key, int] = {}
     starting: dict[Key, int] = {}

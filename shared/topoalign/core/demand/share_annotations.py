@@ -9,9 +9,8 @@ Reads HAMi's annotations that determine which shared GPUs a pod can get.
     nvidia.com/numa-bind: "true"                            all GPUs of a container on one NUMA node
 
 `read_gpu_rules` reads them as HAMi does. `check_gpu_annotations` refuses values that HAMi ignores: an unknown policy,
-an empty list, or a text that is not a uuid. If HAMi's rules choose the GPUs, the policy can be a comma-separated list,
-which can include `numa`. The annotations apply only to GPUs in slots. If a pod requests no slots, their values are not
-checked.
+an empty list, or an invalid uuid. If HAMi's rules choose the GPUs, the policy can be a comma-separated list, which can
+include `numa`. The annotations apply only to GPUs in slots. If a pod requests no slots, their values are not checked.
 
 Source: HAMi 4707fb02, CheckType, CheckUUID and the scheduler's policies.
 """
@@ -129,9 +128,7 @@ class GpuRules(msgspec.Struct, frozen=True, kw_only=True):
     weights: Weights = EQUAL_WEIGHTS
     """The weights in the fullness of a GPU, for `binpack` and `spread`."""
     hami: str = ""
-    """
-    HAMi's policy or comma-separated policies, if HAMi's rules choose the GPUs instead of `order`. Otherwise empty.
-    """
+    """HAMi's policy or comma-separated policies if HAMi's rules choose the GPUs instead of `order`. Otherwise empty."""
 
     @property
     def limits(self) -> bool:
@@ -139,9 +136,7 @@ class GpuRules(msgspec.Struct, frozen=True, kw_only=True):
         return self.types != ANY or self.uuids != ANY or self.mutex or self.numa_bind
 
     def exclusion(self, uuid: DeviceID, model: str, mode: str) -> str | None:
-        """
-        Why a GPU is excluded; None: it is accepted. `mode`: the isolation of its containers; empty: none with a name.
-        """
+        """Why a GPU is excluded; None: it is not. `mode`: the isolation of its containers; empty: none with a name."""
         if not self.types.takes_type(model):
             return OTHER_TYPE
         if self.mode is not None and (mode == "" or mode not in self.mode):
@@ -259,9 +254,7 @@ def uuid_selection(annotations: Mapping[str, str]) -> Selection:
 
 
 def read_list_annotation(annotations: Mapping[str, str], key: str) -> tuple[str, ...] | None:
-    """
-    A list as HAMi reads it. None if it is missing or blank. A list of only commas has no entries and matches nothing.
-    """
+    """A list as HAMi reads it. None: missing or blank. A list of only commas has no entries and matches nothing."""
     text = annotations.get(key, "")
     return tuple(filter(None, split_list(text))) if text.strip() else None
 

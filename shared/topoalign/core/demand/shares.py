@@ -65,9 +65,7 @@ class Share(NamedTuple):
     gpus: int
     """Number of GPUs."""
     cores: int
-    """
-    Hundredths of the computing time of each GPU. 100: all offered computing time, and other containers are excluded.
-    """
+    """Hundredths of each GPU's computing time. 100: all offered computing time, and other containers are excluded."""
     memory: int
     """Bytes of each GPU; 0: `percentage` applies."""
     resource: ResourceName | None = None
@@ -94,9 +92,8 @@ class Share(NamedTuple):
 
 def enough(left: ShareLeft, share: Share, own: Amount | None = None) -> bool:
     """
-    Whether a GPU has enough free capacity for the share. A share with only memory needs one free core, because it uses
-    computing time, too. `own`: the amount of the pod's slot on this GPU that the container reuses from an init
-    container.
+    Whether a GPU has enough left for the share. A share with only memory needs one free core, because it uses computing
+    time. `own`: the amount of the pod's slot on this GPU that the container reuses from an init container.
     """
     if not left.usable or (own is None and left.all_slots and left.slots < 1):
         return False
@@ -147,10 +144,7 @@ def share_of_units(units: Amount, gpus: int = 1) -> Share:
 
 
 def asks_for_both_halves(topology: Topology, devices: Quantities) -> bool:
-    """
-    Whether both computing time and memory are requested in units on this machine. The kubelet allocates them
-    separately.
-    """
+    """Whether computing time and memory are requested in the machine's units. The kubelet allocates them separately."""
     asked = units_asked(topology, devices)
     return asked is not None and asked.cores > 0 and asked.memory > 0
 
@@ -282,9 +276,7 @@ class HamiRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def read_hami_request(resource: ResourceName, slots: Slots, amounts: Quantities) -> HamiRequest:
-    """
-    The request of a container for slots of `resource`. It is empty without slots, even if the container names amounts.
-    """
+    """A container's request for slots of `resource`. It is empty without slots, even if the container names amounts."""
     if resource not in amounts:
         return HamiRequest()
     memory = amounts.get(slots.memory, 0)
@@ -409,9 +401,7 @@ def may_be_on(topology: Topology, share: Share, gpu: DeviceID) -> bool:
 
 
 def mode_of(offer: Offer) -> str:
-    """
-    HAMi's name for the isolation of containers on GPUs in slots. Empty: no isolation, or one without a name in HAMi.
-    """
+    """HAMi's name for the isolation of containers on GPUs in slots. Empty: no isolation, or one without a HAMi name."""
     if offer.slots is not None and offer.slots.instances:
         return MIG
     return offer.limited_by if offer.limited_by in MODES else ""

@@ -2,8 +2,7 @@
 Finds device resources that a pod requests and no device plugin serves.
 
 The kubelet ignores a resource that no device plugin has registered, and starts the container without the devices
-(v1.36.3, devicemanager). A scheduler leaves the pod pending. Neither is useful, so `what-if` reports an error instead
-of a decision.
+(v1.36.3, devicemanager). A scheduler leaves the pod pending. Neither is useful, so `what-if` reports an error instead.
 
     limits of the pod          served here      the error names
     nvidia.com/gpus: 2         nvidia.com/gpu   nvidia.com/gpu, which was probably meant
@@ -43,9 +42,7 @@ class UnservedResource(BadRequest):
     """
 
     def __init__(self, pod: PodRequest, names: Collection[ResourceName], served: Collection[ResourceName]) -> None:
-        """
-        `names`: the names in the pod that no device plugin serves, at least one. `served`: the names that are served.
-        """
+        """`names`: the names in the pod that no device plugin serves, at least one. `served`: all served names."""
         first = min(names)
         paths = (where for where, container in containers_with_paths(pod) if container.limits.get(first))
         self.field = f"{next(paths, 'spec.containers[0]')}.resources.limits[{clean(first)}]"
@@ -74,10 +71,7 @@ def remedy_for(name: ResourceName, served: Collection[ResourceName]) -> str:
 def unserved_names(
     demand: PodDemand, hardware: Topology, registered: Collection[ResourceName] = ()
 ) -> tuple[ResourceName, ...]:
-    """
-    The requested device names that no device plugin serves on this machine, sorted. `registered`: the names that device
-    plugins have registered.
-    """
+    """The requested device names that no device plugin serves, sorted. `registered`: names that plugins registered."""
     served = {*served_by((hardware,)), *registered}
     return tuple(sorted(asked_names(demand) - served))
 

@@ -1,6 +1,5 @@
 """
-Selects the candidate devices, and computes how many devices of each type are requested (koordinator a7a1b76b, sections
-on hints).
+Selects candidate devices, and computes the requested number of each type (koordinator a7a1b76b, sections on hints).
 
 A device is a candidate if it is near the requested NUMA nodes, or its NUMA node is unknown, and its labels match the
 selector. Without `compat`, `exclusivePolicy` also takes devices in use into account. `DeviceLevel` selects only devices

@@ -139,8 +139,7 @@ def container_demand(
     The device requests of a container. Raises InvalidField for invalid annotations and requests, and for NICs that are
     requested under two names.
 
-    With a `vfSelector`, `topoalign.io/nic` counts virtual functions: `topoalign.io/nic: 2` is two functions of two
-    NICs.
+    With `vfSelector`, `topoalign.io/nic` counts virtual functions: `topoalign.io/nic: 2` is two functions of two NICs.
     """
     units = {str(name): amount for name, amount in requests.items() if name != NIC}
     nics = requests.get(NIC, 0)

@@ -1,6 +1,5 @@
 """
-Scores devices and nodes by their usage with a request added, from 0 to 100. Under the strategy, a higher score is
-better.
+Scores devices and nodes by usage with a request added, from 0 to 100. Under the strategy, a higher score is better.
 
 Rules of koordinator a7a1b76b (deviceshare, scoring). All divisions round down.
 """

@@ -6,13 +6,11 @@ equal `allocationScore`. A comment in Koordinator says that a higher score is pr
 score first. `compat` follows the code, and the default follows the comment. Within a group, the partition is chosen
 that keeps the most valuable partitions of its size or larger free.
 
-A scope is a part of the machine: the devices below one root complex, a NUMA node, or the whole node. Among scopes of
-equal size, the most used one is chosen, so that unused scopes stay unused. The default has one more scope: the switches
-below a root port.
+A scope is a part of the machine: the devices below one root complex, a NUMA node, the whole node or, without `compat`,
+the switches below a root port. Of equally large scopes, the most used one is chosen, so that unused ones stay unused.
 
 Rules of koordinator a7a1b76b (deviceshare: GPU allocation, partitions, topology tree), with its refusal reasons.
-Templates of vendors other than NVIDIA (Huawei vNPU) are not supported: such a request is handled as any other request
-for a share of a GPU.
+Templates of vendors other than NVIDIA (Huawei vNPU) are not supported: such a request counts as one for a GPU share.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -82,10 +80,7 @@ def is_honored(asked: JointRequest) -> bool:
 def suitable_partitions(
     asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]
 ) -> list[list[DeviceCandidate]]:
-    """
-    The suitable partitions, the preferred one first. Raises DevicesDoNotFit if a partition is required and none is
-    suitable.
-    """
+    """The suitable partitions, the preferred first. Raises DevicesDoNotFit if one is required and none is suitable."""
     if asked.demand.is_shared:
         return []
     table = asked.inventory.table
@@ -116,9 +111,7 @@ def required_level(asked: JointRequest, wanted: Wanted) -> Level:
 def _choose_in_smallest_scope(
     asked: JointRequest, wanted: Wanted, candidates: Sequence[DeviceCandidate]
 ) -> Sequence[DeviceCandidate] | None:
-    """
-    The GPUs in the smallest suitable scope. None: a GPU's location is unknown, or the request is several shared GPUs.
-    """
+    """The GPUs in the smallest suitable scope. None: a location is unknown, or the request is several shared GPUs."""
     level = required_level(asked, wanted)
     is_shared = asked.demand.is_shared
     has_scope = bool(asked.demand.hint(DeviceType.GPU).required_topology_scope) and (asked.compat or level > Level.NONE)

@@ -1,9 +1,8 @@
 """
 Describes the devices of a node for joint allocation: their locations, their resources, and what of these is in use.
 
-The inventory is built from a node's state (`node_inventory`). In code, the fields have common names. When encoded, they
-have the names of Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), so that such an object can be
-decoded unchanged.
+The inventory is built from a node's state (`node_inventory`). Its fields have common names in code, and when encoded
+those of Koordinator's Device object (`scheduling.koordinator.sh/v1alpha1`), so such an object can be decoded unchanged.
 """
 
 from collections.abc import Callable, Mapping

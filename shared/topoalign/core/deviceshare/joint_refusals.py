@@ -1,7 +1,4 @@
-"""
-The errors of joint allocation, with a status and reasons in Koordinator's wording, as in a pod's events, and with
-topoalign's own message.
-"""
+"""The errors of joint allocation: a status and reasons as in Koordinator's pod events, and topoalign's own message."""
 
 from enum import StrEnum
 

@@ -25,9 +25,7 @@ ANNOTATIONS = (JOINT_ANNOTATION, HINT_ANNOTATION, PARTITION_ANNOTATION)
 DEVICE_PREFIX = "scheduling.koordinator.sh/device-"
 """The prefix of annotation keys about devices."""
 ALLOCATED_ANNOTATION = f"{DEVICE_PREFIX}allocated"
-"""
-The devices that Koordinator's scheduler allocated. The annotation is for the node, and is not part of the request.
-"""
+"""The devices that Koordinator's scheduler allocated. The annotation is for the node, and not part of the request."""
 
 PARTITION_TABLE = "scheduling.koordinator.sh/gpu-partitions"
 

@@ -1,6 +1,4 @@
-"""
-Evaluates label selectors (Kubernetes LabelSelector). Hints use them to select devices and groups of virtual functions.
-"""
+"""Evaluates label selectors of Kubernetes. Hints use them to select devices and groups of virtual functions."""
 
 import re
 from collections.abc import Callable, Mapping

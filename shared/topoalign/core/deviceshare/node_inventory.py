@@ -1,10 +1,9 @@
 """
 Builds the inventory of a node from its topology, the health of its devices, and its allocations.
 
-A device that an allocation holds is in use as a whole, unless the allocation holds only virtual functions of it. The
-other functions of such a NIC can be allocated, but not the whole NIC. Of a GPU in units (`node_units`), all units that
-are not free are in use. Labels for selectors are `model` for GPUs, and `name`, `linkLayer` and `state` for NICs, if
-known.
+A device that an allocation holds is in use as a whole, unless the allocation holds only virtual functions of it. Other
+functions of such a NIC can be allocated, but not the whole NIC. Of a GPU in units (`node_units`), all units that are
+not free are in use. Selector labels are `model` for GPUs, and `name`, `linkLayer` and `state` for NICs, if known.
 """
 
 import re
@@ -177,9 +176,7 @@ def bridges_above(bridge: str | None, parents: Mapping[str, str | None]) -> list
 
 
 def group_by_links(topology: Topology, classes: Collection[PcieClass]) -> Mapping[DeviceID, str]:
-    """
-    Device -> the name of its group of devices with links of these classes. Devices without a known link are absent.
-    """
+    """Device -> the name of its group of devices linked by these classes. Devices without a known link are absent."""
     known = [link for link in topology.links if link.pcie is not None]
     groups: dict[DeviceID, set[DeviceID]] = {each: {each} for link in known for each in (link.a, link.b)}
     for link in known:

@@ -1,9 +1,8 @@
 """
 Checks the combination of resources that a pod requests of a device type, and computes the number of devices.
 
-Rules of koordinator a7a1b76b (deviceshare, request validation and conversion): the resources of one type must form a
-valid combination. Whole GPUs are converted to hundredths of compute and memory. The sum over all GPUs is divided
-evenly.
+Rules of koordinator a7a1b76b (deviceshare, request validation and conversion): the resources of a type must form a
+valid combination. Whole GPUs are converted to hundredths of compute and memory. The sum over GPUs is divided evenly.
 """
 
 from collections.abc import Mapping
@@ -29,9 +28,7 @@ from topoalign.core.deviceshare.koordinator_names import (
 Quantities = Mapping[str, int]
 
 FIELD = "pod.requests"
-"""
-The requests of the whole pod, because Koordinator sums up its containers. Callers can name a single container instead.
-"""
+"""The requests of the whole pod, because Koordinator sums up its containers. Callers can name one container instead."""
 COUNTED = (HUNDREDTHS, *RESOURCES[DeviceType.RDMA], *RESOURCES[DeviceType.FPGA])
 """Resources in hundredths of a device. Amounts above one device must be whole devices."""
 

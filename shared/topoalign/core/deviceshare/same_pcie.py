@@ -1,11 +1,10 @@
 """
 Implements `SamePCIe`: finds sets of devices in which every device has one of each other type below the same PCIe scope.
 
-Whether a set is suitable depends only on its PCIe scopes. Each scope must have all types, and the scopes together must
-have enough of each type. So the search goes over scopes, not devices. It prefers the smallest suitable part of the
-machine (a switch, a root complex, a NUMA node, the whole machine). In a part, PCIe scopes are switches if possible,
-else root complexes, which are all that Koordinator requires. Then it prefers the fewest scopes, and scopes with the
-fewest spare devices.
+Whether a set is suitable depends only on its PCIe scopes. Each must have all types, and all together must have enough
+of each type. So the search goes over scopes, not devices. It prefers the smallest suitable part of the machine (a
+switch, a root complex, a NUMA node, the whole machine). In a part, PCIe scopes are switches if possible, else root
+complexes, which are all that Koordinator requires. Then it prefers the fewest scopes, then the fewest spare devices.
 
 Koordinator chooses the primary devices without regard to the others, and rejects the node if the others do not fit.
 """
@@ -137,7 +136,6 @@ def _find_by_partition(asked: JointRequest, scopes: Scopes) -> Sequence[PcieScop
 
 
 def _find_by_search(asked: JointRequest, scopes: Scopes) -> Sequence[PcieScope] | None:
-    """The first suitable set of scopes, or None."""
     steps = 0
 
     def count_step() -> None:
@@ -210,16 +208,12 @@ def _cover(
 
 
 def _most_scopes(asked: JointRequest) -> int:
-    """
-    The most scopes that a set can have: each scope provides at least one device of each type with an exact number.
-    """
+    """The most scopes that a set can have: each scope gives at least one device of each type with an exact number."""
     return min(asked.wants[kind].count for kind in asked.demand.joint if _is_exact(asked, kind))
 
 
 def _is_exact(asked: JointRequest, kind: DeviceType) -> bool:
-    """
-    Whether a pod gets exactly the requested number of a type: the primary type, and GPUs. Others serve each scope.
-    """
+    """Whether a pod gets exactly the requested number of a type: the primary type and GPUs. Others serve each scope."""
     return kind in (asked.demand.joint[0], DeviceType.GPU)
 
 

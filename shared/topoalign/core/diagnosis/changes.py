@@ -26,9 +26,7 @@ MOST_NODES = 32
 
 
 def cheapest_changes(question: ClusterQuestion, refusing: Iterable[QueriedNode]) -> list[SufficientChange]:
-    """
-    The changes with which a pod fits that no node admits, the cheapest first. `refusing`: the nodes that refuse it.
-    """
+    """The changes with which a pod fits that no node admits, the cheapest first. `refusing`: nodes that refuse it."""
     found = [*list_smaller_requests(question), *find_cheapest_moves(question, refusing), *list_other_rules(question)]
     return sorted(found, key=lambda change: change.cost)
 
@@ -87,9 +85,8 @@ def cheapest_move(question: ClusterQuestion, node: QueriedNode) -> SufficientCha
     """
     The pods that have to leave this node. None: no move suffices.
 
-    If moving a single pod suffices, the one with the fewest devices is moved. Otherwise, pods are moved in ascending
-    order of their devices until the pod fits. Then each pod whose move is not necessary stays, those with the most
-    devices first.
+    If moving one pod suffices, the one with the fewest devices is moved. Otherwise, pods are moved by ascending number
+    of devices until the pod fits. Then each pod whose move is unnecessary stays, those with the most devices first.
     """
     wanted = {name: amount for name, amount in question.of(node.kind).demand.devices.items() if amount}
     # without reserved allocations, whose pods do not run yet

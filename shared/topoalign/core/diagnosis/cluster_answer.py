@@ -1,6 +1,4 @@
-"""
-The answer about a pod for a whole cluster: the nodes on which it fits, why it does not fit on others, and what helps.
-"""
+"""The answer about a pod for a cluster: the nodes on which it fits, why it does not fit on others, and what helps."""
 
 import msgspec
 

@@ -15,8 +15,7 @@ are in the order of their resolvability, those of nodes that can change soonest 
 Within each group, the reason of the most nodes comes first. So if ten nodes with GPUs are full, a thousand nodes
 without GPUs are not shown as the reason why a GPU pod waits.
 
-The first node of each reason is explained in full (`admission.resolvability`), so that waiting is advised only if it
-helps.
+The first node of each reason is explained in full (`admission.resolvability`), so waiting is advised only if it helps.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -193,9 +192,7 @@ def list_full_nodes(taken: Mapping[NodeName, int], is_full: bool) -> Iterator[Re
 
 
 def place_pods(question: ClusterQuestion, admitting: Iterable[QueriedNode], pods: int) -> dict[NodeName, int]:
-    """
-    Node -> number of pods that it admits. `admitting`: nodes that would admit one pod; they are filled in this order.
-    """
+    """Node -> number of pods that it admits. `admitting`: nodes that admit one pod; they are filled in this order."""
     taken: dict[NodeName, int] = {}
     left = pods
     for node in admitting:
@@ -228,9 +225,7 @@ def count_fitting_pods(question: ClusterQuestion, node: QueriedNode, most: int) 
 
 
 def seam_on(question: ClusterQuestion, node: QueriedNode) -> str:
-    """
-    Human-readable: `18 NVLinks, 722 GB/s`. Empty: the node refuses the pod, or no container would get several GPUs.
-    """
+    """Human-readable: `18 NVLinks, 722 GB/s`. Empty: the node refuses the pod, or no container gets several GPUs."""
     decision = question.decide(node)
     if not isinstance(decision, Admission):
         return ""

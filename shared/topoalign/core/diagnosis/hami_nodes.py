@@ -1,6 +1,4 @@
-"""
-Defines the two reasons why topoalign does not use nodes that HAMi manages, and how a registry reports these nodes.
-"""
+"""Defines the two reasons why topoalign does not use nodes that HAMi manages, and how a registry reports the nodes."""
 
 import msgspec
 

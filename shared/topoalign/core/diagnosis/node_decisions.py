@@ -1,15 +1,13 @@
 """
-Decides about a pod on each node of a cluster as its kubelet would. The result is a refusal code, or empty if the node
-admits the pod.
+Decides about a pod on each node of a cluster as its kubelet would. The result is a refusal code; empty: admitted.
 
 Kubernetes' own constraints come first (`demand.node_filters`): no decision is made for a node that they exclude.
 
 If the amounts are sufficient to decide (`feasibility`), a decision takes microseconds per node. Otherwise, the full
 decision is made. Reservations for other pods count as held, and pods that are planned with a gang must still fit after
 this pod (`planned`). A node admits no pod if its hardware, its health, its allocations or the rules of its kubelet are
-unknown, if its allocator does not answer, or if another system allocates its GPUs. If this node does not list a
-resource, but another node does, the resource is missing here. A resource that no node lists is ignored, as the kubelet
-does.
+unknown, if its allocator does not answer, or if another system allocates its GPUs. If only other nodes list a resource,
+it is missing here. A resource that no node lists is ignored, as the kubelet does.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -111,9 +109,7 @@ class QueriedNode:
         return self if state is self.state else self.changed(state)
 
     def without(self, gone: Collection[AllocationID]) -> "QueriedNode":
-        """
-        The node without these allocations. The kubelet returns memory of several NUMA nodes to the lowest node first.
-        """
+        """The node without these allocations. The kubelet returns memory of several NUMA nodes to the lowest first."""
         memory = self.state.memory
         for each in gone:
             had = msgspec.structs.replace(self.state.allocations[each], lowest_first=True)
@@ -179,9 +175,7 @@ class Nodes:
         self.resources = frozenset({GPU, NIC, *USUAL_AMOUNTS}).union(
             *((*each.devices, *amount_resources(each)) for each in machines)
         )
-        """
-        All resources that some node lists, with the resource names of amounts of GPUs in slots, and the default names.
-        """
+        """All resources that some node lists, the resource names of amounts of GPUs in slots, and the default names."""
 
     def __len__(self) -> int:
         return len(self.asked) + len(self.excluded) + len(self.unasked)
@@ -226,10 +220,7 @@ def exclusion_of(record: NodeRecord, constraints: Constraints) -> NodeNotAllowed
 
 @computed_once
 def check_ids(topology: Topology) -> None:
-    """
-    Raises InvalidField for an invalid or duplicate number of a CPU or NUMA node, because decisions are not possible
-    with it.
-    """
+    """Raises InvalidField for an invalid or duplicate number of a CPU or NUMA node, because it prevents decisions."""
     ids = {
         "nodes": topology.node_ids,
         "cpus": [number for cpu in topology.cpus for number in (cpu.id, cpu.node)],
@@ -258,9 +249,7 @@ class ClusterQuestion:
     """A pod for which the nodes of a cluster decide."""
 
     def __init__(self, nodes: Nodes, pod: PodRequest, changes: RuleChanges = NO_CHANGES) -> None:
-        """
-        `changes` can contain the policy, the scope, the device policy, the mode and `compat`. Raises InvalidField.
-        """
+        """`changes` can have the policy, the scope, the device policy, the mode and `compat`. Raises InvalidField."""
         self.pod = validate_pod(pod)
         self.changes = changes
         self._nodes = nodes
@@ -268,8 +257,7 @@ class ClusterQuestion:
 
     def of(self, kind: NodeKind) -> DemandOnKind:
         """
-        The demand of the pod on nodes of this kind. Raises InvalidField for invalid rules, and in mode `best` for
-        invalid annotations.
+        The pod's demand on nodes of this kind. Raises InvalidField for invalid rules and, in mode `best`, annotations.
         """
         if kind not in self._asked:
             demand = pod_demand(self.pod, override_rules(kind.rules, self.changes))

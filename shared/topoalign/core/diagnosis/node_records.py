@@ -1,6 +1,5 @@
 """
-Reads and writes the known facts of a cluster, one record per node. All answers about the cluster are computed from
-them.
+Reads and writes the known facts of a cluster, one record per node. All answers about it are computed from them.
 
 A record has the newest reading of each kind, the live allocations, and the reservations for pods that the node has not
 reported yet. `fold_record` folds them, so a record in a file gives the same answers on any machine and at any time.
@@ -42,9 +41,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     silent: bool = False
     """Whether its allocator did not answer at the time of the record."""
     foreign: str = ""
-    """
-    Code of the reason why topoalign does not use the node (`hami_nodes`). Empty: no other system allocates its GPUs.
-    """
+    """Why topoalign does not use the node, as a code (`hami_nodes`). Empty: no other system allocates its GPUs."""
     traits: NodeTraits | None = None
     """Its labels, taints and cordon in Kubernetes. None: they were not read, or Kubernetes has no such node."""
 
@@ -72,9 +69,7 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
 def record_node(
     state: NodeState, reservations: ReservationsChanged | None = None, *, silent: bool = False
 ) -> NodeRecord:
-    """
-    The record of a node. `reservations`: the newest message, received at this moment. `silent`: as in `NodeRecord`.
-    """
+    """The record of a node. `reservations`: the newest message, received now. `silent`: as in `NodeRecord`."""
     known = NodeReservations()
     if reservations is not None:
         known = known.apply(reservations, 1, 0.0).observe(state)

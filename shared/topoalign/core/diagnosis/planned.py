@@ -42,10 +42,7 @@ class GangFirst(NoFit):
 
 
 def fits_planned_pods(state: NodeState, demand: PodDemand, planned: Sequence[Reservation]) -> bool:
-    """
-    Whether all pods that are planned for a node fit after this pod, which the node admits. `state`: with the
-    reservations as held.
-    """
+    """Whether all pods that are planned for a node fit after this admitted pod. `state` holds the reservations."""
     pods = [demand]
     for reserved in planned:
         for each in reserved_allocations(reserved):

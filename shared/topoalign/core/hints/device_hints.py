@@ -44,8 +44,7 @@ def device_hints(
 
     `available`: healthy and free devices. `reusable`: devices to reuse from init containers of the pod. `held`: devices
     that this container already has. `machine`: the ids of the machine's NUMA nodes, ascending. For devices without
-    topology, the kubelet has no preference, whether there are enough or not. Mode `best` has no preference only if
-    there are enough.
+    topology, the kubelet never has a preference. Mode `best` has no preference only if there are enough.
     """
     unlisted = sum(device not in devices for device in reusable)
     enough = len(devices.some(available) | devices.some(reusable)) + unlisted >= requested
@@ -67,8 +66,7 @@ def device_hints_of_count(
     mode: Mode,
 ) -> Hints:
     """
-    The subsets of the NUMA nodes that have enough devices near them. All reusable devices that have a topology must
-    be among these devices.
+    The subsets of NUMA nodes with enough devices near them. All reusable devices with a topology must be among these.
     """
     by_nodes: dict[tuple[int, ...] | None, DeviceSet] = {
         known: there for known, there in by_counted_nodes(devices, mode).items() if known is not None
@@ -159,9 +157,7 @@ def _spread_part(state: NodeState, container: ContainerDemand, resource: Resourc
 
 
 def taken_over(state: NodeState, container: ContainerDemand) -> tuple[DeviceID, ...]:
-    """
-    The GPUs of the units that a container reuses from earlier containers of its pod. It gets these before any others.
-    """
+    """The GPUs of the units that a container reuses from earlier containers of its pod. It gets these before others."""
     held = held_by_pod(state, container)
     hardware = state.hardware
     left = (unit for name in container.devices if unit_of(hardware, name) for unit in reusable_devices(held, name))
@@ -232,10 +228,7 @@ class DeviceProvider(HintProvider):
         )
 
     def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
-        """
-        One need, and one more for each NUMA node if the pod already holds allocations. Each need has at most one supply
-        entry per device.
-        """
+        """One need, and one per NUMA node if the pod has allocations. Each has at most one supply entry per device."""
         hardware = asked.state.hardware
         left = len(hardware.nodes) if held_by_pod(asked.state, asked.demand) else 0
         return Largest(1 + left, max(1, len(hardware.devices.get(resource, ()))), 0)

@@ -17,10 +17,7 @@ from topoalign.core.numa_sets.subsets import fewest_with, hints_of_rule
 from topoalign.core.profile import profile_of
 
 MOST_LISTED = 8
-"""
-The most NUMA nodes of a machine for which hints are listed: at most 255 hints. The kubelet has the same limit by
-default.
-"""
+"""The most NUMA nodes of a machine for which hints are listed: at most 255 hints. The kubelet has the same default."""
 
 
 class Supply(NamedTuple):
@@ -40,9 +37,7 @@ class Supply(NamedTuple):
 def hints_from(
     now: Supply, empty: Supply, mode: Mode, machine: int, besides: Iterable[Mask] = ()
 ) -> tuple[TopologyHint, ...] | HintRule:
-    """
-    The subsets that meet the needs `now`, and masks `besides`. `machine`: number of NUMA nodes. Raises TooMuchWork.
-    """
+    """The subsets that meet the needs `now`, and `besides`. `machine`: number of NUMA nodes. Raises TooMuchWork."""
     others = tuple(sorted(mask for mask in besides if mask & ~now.nodes or not mask_meets_needs(now.needs, mask)))
     if not others and not mask_meets_needs(now.needs, now.nodes):
         return ()

@@ -44,9 +44,7 @@ from topoalign.core.state.fold import NodeState
 NO_JOINT_DEMAND = JointDemand()
 
 MOST_FOUND = comb(10, 5)
-"""
-The most sets of NUMA nodes in the hints. Ten nodes have at most as many sets that do not contain each other (Sperner).
-"""
+"""The most sets of NUMA nodes in the hints. Of ten nodes, at most as many sets do not contain each other (Sperner)."""
 
 
 def asked_for(state: NodeState, demand: ContainerDemand, chooser: Chooser | None = None) -> JointRequest:
@@ -110,9 +108,7 @@ def nodes_within(asked: HintRequest, affinity: Mask) -> Mask:
 
 
 class Places:
-    """
-    Finds the NUMA nodes that have the devices for the containers of a demand, which are allocated one after another.
-    """
+    """Finds the NUMA nodes with the devices for the containers of a demand, which are allocated one after another."""
 
     def __init__(self, asked: HintRequest) -> None:
         """`containers`: the containers of the demand that request devices together."""
@@ -180,10 +176,7 @@ class Places:
                 raise
 
     def fewest_nodes(self) -> int:
-        """
-        The fewest NUMA nodes with the GPUs that the containers need. If all nodes have too few, one more than there
-        are.
-        """
+        """The fewest NUMA nodes with enough GPUs for the containers. If all have too few, one more than there are."""
         if any(
             asked.units is not None for asked in self.first
         ):  # how many GPUs the shares are on is known only when they are chosen

@@ -107,9 +107,7 @@ def enough_for(nodes: MemoryNodes, request: Mapping[ResourceName, int], reusable
 
 
 def groups_agree(nodes: MemoryNodes, mask: Mask) -> bool:
-    """
-    Whether each node of the mask is unused or used by exactly this group. A single node must not be in a larger group.
-    """
+    """Whether each node of the mask is unused or in exactly this group. A single node must not be in a larger group."""
     members = [nodes[node] for node in nodes_of(mask)]
     if len(members) == 1:
         return members[0].group.bit_count() == 1
@@ -161,9 +159,7 @@ class MemoryProvider(HintProvider):
         return profile_of(asked.rules.mode).silent_on_unmet_memory or any(each.memory for each in held)
 
     def largest_rule(self, resource: ResourceName, asked: HintRequest) -> Largest:
-        """
-        A need per resource, and one that keeps groups apart. `besides`: nodes in use, groups, and reusable memory.
-        """
+        """A need per resource, and one that keeps groups apart. `besides`: nodes in use, groups and reusable memory."""
         nodes = len(asked.state.hardware.nodes)
         left = sum(len(each.memory) for each in held_by_pod(asked.state, asked.demand))
         return Largest(len(asked.demand.memory) + 1, nodes, 2 * nodes + left)

@@ -135,9 +135,7 @@ def check_decidable(state: NodeState, demand: PodDemand) -> None:
 
 
 def _check_numa_nodes(topology: Topology, demand: PodDemand) -> None:
-    """
-    Raises TooManyNumaNodes if the Topology Manager does not start, or without it the memory manager does not finish.
-    """
+    """Raises TooManyNumaNodes if the Topology Manager cannot start, or without it the memory manager cannot finish."""
     rules = demand.rules
     aligns = POLICIES[rules.policy].asks
     if not profile_of(rules.mode).starts_kubelet or not (aligns or demand.manages_memory):
@@ -254,9 +252,7 @@ class HugepagesUnevenlyKnown(NoFit):
 
 
 def _check_memory_manager_starts(topology: Topology, rules: AdmissionRules) -> None:
-    """
-    Raises KubeletWouldNotStart (kubelet v1.36.3, policy Static). A machine without known NUMA nodes is not checked.
-    """
+    """Raises KubeletWouldNotStart (kubelet v1.36.3, policy Static). Without known NUMA nodes, nothing is checked."""
     if not topology.nodes or rules.memory_manager == "None":
         return
     nodes = {node.id: node for node in topology.nodes}

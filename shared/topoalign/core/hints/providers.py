@@ -46,9 +46,7 @@ UNUSABLE = DeviceHealth(state=HealthState.UNHEALTHY, reason="not offered by the 
 
 
 def to_hint_question(asked: HintRequest, pod: PodRequest) -> HintQuestion:
-    """
-    Converts a request for a container of this pod to a question for another process, with all that the answer needs.
-    """
+    """Converts a request for a container of a pod to a question for another process, with all that the answer needs."""
     state = asked.state
     discovered = state.topology
     return HintQuestion(
@@ -83,9 +81,7 @@ def request_of_question(question: HintQuestion, topology: TopologyDiscovered) ->
 
 
 def answer_hint_request(asked: HintRequest) -> HintAnswer:
-    """
-    Gets the hints of each provider. Raises TooMuchWork, and InvalidField for invalid CPUs or NUMA nodes in the state.
-    """
+    """Gets each provider's hints. Raises TooMuchWork, and InvalidField for invalid CPUs or NUMA nodes in the state."""
     try:
         return HintAnswer(providers={name: dict(provider.hints(asked)) for name, provider in PROVIDERS.items()})
     except ValueError as error:

@@ -49,9 +49,7 @@ def allocation_for(
     devices: dict[ResourceName, tuple[DeviceID, ...]],
     functions: dict[DeviceID, tuple[str, ...]],
 ) -> Allocation:
-    """
-    An allocation of these devices, or of only these functions of them, for a container of a pod that is being decided.
-    """
+    """An allocation of these devices, or of only these functions, for a container of a pod that is being decided."""
     owner = Owner(namespace=demand.namespace, pod=demand.pod, container=demand.container)
     return Allocation(
         id=AllocationID(f"{owner.namespace}/{owner.pod}/{owner.container}"),

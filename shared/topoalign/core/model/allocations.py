@@ -55,10 +55,7 @@ class MemoryBlock(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     size: int
     """Bytes. Less than requested, down to 0, if later containers of the pod reuse memory of this init container."""
     taken: tuple[int, ...]
-    """
-    Bytes on each node of `nodes`. Their sum is `size`. Reused memory counts in the block of the container that reuses
-    it.
-    """
+    """Bytes on each of `nodes`. Their sum is `size`. Reused memory counts in the block of the reusing container."""
 
     def __post_init__(self) -> None:
         """Raises ValueError unless each node has an amount."""
@@ -67,10 +64,7 @@ class MemoryBlock(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Displaced(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """
-    A former allocation. The kubelet allocated its devices to another container before the end of its own container was
-    noticed.
-    """
+    """A former allocation. The kubelet gave its devices to another container before the end of its own was noticed."""
 
     allocation: AllocationID
     """Its id. It was released with reason `displaced`."""
@@ -111,9 +105,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     owner: Owner | None = None
     """None: not known yet. The kubelet's Allocate does not name the container."""
     role: Role = "app"
-    """
-    The kind of container: an init container, a sidecar (an init container that is restarted), or an app container.
-    """
+    """The kind of container: an init container, a sidecar (a restartable init container), or an app container."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     """Resource -> device ids, in the order in which the container sees them."""
     virtual_functions: dict[DeviceID, tuple[str, ...]] = {}
@@ -132,13 +124,9 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     boot: str = ""
     """The boot in which it was granted or last confirmed (`TopologyDiscovered.boot_id`); empty: unknown."""
     parents: dict[DeviceID, DeviceID] = {}
-    """
-    MIG instance or virtual function -> its GPU or NIC at the time of the grant. The container keeps that device node.
-    """
+    """MIG instance or virtual function -> its GPU or NIC when it was granted. The container keeps that device node."""
     machine: str = ""
-    """
-    The described machine at the time of the grant (`TopologyDiscovered.machine`); empty: real hardware, or unknown.
-    """
+    """The described machine when the grant was made (`TopologyDiscovered.machine`); empty: real hardware or unknown."""
     pod_uid: str = ""
     """UID of the owner's pod in the kubelet's checkpoint; empty: unknown, as on a node without a kubelet."""
     displaced: tuple[Displaced, ...] = ()
@@ -159,8 +147,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     denied: str = ""
     """
     UID of a pod that must not start with these slots. Either its init container, which had some of them, got amounts
-    that were reserved for another pod, or another pod got the amounts that were reserved for this one. Empty: there is
-    none.
+    that were reserved for another pod, or another pod got the amounts that were reserved for this one. Empty: no pod.
     """
 
     def __post_init__(self) -> None:

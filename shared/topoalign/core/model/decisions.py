@@ -29,10 +29,7 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     """Why it won or lost, for people."""
     alignment_cost: str = ""
-    """
-    For the chosen GPUs: the stronger seam that would be possible without NUMA alignment, for people. Empty: there is no
-    stronger one.
-    """
+    """For the chosen GPUs: the stronger seam that would be possible without NUMA alignment, for people. Empty: none."""
 
 
 class Alignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,10 +76,7 @@ class Resolvability(StrEnum):
     NOT_KNOWN = "not-known"
     """It is unknown what the node would decide."""
     EXCLUDED = "excluded"
-    """
-    Kubernetes excludes the node for the pod. Otherwise the node would admit the pod, now or if no container held
-    anything.
-    """
+    """Kubernetes excludes the node for the pod. Otherwise it would admit the pod, now or if nothing on it were held."""
     NEVER = "never"
     """The node would refuse the pod even if no container held anything and all devices were healthy."""
     FOREIGN = "foreign"
@@ -144,9 +138,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlacementContext(msgspec.Struct, frozen=True, kw_only=True):
-    """
-    All free devices, including those that must not be chosen. For device policies that consider the next container.
-    """
+    """All free devices, also those that must not be chosen. For device policies that consider the next container."""
 
     free: Collection[DeviceID] = ()
     """All usable free devices of the resource, on any NUMA node, in the hardware's order."""

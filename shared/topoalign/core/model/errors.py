@@ -33,8 +33,7 @@ class TopoalignError(Exception):
 
 class BadRequest(TopoalignError):
     """
-    Raised when the request or the configuration is invalid, so that a retry fails again. Base of errors that the caller can
-    fix.
+    Raised when the request or configuration is invalid, so a retry fails again. Base of errors that the caller can fix.
 
     Remedy: Correct what the message names.
     """
@@ -42,8 +41,7 @@ class BadRequest(TopoalignError):
 
 class NoFit(TopoalignError):
     """
-    Raised when a valid request does not fit the present state of a working node. Base of refusals that are not
-    failures.
+    Raised when a valid request does not fit a working node at present. Base of refusals that are not failures.
 
     Remedy: Wait until resources are free, or request less.
     """
@@ -222,8 +220,7 @@ class DeviceInUse(NoFit):
 
 class BusUnavailable(Unavailable):
     """
-    Raised when the bus does not confirm a message in time. It may have stored the message: publish it again under the same
-    id.
+    Raised when the bus does not confirm a message in time. It may be stored: publish it again under the same id.
 
     Remedy: Check that nats-server runs and is reachable; `topoalign doctor` tests it.
     """
@@ -318,18 +315,14 @@ class StateFault(Unavailable):
 
 def quoted(texts: Sequence[str], most: int = 8, width: int = 80) -> str:
     """
-    Formats untrusted texts for messages: at most `most` of them, at most `width` characters of each, without control
-    characters.
+    Formats untrusted texts for messages: at most `most` texts of up to `width` characters, without control characters.
     """
     shown = ", ".join(repr(clean(text[: width + 1], width)) for text in texts[:most])
     return shown if len(texts) <= most else f"{shown} and {len(texts) - most} more"
 
 
 def clean(text: str, width: int = 80) -> str:
-    """
-    Returns one line of printable text. Control and format characters are replaced by `?`, and the text is truncated to
-    `width` characters.
-    """
+    """Returns one printable line, truncated to `width` characters. Control and format characters become `?`."""
     if len(text) <= width and text.isprintable():
         return text
     line = "".join(c if c.isprintable() else "?" for c in text[: width + 1])

@@ -1,10 +1,9 @@
 """
 The facts that topoalign publishes.
 
-A fact is frozen, in the past tense, and has one writer: discovery publishes the hardware of a node, the node's allocator its
-allocations. Only the reservations of a node are published by several registries. Facts arrive at least once and, per writer
-and node, in order; `(node, epoch, seq)` distinguishes a repetition from a new fact. Fields are never renamed or re-used,
-only added.
+A fact is frozen, in the past tense, and has one writer: discovery publishes the hardware of a node, its allocator the
+allocations. Only the reservations of a node are published by several registries. Facts arrive at least once and, per
+writer and node, in order; `(node, epoch, seq)` identifies a repetition. Fields are never renamed or reused, only added.
 """
 
 from enum import StrEnum

@@ -70,9 +70,7 @@ LETTERS: Mapping[UnitKind, str] = {"cores": "c", "memory": "m"}
 KINDS: Mapping[str, UnitKind] = {letter: kind for kind, letter in LETTERS.items()}
 
 MOST_LABELS = 4_096
-"""
-Number of labels that are cached: more than a GPU has units and shares. Each call of a kubelet contains many labels.
-"""
+"""Number of cached labels: more than a GPU has units and shares. Each call of a kubelet contains many labels."""
 
 
 class Unit(msgspec.Struct, frozen=True, tag=True):
@@ -150,9 +148,7 @@ def unit_kind(device: DeviceID) -> UnitKind | None:
 
 
 def wholes_of(holding: Holding) -> tuple[Holding, ...]:
-    """
-    The holdings of which this one is a part, the smallest first: for a slice of an instance, the instance and the GPU.
-    """
+    """The holdings that contain this one, the smallest first: for a slice of an instance, the instance and the GPU."""
     part = holding.part
     if part is WHOLE or isinstance(part, Whole):  # the first is faster
         return ()

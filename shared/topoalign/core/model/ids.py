@@ -10,9 +10,7 @@ PodName = NewType("PodName", str)
 ContainerName = NewType("ContainerName", str)
 
 DeviceID = NewType("DeviceID", str)
-"""
-The id in the kubelet's calls: a GPU's uuid, a NIC's RDMA device name. Never an index, because an index can change.
-"""
+"""The id in the kubelet's calls: a GPU's uuid, a NIC's RDMA device name. Never an index, because indexes can change."""
 
 ResourceName = NewType("ResourceName", str)
 """`cpu`, `memory`, `hugepages-2Mi` or an extended resource such as `nvidia.com/gpu`."""

@@ -49,10 +49,7 @@ class KubeletRules(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     compat: str = ""
     """The node's `TOPOALIGN_COMPAT`: `gaia` or `hami`, whose rules topoalign applies. Empty: topoalign's own rules."""
     unknown: str = ""
-    """
-    Why the kubelet's configuration cannot be read. In this case, the rules are the allocator's settings. Empty: it was
-    read.
-    """
+    """Why the kubelet's configuration cannot be read. Then the allocator's settings apply. Empty: it was read."""
 
     def __post_init__(self) -> None:
         parse_cpuset(self.reserved_cpus)  # as for `Allocation`
@@ -103,10 +100,7 @@ class KubeletObserved(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
     entries: tuple[CheckpointEntry, ...] = ()
     """The checkpoint entries of existing pods, sorted by UID and container."""
     dropped: dict[AllocationID, dict[ResourceName, tuple[DeviceID, ...]]] = {}
-    """
-    Live allocation -> resource -> those of its devices that are free, because the checkpoint lists them only for
-    deleted pods.
-    """
+    """Live allocation -> resource -> its free devices: the checkpoint lists them only for deleted pods."""
     ended: tuple[AllocationID, ...] = ()
     """Live allocations whose containers have certainly ended, so that the kubelet counts their devices as free."""
     memory: dict[NumaNodeID, MemoryUse] = {}
@@ -132,6 +126,4 @@ class KubeletObserved(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_
     record_doubt: str = ""
     """Why allocations may be missing in the allocator's record after damage to its journal. Empty: it is complete."""
     unknown: str = ""
-    """
-    Why the files could not be read: too slow, or too large. If so, the last answer of PodResources counts instead.
-    """
+    """Why the files could not be read: too slow or too large. If so, the last answer of PodResources counts instead."""

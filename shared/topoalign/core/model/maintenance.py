@@ -1,7 +1,4 @@
-"""
-Commands of an operator to the discovery of a node, about its devices. Services of the node report failing devices in
-the same way.
-"""
+"""Commands to a node's discovery about its devices, from operators and its services that report failing devices."""
 
 from typing import Literal
 

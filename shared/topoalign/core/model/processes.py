@@ -15,19 +15,14 @@ ProcessKind = Literal["compute", "graphics", "mps"]
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
-    """
-    Where a process runs, and its name. An empty field is unknown, or does not apply because the process is in no pod.
-    """
+    """Where a process runs, and its name. An empty field is unknown, or does not apply to a process without a pod."""
 
     pod_uid: str = ""
     """UID of its pod as in the kubelet's checkpoint. For a static pod: 32 hex digits."""
     container_id: str = ""
     """Id that the container runtime has given to its container."""
     container: ContainerName = ContainerName("")
-    """
-    Read from the mounts of the container. It is not reliable, because a container with the permission to mount can
-    change it.
-    """
+    """Read from the mounts of the container. It is not reliable, because a container that may mount can change it."""
     cgroup: str = ""
     """Path of its control group (cgroup) if it is in no pod: `/system.slice/docker-….scope`."""
     command: str = ""
@@ -74,10 +69,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     time: float
     """When it was measured, in seconds since 1970."""
     devices: tuple[DeviceUse, ...]
-    """
-    GPUs in the order of the driver, each followed by its MIG instances. Devices that do not report their id are
-    missing.
-    """
+    """GPUs in the order of the driver, each followed by its MIG instances. Devices that report no id are missing."""
     finding: str = ""
     """Why it is unknown where processes run. Empty: it is known."""
     left_out: int = 0
@@ -104,10 +96,7 @@ class LibraryCount(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_def
     utilization: int | None = None
     """Percent of the last second in which any CUDA kernel ran, as NVML reported to the library."""
     last_kernel: int | None = None
-    """
-    Time of the newest CUDA kernel on any GPU of the container, or of the start of its newest process, in seconds since
-    1970.
-    """
+    """Seconds from 1970 to the container's newest CUDA kernel on any GPU, or to the start of its newest process."""
 
 
 class LibraryUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

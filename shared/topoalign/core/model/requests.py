@@ -2,8 +2,7 @@
 The request of a pod, and the rules by which a node decides about it.
 
 Quantities are whole numbers in one unit each: `cpu` in millicores, `memory` and `hugepages-*` in bytes, every other
-resource as a count of devices. Requests come from outside: `core.demand.pod_validation` checks every field before
-anything is decided.
+resource in devices. Requests come from outside: `core.demand.pod_validation` checks every field before any decision.
 """
 
 from collections.abc import Mapping
@@ -107,9 +106,7 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @property
     def gets_exclusive_resources(self) -> bool:
-        """
-        Whether a kubelet v1.34 to v1.36 (default feature gates) can allocate exclusive CPUs to containers of the pod.
-        """
+        """Whether the pod's containers can get exclusive CPUs from a kubelet v1.34 to v1.36 (default feature gates)."""
         return self.qos is Qos.GUARANTEED and not self.has_pod_level_resources
 
 
@@ -133,9 +130,7 @@ class Placement(StrEnum):
     """Device policies: topoalign's own, and those of go-gpuallocator under the same names."""
 
     TOPOLOGY = "topology"
-    """
-    The best connected GPUs. Of equally good sets, the one after which the best set remains for the next container.
-    """
+    """The best connected GPUs. Of equal sets, the one after which the best set remains for the next container."""
     BEST_EFFORT = "best-effort"
     SIMPLE = "simple"
     STATIC_DGX1_PASCAL = "static-dgx1-pascal"
@@ -149,9 +144,7 @@ class CpuOption(StrEnum):
     FULL_PCPUS_ONLY = "full-pcpus-only"
     """Allocates only whole cores, and refuses a request that is not a multiple of the threads per core."""
     DISTRIBUTE_ACROSS_NUMA = "distribute-cpus-across-numa"
-    """
-    If one NUMA node is not enough, takes CPUs evenly from several nodes, instead of filling one node after another.
-    """
+    """If one NUMA node is not enough, takes CPUs evenly from several instead of filling one node after another."""
     ALIGN_BY_SOCKET = "align-by-socket"
     """Hints that need no more sockets than necessary are also preferred."""
     DISTRIBUTE_ACROSS_CORES = "distribute-cpus-across-cores"
@@ -167,9 +160,7 @@ Compat = Literal["", "koordinator", "gaia", "hami"]
 
 
 class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """
-    The rules by which a node admits pods. Fields that also exist in the kubelet's configuration have the same names.
-    """
+    """The rules by which a node admits pods. Fields of the kubelet's configuration have the same names here."""
 
     policy: Policy = Policy.BEST_EFFORT
     """Topology policy. The default admits every pod that fits."""
@@ -181,10 +172,7 @@ class AdmissionRules(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The system whose rules apply, including its known faults. Empty: topoalign's own rules."""
     prefer_closest_numa_nodes: bool = False
     max_allowable_numa_nodes: int = 8
-    """
-    In mode `kubelet`, a machine with more NUMA nodes is refused, because its kubelet does not start. Mode `best`
-    ignores this limit.
-    """
+    """Mode `kubelet` refuses machines with more NUMA nodes: their kubelets do not start. Mode `best` has no limit."""
     cpu_manager: Literal["static", "none"] = "static"
     reserved_cpus: str = ""
     """CPUs that are reserved for the system, as a list `0-3,8`."""
@@ -235,9 +223,8 @@ class Deadline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class AllocateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """
-    Asks the allocator of a node to admit a pod (`allocate`), or whether it would admit it (`what-if`). The request can
-    be repeated safely, also after a restart: if the pod's containers already hold the requested amounts, the answer is
-    the same.
+    Asks a node's allocator to admit a pod (`allocate`), or whether it would admit it (`what-if`). The request can be
+    repeated safely, also after a restart: if the pod already holds the requested amounts, the answer is the same.
     """
 
     node: NodeName
@@ -262,10 +249,7 @@ class ConfirmRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     allocated count only once.
     """
     terminated: tuple[str, ...] = ()
-    """
-    UIDs of pods that the API server reports as terminated or deleted, and that still hold something according to the
-    newest facts.
-    """
+    """UIDs of pods that the API server reports as terminated or deleted and that hold something in the newest facts."""
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -278,10 +262,7 @@ class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class ExplainRequest(NodeRequest, frozen=True, kw_only=True):
-    """
-    Asks how a decision was made: the decision about an allocation, by its id, or the latest decision about a pod
-    `namespace/name`.
-    """
+    """Asks how the decision about an allocation (by id) or the latest one about a pod (`namespace/name`) was made."""
 
     target: str
 

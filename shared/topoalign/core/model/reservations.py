@@ -28,9 +28,7 @@ class ReservedContainer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     container: ContainerName
     """Name of the container."""
     role: Role = "app"
-    """
-    The kind of container: an init container, a sidecar (an init container that is restarted), or an app container.
-    """
+    """The kind of container: an init container, a sidecar (a restartable init container), or an app container."""
     devices: dict[ResourceName, tuple[DeviceID, ...]] = {}
     """Resource -> devices that the container requests from the kubelet."""
     co_allocated: dict[ResourceName, tuple[DeviceID, ...]] = {}
@@ -46,9 +44,7 @@ class ReservedContainer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omi
     slots: dict[DeviceID, Amount] = {}
     """Slot in `devices` -> the reserved amount of its GPU. A slot that is missing stands for an equal part."""
     may_move: bool = False
-    """
-    Whether it may get slots of other GPUs with enough free capacity, if the kubelet does not offer the reserved ones.
-    """
+    """Whether it may get slots of other GPUs with enough free capacity if the reserved ones are not offered."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a bad list of CPUs."""
@@ -71,6 +67,4 @@ class Reservation(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defa
     gang: str = ""
     """The gang that the pod belongs to, `namespace/name`; empty: none."""
     planned: bool = False
-    """
-    Whether it was reserved with its gang and its bind has not begun, so the kubelet does not request the devices yet.
-    """
+    """Whether it is reserved with its gang and its bind has not begun: the kubelet does not request the devices yet."""

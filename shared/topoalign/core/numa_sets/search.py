@@ -51,8 +51,7 @@ State = tuple[int, int, tuple[int, ...], Mask]
 
 class Branch(NamedTuple):
     """
-    A part of a search: `more` nodes of the lowest `top` nodes have to be added to `chosen`. `short`: the amount that is
-    missing for each need.
+    A part of a search: `more` of the lowest `top` nodes must be added to `chosen`. `short`: each need's missing amount.
     """
 
     top: int
@@ -70,9 +69,7 @@ class Tried(NamedTuple):
 
 
 class Choosing:
-    """
-    Searches sets of nodes that contain all of `fixed` and otherwise only some of `nodes`, and that meet the needs.
-    """
+    """Searches sets of nodes that contain all of `fixed` and otherwise only some of `nodes`, and meet the needs."""
 
     def __init__(self, nodes: Mask, needs: Sequence[ResourceNeed], work: NumaSearchBudget, fixed: Mask = 0) -> None:
         self.nodes = nodes_of(nodes & ~fixed)

@@ -1,9 +1,8 @@
 """
 Lists every subset of a few NUMA nodes, in the kubelet's order: by size, then by the positions of the nodes.
 
-Subsets are numbered: bit i of a number is the i-th node. Sums over nodes are computed for all subsets by doubling a
-list once per node, which takes microseconds for 2^8 subsets. More than 12 nodes are refused. A `HintRule` is expanded
-to its hints.
+Subsets are numbered: bit i of a number is the i-th node. The sums of all subsets are computed by doubling a list once
+per node, which takes microseconds for 2^8 subsets. More than 12 nodes are refused. A `HintRule` is expanded to hints.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,5 @@
 """
-Chooses the exclusive CPUs of a container, once its NUMA affinity is known (kubelet v1.36.3, CPU manager, policy
-static).
+Chooses a container's exclusive CPUs, once its NUMA affinity is known (kubelet v1.36.3, CPU manager, policy static).
 
 The rule: as many CPUs as possible come from the NUMA nodes of the affinity (with align-by-socket, from all their sockets),
 the others from any NUMA node. `topoalign.core.cpu_assignment` chooses among equal CPUs.

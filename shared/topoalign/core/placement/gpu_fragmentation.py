@@ -1,7 +1,4 @@
-"""
-Measures how fragmented the free GPUs are. It compares the best connected sets of free GPUs with the best ones of the
-empty machine.
-"""
+"""Measures how fragmented the free GPUs are. It compares their best connected sets with those of the empty machine."""
 
 from collections.abc import Collection
 from typing import NamedTuple

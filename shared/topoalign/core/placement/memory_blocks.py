@@ -57,10 +57,7 @@ class MemoryNotPreferred(NoFit):
 
 
 class MemoryNotExtendable(NoFit):
-    """
-    Raised when the nodes to which the other resources are aligned have too little memory, together with any other
-    nodes.
-    """
+    """Raised when the nodes to which other resources are aligned have too little memory, even with any other nodes."""
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask) -> None:
         super().__init__(
@@ -69,10 +66,7 @@ class MemoryNotExtendable(NoFit):
 
 
 class MemoryExtensionNotPreferred(NoFit):
-    """
-    Raised when the nodes to which the other resources are aligned have too little memory, and only a group that is not
-    preferred has enough.
-    """
+    """Raised when the nodes of other resources have too little memory, and only a non-preferred group has enough."""
 
     def __init__(self, request: Mapping[ResourceName, int], nodes: Mask, wider: Mask) -> None:
         super().__init__(
@@ -123,8 +117,7 @@ def choose_memory(
     """
     One block per requested resource. `taken` is the memory that is needed in addition to reusable memory, which
     `hold_allocation` adds. `own_hints` returns the memory manager's hints for this request. As in the kubelet, the
-    affinity has enough if enough is free. In mode `best`, reusable memory counts, too. Raises one of this module's
-    errors.
+    affinity has enough if enough is free. In mode `best`, reusable memory counts, too. Raises this module's errors.
     """
     group = _memory_group(
         nodes, request, reusable if profile_of(mode).counts_reusable_memory else {}, affinity, own_hints

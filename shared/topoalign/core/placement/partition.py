@@ -33,9 +33,8 @@ class Partition(NamedTuple):
 
 def best_split(scores: Scores, available: Collection[int], required: Collection[int], size: int) -> Partition:
     """
-    The chosen set of a best partition of the available positions, and the value of that partition. Requires distinct
-    positions of the table, of which all required ones are available, and max(1, len(required)) <= size <=
-    len(available).
+    The chosen set of a best partition of the available positions, and its value. Requires distinct positions of the
+    table, of which all required ones are available, and max(1, len(required)) <= size <= len(available).
     """
     free = sorted(available)
     if size == len(free):
@@ -106,9 +105,7 @@ def _bits_of(subset: int) -> list[int]:
 
 
 def _score_subsets(scores: Scores) -> list[int]:
-    """
-    Mask -> the score of the set, as a list. Each device adds its links to the devices that are already in the set.
-    """
+    """Mask -> the score of the set, as a list. Each device adds its links to devices that are already in the set."""
     worth = [0]
     for position in reversed(range(len(scores))):
         gains = [0]

@@ -92,10 +92,7 @@ def reserved_with(
 
 
 def reserved_devices(reserved: NodeReservations, now: float, resource: ResourceName) -> frozenset[DeviceID]:
-    """
-    The devices of a resource that are reserved at monotonic second `now` and not allocated yet, including co-allocated
-    ones.
-    """
+    """A resource's devices that are reserved at monotonic second `now` and not allocated, with co-allocated ones."""
     return frozenset(
         device
         for each in reserved.held(now)

@@ -1,12 +1,10 @@
 """
-Scores nodes by the free resources of their NUMA nodes, as the scheduler plugin NodeResourceTopologyMatch does: 0 to
-100.
+Scores nodes by the free resources of their NUMA nodes, like the scheduler plugin NodeResourceTopologyMatch: 0 to 100.
 
 `least-allocated`, `most-allocated` and `balanced` score each NUMA node separately. So they apply only to nodes with
-policy `single-numa-node`; other nodes get 0. A NUMA node on which the request does not fit has the score 0. A node gets
-the lowest score of its NUMA nodes on which the request fits, regardless of which one the kubelet will choose. In scope
-`container`, a pod gets the mean over its containers. Otherwise, it gets the score of its effective request. Scores are
-rounded down.
+policy `single-numa-node`; other nodes get 0. A NUMA node on which the request does not fit has score 0. A node gets the
+lowest score of its NUMA nodes on which the request fits, whichever the kubelet chooses. In scope `container`, a pod
+gets the mean over its containers. Otherwise, it gets the score of its effective request. Scores are rounded down.
 
     2 CPUs and 20 MiB on a NUMA node with 4 free CPUs and 500 MiB of free memory
     least-allocated: 50 % of the CPUs and 96 % of the memory would stay free: (50 + 96) / 2 = 73

@@ -1,6 +1,5 @@
 """
-Computes the score `quality`: how fast a collective runs on the GPUs that a pod would get on a node, and how they
-fragment the node.
+Computes the score `quality`: how fast a collective runs on the GPUs that a pod gets, and how they fragment the node.
 
 Nodes are compared by one key, element by element, which begins like that of device policy `topology`:
 
@@ -18,9 +17,8 @@ Nodes are compared by one key, element by element, which begins like that of dev
     b: none is held; each GPU cuts the links to three                       third
     c: all but one are held; it cuts none                                   first
 
-Element 4 fills GPUs and nodes as well as fragmentation gradient descent does (docs/decisions/0021), but needs no model
-of the workload. Free CPUs and memory are not considered. For MIG instances and virtual functions, nodes differ only in
-element 4.
+Element 4 fills GPUs and nodes as well as fragmentation gradient descent (docs/decisions/0021), but needs no workload
+model. Free CPUs and memory are not considered. For MIG instances and virtual functions, nodes differ only in element 4.
 
 The key depends only on the machine model, the free devices by position, and the request. So keys are cached by these
 for all machines of one model. A node with too few free devices has no key.
@@ -108,10 +106,7 @@ class WholeGpus(TakenGpus):
         self.by_gpus = by_gpus
         self.free = dict(free)
         self.numa = 1.0
-        """
-        The number of NUMA nodes of a container's GPUs, divided by the minimum for this number of GPUs. The maximum over
-        all containers.
-        """
+        """The highest ratio of the number of NUMA nodes of a container's GPUs to the minimum for so many GPUs."""
 
     def take(self, name: ResourceName, size: int) -> bool:
         """Takes GPUs for a container. False: too few are free."""

@@ -1,9 +1,8 @@
 """
 Counts the resources of each NUMA node of a machine: capacity, allocatable, available.
 
-CPUs count in millicores, memory and hugepages in bytes, devices as one each. A device that is listed with several NUMA
-nodes counts on each of them. A device without a known NUMA node counts on none. CPUs that no container has exclusively
-are available.
+CPUs count in millicores, memory and hugepages in bytes, devices as one each. A device counts on each NUMA node with
+which it is listed, and on none if none is known. CPUs that no container has exclusively are available.
 
     2 NUMA nodes with 8 CPUs and 2 GPUs each; CPU 0 is reserved; a container has GPU 1 and CPUs 2-3 of node 0
     node 0: cpu 8000, allocatable 7000, available 5000; nvidia.com/gpu 2, 2 and 1

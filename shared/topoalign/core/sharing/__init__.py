@@ -1,8 +1,6 @@
 """
-Decides about shares of GPUs: which GPU a container gets if it requests only a part of the cores, memory or slots of a
-GPU.
+Decides about shares of GPUs: which GPU a container gets if it requests only a part of a GPU's cores, memory or slots.
 
-`shared_gpus` describes a GPU for these decisions. `choice` applies topoalign's own rules. `demand.share_annotations`
-reads which GPUs a pod accepts, and in which order. `gaia` and `hami` apply the rules of these systems. `state` computes
-who holds what.
+`shared_gpus` describes a GPU. `demand.share_annotations` reads which GPUs a pod accepts, and in which order. `choice`
+applies topoalign's own rules, `gaia` and `hami` those of these systems. `state` computes who holds what.
 """

@@ -21,9 +21,8 @@ The GPUs are chosen as follows from those that have enough:
 - **topology-aware**: policy `topology` decides first for a share of one GPU, too. Of equal GPUs, the one with the least
   free capacity.
 - **Whole GPUs**: the best set of unused GPUs by policy `topology`.
-- **binpack, spread**: the GPUs that would be the fullest (binpack) or the emptiest (spread) with the share. Fullness
-  is the weighted sum of the used fractions of slots, cores and memory. Of equally full GPUs, the best set by policy
-  `topology`.
+- **binpack, spread**: the GPUs that would be fullest (binpack) or emptiest (spread) with the share. Fullness is the
+  weighted sum of the used fractions of slots, cores and memory. Of equal GPUs, the best set by policy `topology`.
 
 The lowest indexes break ties, so that the choice is deterministic. Free memory is compared in blocks of 256 MiB,
 because the sizes of GPUs of one model differ by a few pages. If there are at most 126 sets (the number of
@@ -175,9 +174,7 @@ class SetComparison:
         return min(self.sets(group, size), key=self.rank)
 
     def sets(self, group: list[int], size: int) -> set[Members]:
-        """
-        The sets to compare: sets of the first GPUs in order; if links decide, also sets of all GPUs and of used GPUs.
-        """
+        """The sets to compare: sets of the first GPUs in order; if links decide, also sets of all and of used GPUs."""
         last = sorted(self.keys[at] for at in group)[size - 1]
         first = [at for at in group if self.keys[at] < last]
         sets = {*candidate_sets(self.order, [at for at in group if self.keys[at] <= last], first, size)}

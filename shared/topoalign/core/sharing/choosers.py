@@ -1,10 +1,9 @@
 """
 Chooses the GPUs of a container's units or slots, and its amount on each.
 
-`choice` selects among the GPUs that have enough free capacity. With `compat`, gpu-manager's rules select the GPUs for
-units (`gaia.evaluators`), and HAMi's rules those for slots (`slots_as_hami`). The kubelet counts units and slots per
-NUMA node, not per GPU. If too few GPUs on the aligned NUMA nodes have enough free capacity, the container is refused
-(`ShareSplit`).
+`choice` selects among the GPUs with enough free capacity. With `compat`, gpu-manager's rules select the GPUs for units
+(`gaia.evaluators`), and HAMi's rules those for slots (`slots_as_hami`). The kubelet counts units and slots per NUMA
+node, not per GPU. If too few GPUs on the aligned NUMA nodes have enough, the container is refused (`ShareSplit`).
 
 The units of a container are on one GPU, or in equal parts on several GPUs if the pod requests that:
 
@@ -12,10 +11,9 @@ The units of a container are on one GPU, or in equal parts on several GPUs if th
     request of 20 cores and 16 blocks: GPU-2; of 20 cores and 60 blocks: GPU-1; of 100 cores: GPU-0
     request of 60 cores and 40 blocks, spread over two GPUs: 30 and 20 each on GPU-1 and GPU-2
 
-The slots of a container are on different GPUs. The pod's annotations must accept each of these GPUs. The slots are on
-the NUMA nodes of the container's affinity if enough GPUs there have enough free capacity. A MIG instance in slots
-counts as a GPU without links, because an instance has no peer-to-peer access to other instances or GPUs. Example with
-ten slots per GPU:
+The slots of a container are on different GPUs. The pod's annotations must accept each GPU. The slots are on the NUMA
+nodes of the container's affinity if enough GPUs there have enough free capacity. A MIG instance in slots counts as a
+GPU without links, because it has no peer-to-peer access to other instances or GPUs. Example with ten slots per GPU:
 
     free on GPU-0: 100 cores and 80000 MiB; on GPU-1: 60 and 20000; on GPU-2: 0 and 50000
     request of 30 cores and 4000 MiB on one GPU: GPU-1; on two: GPU-0 and GPU-1; on three: refused
@@ -90,8 +88,7 @@ def choose_gpus_for_units(
     topology: Topology, left: SharesLeft, share: Share, among: Iterable[DeviceID], compat: str
 ) -> tuple[DeviceID, ...]:
     """
-    The GPUs among these on which a container gets its units; () if too few have enough free capacity. `compat`: as in
-    the node's rules.
+    The GPUs among these on which a container gets units; () if too few have enough. `compat`: as in the node's rules.
     """
     some = frozenset(among)
     if compat == "gaia" and (share.whole or share.gpus == 1):
@@ -271,9 +268,7 @@ def choose_gpus_for_share(
 
 
 class SlotChooser:
-    """
-    Chooses the slots of one container. `affinity`: the NUMA nodes to which it is aligned; None: it is not aligned.
-    """
+    """Chooses the slots of a container. `affinity`: the NUMA nodes to which it is aligned; None: it is not aligned."""
 
     def __init__(
         self,
@@ -307,8 +302,7 @@ class SlotChooser:
 
     def room(self) -> DeviceSet:
         """
-        One slot of each GPU with enough free capacity; only slots on the NUMA nodes of the affinity if these suffice.
-        Raises ShareDoesNotFit.
+        One slot of each GPU with enough free capacity; only within the affinity if it suffices. Raises ShareDoesNotFit.
         """
         self.check_room()
         found = slots_for(self._state, self._container, self.resource)
@@ -349,9 +343,7 @@ class SlotChooser:
         return self._affinity is None or (node is not None and self._affinity >> node & 1 == 1)
 
     def check_given(self, slots: Collection[DeviceID]) -> None:
-        """
-        Raises ShareDoesNotFit if the GPUs of these slots cannot be used, or if HAMi's rules find no GPUs on the node.
-        """
+        """Raises ShareDoesNotFit if the GPUs of these slots cannot be used or HAMi's rules find no GPUs on the node."""
         if self._share.rules.hami:
             self.check_room()
         if why := self._objection([base_of(slot) for slot in slots]):
@@ -401,10 +393,7 @@ class SlotChooser:
 
 
 def check_takeover(topology: Topology, resource: ResourceName, reusable: Collection[DeviceID], amount: int) -> None:
-    """
-    Raises ShareSplit if the reusable units or slots are on several GPUs. The kubelet would pick `amount` of them at
-    random.
-    """
+    """Raises ShareSplit if the reusable units or slots are on several GPUs. The kubelet picks `amount` at random."""
     gpus = {topology.parent_of(base_of(device)) for device in reusable}
     if len(gpus) > 1:
         raise ShareSplit(
@@ -437,10 +426,7 @@ def slots_given(
 
 
 def with_peaks(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
-    """
-    The allocations of a pod. Each slot has the largest amount of all containers that use it, because Allocate does not
-    name the container.
-    """
+    """A pod's allocations. Each slot has the largest amount of its containers, because Allocate names no container."""
     most: dict[DeviceID, Amount] = {}
     for each in allocations:
         for slot, amount in each.slots.items():
@@ -456,8 +442,7 @@ def chooser_of(
 ) -> UnitChooser | SlotChooser | None:
     """
     The chooser of a container's units or slots of a resource; None: the resource is not offered in units or slots, or
-    the container does not request it. `compat`: as in the node's rules. `affinity`: the NUMA nodes to which the
-    container is aligned.
+    not requested. `compat`: as in the node's rules. `affinity`: the NUMA nodes to which the container is aligned.
     """
     hardware = state.hardware
     if unit_of(hardware, resource) is not None:

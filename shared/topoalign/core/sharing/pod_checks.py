@@ -2,9 +2,8 @@
 Finds what makes a pod invalid on every node. The webhook, the scheduler's filter and `what-if` use the same checks.
 
 `check_pod` checks amounts and annotations by the rules of all modes. `check_shares` compares the requested units and
-slots of GPUs with those that a node, or the nodes of a cluster, offer. A pod is invalid in a cluster if it is invalid
-under each sharing configuration by which some node offers them. An error names the field by its path in the pod's
-manifest:
+slots of GPUs with those that a node or a cluster offers. A pod is invalid in a cluster if it is invalid under each
+sharing configuration by which some node offers them. An error names the field by its path in the pod's manifest:
 
     spec.containers[1].resources.limits[tencent.com/vcuda-core]: 150 units of computing time, of which a GPU has 100
 
@@ -217,7 +216,6 @@ def _asks_for_units(demand: PodDemand, offered: UnitResources) -> bool:
 
 
 def _check_units(demand: PodDemand, offered: UnitResources) -> None:
-    """Checks the units that a valid pod requests against this offer."""
     gpus = read_gpu_count(demand.annotations)
     for container in demand.containers:
         _check_units_of_container(container, offered, gpus)
@@ -268,7 +266,6 @@ def _slots_asked(demand: PodDemand, offers: Offers) -> list[SlotResources]:
 
 
 def _check_slots(demand: PodDemand, offered: SlotResources) -> None:
-    """Checks the slots and amounts that a pod requests against this offer."""
     annotations = demand.annotations
     for container in demand.containers:
         check_amounts(container.path, container.asked, offered)

@@ -1,6 +1,5 @@
 """
-Warns about settings of a pod that do not prevent it from running, but probably do not have the effect that the user
-wants.
+Warns about settings of a pod that do not prevent it from running, but probably do not have the intended effect.
 
 The webhook returns these texts as warnings of an AdmissionReview, and `what-if` prints them as notes:
 

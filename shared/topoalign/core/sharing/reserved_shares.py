@@ -1,6 +1,5 @@
 """
-Chooses the reserved units or slots that the kubelet gets when it requests a number of them. Its request does not name
-the container.
+Chooses which reserved units or slots the kubelet gets if it requests a number of them. Its request names no container.
 
 A share in units has two halves, computing time and memory. The kubelet requests them one after the other. Both halves of
 a reservation are on the same GPU or GPUs. So the second half of a reservation answers a request only if the container's
@@ -17,8 +16,7 @@ No two reservations have the same slot. So the slots in an Allocate identify the
 each GPU. A part of a reservation is open while the kubelet lists its slots as available. So if the kubelet restarts
 during the admission of a container and requests its slots again, it gets the same slots. A part is also open if its
 slots are free but the kubelet does not list them, because it aligned the container to other NUMA nodes than predicted.
-In that case the container may get other slots, unless the annotations of its pod restrict its GPUs (`may_move` is
-False). Example:
+Then the container may get other slots, unless the annotations of its pod restrict its GPUs (`may_move`). Example:
 
     reserved: for a's first container GPU-0::3 with 20 cores, for its second one GPU-1::0 with 60
     one slot requested, all slots listed as available: GPU-0::3
@@ -46,10 +44,7 @@ class OpenHalf(NamedTuple):
 
     allocation: Allocation
     is_certain: bool
-    """
-    Whether the other half must follow: the grant is computing time of a shared GPU, and its container has no memory
-    yet.
-    """
+    """Whether the other half must follow: it grants computing time of a shared GPU to a container without memory."""
 
 
 class ShareQuestion(NamedTuple):
@@ -298,9 +293,7 @@ def unmatched_part(
 
 
 def most_of(container: ReservedContainer, slots: Collection[DeviceID]) -> Amount | None:
-    """
-    The largest amount that a container will hold with any one of these slots; None: unknown for at least one slot.
-    """
+    """The largest amount that a container will hold with any of these slots; None: unknown for at least one slot."""
     if not container.slots.keys() >= {*slots}:
         return None
     return reduce(larger_amount, (container.slots[slot] for slot in slots), NONE_HELD)
@@ -308,9 +301,8 @@ def most_of(container: ReservedContainer, slots: Collection[DeviceID]) -> Amount
 
 def answering_part(question: ShareQuestion, parts: Sequence[OpenPart]) -> OpenPart | None:
     """
-    The part whose slots are returned. The request is for the first of the open `parts`. If the slots of that part do
-    not match the request, a later part with the same amount is returned, and a part of another pod only if both may
-    move.
+    The part whose slots are returned. The request is for the first of the open `parts`. If its slots do not match the
+    request, a later part with the same amount is returned, and a part of another pod only if both may move.
     """
     offered = frozenset(question.available)
     required = frozenset(question.must_include)
@@ -325,10 +317,7 @@ def answering_part(question: ShareQuestion, parts: Sequence[OpenPart]) -> OpenPa
 def amounts_reserved(
     reserved: NodeReservations, now: float, resource: ResourceName, slots: Collection[DeviceID]
 ) -> Mapping[DeviceID, Amount]:
-    """
-    Slot -> amount reserved with it, if exactly these slots are reserved. Empty: they are not, or the amounts are
-    unknown.
-    """
+    """Slot -> reserved amount if exactly these slots are reserved. Empty: they are not, or the amounts are unknown."""
     return next((container.slots for _, container in reservations_of(reserved, now, resource, slots)), {})
 
 

@@ -39,9 +39,7 @@ class ShareDoesNotFit(NoFit):
 
 
 class MemoryAboveGpu(ShareDoesNotFit):
-    """
-    Raised if a request is for more memory than the largest GPU has in total. `text`: formats an amount for the message.
-    """
+    """Raised if more memory is requested than the largest GPU has in total. `text`: formats an amount for messages."""
 
     def __init__(self, fields: ShareFields, asked: int, largest: int, text: Callable[[int], str] = format_mib) -> None:
         self.asked = asked

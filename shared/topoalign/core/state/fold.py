@@ -65,8 +65,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         Returns the state after this fact. Repetitions change nothing, and neither do reservations
         (`core.state.node_reservations` folds them).
 
-        Raises SequenceGap if facts are missing, and Contradiction for a fact that cannot be true. A snapshot raises
-        neither error.
+        Raises SequenceGap if facts are missing and Contradiction if a fact cannot be true. A snapshot raises neither.
         """
         match event:
             case TopologyDiscovered():
@@ -110,10 +109,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def holding(self, allocation: Allocation) -> "NodeState":
-        """
-        Returns the state with this allocation as the newest one, with the same seq. Also used while a decision is not
-        finished.
-        """
+        """Returns the state with this allocation as the newest one, with the same seq. Also used during a decision."""
         live = _to_persistent_map(self.allocations).put(allocation.id, allocation)
         after = msgspec.structs.replace(self, allocations=live, memory=add_allocation_memory(self.memory, allocation))
         if (owned := self.owned) is not None and allocation.id not in self.allocations:
@@ -195,10 +191,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def ended(self) -> frozenset[AllocationID]:
-        """
-        Ids of allocations whose containers have ended according to the newest usage. The kubelet counts their devices
-        as free.
-        """
+        """Allocations whose containers have ended by the newest usage. The kubelet counts their devices as free."""
         kubelet = self.usage.kubelet if self.usage is not None else None
         if kubelet is None or not (kubelet.ended or kubelet.dropped):
             return frozenset()

@@ -53,9 +53,7 @@ class UsedParts(NamedTuple):
     allocation: AllocationID
     """The oldest allocation by which the container holds a part of the GPU."""
     parts: Parts
-    """
-    The parts of the container. If several containers have the same slot, the newest has the largest of their amounts.
-    """
+    """The container's parts. If several containers have the same slot, the newest has the largest of their amounts."""
     alone: Parts
     """
     The parts that no later container also has. A later container may reuse parts of an init container. The sum over all
@@ -146,9 +144,7 @@ def _larger_part(part: HeldPart, other: HeldPart) -> HeldPart:
 
 
 def parts_of_allocation(allocation: Allocation, hardware: Topology) -> Iterable[tuple[DeviceID, DeviceID, HeldPart]]:
-    """
-    Each device of an allocation, with its GPU or NIC and the part of it that the device is; for a slot, an amount.
-    """
+    """Each device of an allocation, with its GPU or NIC and the device's part of it; for a slot, an amount."""
     gpus = {**hardware.parents, **allocation.parents}
     in_slots = offers_in_slots(hardware)
     for devices in allocation.devices.values():
@@ -193,7 +189,6 @@ def _offered_of(
 def _remaining_parts(
     state: NodeState, gpu: DeviceID, offers: Iterable[tuple[Offer, DeviceID]], profiles: Mapping[DeviceID, str]
 ) -> Parts:
-    """The parts of a GPU that can be allocated now."""
     ownership = state.ownership
     hardware = state.hardware
     if (units := ownership.units_left.get(gpu)) is not None:

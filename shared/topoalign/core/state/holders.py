@@ -36,9 +36,7 @@ from topoalign.core.state.persistent_map import PersistentMap
 Names = tuple[AllocationID, ...]
 """Ids of the live allocations that hold something, the newest last."""
 Held = tuple[Sequence[Holding], Mapping[Holding, Sequence[str]]]
-"""
-The distinct holdings of an allocation: those that are not shares, and shared device -> numbers of its held shares.
-"""
+"""The distinct holdings of an allocation: those that are not shares, and shared device -> numbers of held shares."""
 
 
 class Holders:
@@ -166,9 +164,8 @@ def placed_on(gpus: Mapping[DeviceID, DeviceID], holding: Holding) -> Holding:
 
 class HeldDevices:
     """
-    The listed devices of one node that live allocations hold, by the ids that the kubelet allocates. A device that two
-    resources list counts as held in both. Several allocations may hold the same device if the kubelet has allocated it
-    to a second container.
+    The listed devices of a node that live allocations hold, by the kubelet's ids. A device that two resources list is
+    held in both. Several allocations may hold the same device if the kubelet has allocated it to a second container.
     """
 
     def __init__(self, listed: Mapping[ResourceName, OfferedDevices], allocations: Iterable[Allocation]) -> None:
@@ -210,8 +207,7 @@ Place = tuple[ResourceName, DeviceID]
 
 class FormerOffers:
     """
-    The holdings of one node that are no longer offered as they were allocated, because the offers or the hardware have
-    changed.
+    The holdings of one node that are no longer offered as allocated, because the offers or the hardware have changed.
 
     A slot with an amount is not a time slice, although both have the same form of id. If a container holds 100 cores of
     GPU-0 with the slot `GPU-0::0`, no container gets the time slice `GPU-0::1`. In the other direction, a time slice
@@ -236,9 +232,7 @@ class FormerOffers:
             if gone:
                 unlisted[name] = gone
         self.holdings: Mapping[AllocationID, Sequence[Holding]] = holdings
-        """
-        Allocation -> its holdings that are offered under another resource, in another way, or not at all; never empty.
-        """
+        """Allocation -> its holdings that are offered as another resource, differently, or not at all; never empty."""
         self.unlisted: Mapping[AllocationID, Sequence[Place]] = unlisted
         """Allocation -> resources and ids of its devices that are not listed; never empty."""
 

@@ -37,10 +37,7 @@ BADNESS = (HealthState.HEALTHY, HealthState.UNKNOWN, HealthState.UNHEALTHY)
 
 
 class HandedOut:
-    """
-    The health of all devices that a node hands out, at one point in time. It is computed once for all shares of a
-    device.
-    """
+    """The health of all devices that a node hands out, at one time. It is computed once for all shares of a device."""
 
     def __init__(
         self,
@@ -68,10 +65,7 @@ class HandedOut:
         self._usable: dict[ResourceName, DeviceSet] = {}
 
     def health_of(self, device: DeviceID) -> DeviceHealth:
-        """
-        The health of a GPU, share, MIG instance or virtual function: the worst that is reported for it, for its base
-        and for its GPU.
-        """
+        """The health of a GPU, share, MIG instance or virtual function: the worst reported for it, its base or GPU."""
         base = base_of(device)
         if base in self._blocked:
             return BLOCKED
@@ -83,9 +77,7 @@ class HandedOut:
         return known
 
     def listed_health_of(self, device: DeviceID) -> DeviceHealth:
-        """
-        The health that is listed to a kubelet. Free units and slots are unhealthy if their GPU has no free capacity.
-        """
+        """The health that a kubelet gets. Free units and slots are unhealthy if their GPU has no free capacity."""
         if any(device in shares for shares in self._spent.values()):
             return SPENT
         return self.health_of(device)

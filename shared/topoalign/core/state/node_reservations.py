@@ -105,8 +105,7 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
 
         `own`: the state is the node's own record, which is never outdated. Then any allocation that holds a device
         reports it as well, unless the allocation was live before the reservation. In that case, its container has
-        ended, or ends before the pod of the reservation is admitted. `origins`: allocation -> the allocation of which
-        it is the remainder.
+        ended, or ends before the pod of the reservation is admitted. `origins`: remainder -> its original allocation.
         """
         if not self.reservations:
             return self

@@ -2,9 +2,8 @@
 Computes which allocations hold which devices of a node, which devices are free, and which holdings overlap.
 
 `NodeState.ownership` is the only source of these answers. The state itself only folds facts. The ownership of the next
-state reuses all data that a fact does not change (`holders`). No GPU is allocated twice, regardless of how it is
-divided: if the whole GPU is held, its shares and instances are not free. If one of these is held, the whole GPU is not
-free.
+state reuses all data that a fact does not change (`holders`). No GPU is allocated twice, however it is divided: if the
+whole GPU is held, its shares and instances are not free. If one of these is held, the whole GPU is not free.
 
     held: GPU-0, GPU-1::2, MIG-0 (of GPU-2)
     overlap with GPU-0: GPU-0, GPU-0::1
@@ -96,9 +95,7 @@ class Ownership:
         changed: Allocation | None,
         follow: Callable[[object], object],
     ) -> "Ownership":
-        """
-        The next ownership, with the properties that are already computed and still valid. `follow` updates an index.
-        """
+        """The next ownership, with the computed properties that are still valid. `follow` updates an index."""
         after = type(self)(self._hardware, allocations, reported_health, ended)
         if changed is not None and not changed.parents.keys() <= self._hardware.parents.keys():
             return after  # it affects how the ids in other allocations are read

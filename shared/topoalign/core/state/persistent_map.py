@@ -1,6 +1,5 @@
 """
-An immutable mapping. A changed copy shares the entries of the original, so the next state of a node does not copy
-unchanged entries.
+An immutable mapping. A changed copy shares the unchanged entries, so the next state of a node does not copy them.
 
 A map consists of a dict, which several maps share, and of the few changes to it. `put` and `drop` return a new map and
 copy only the changes. If the number of changes exceeds about the square root of the number of entries, they are merged

@@ -34,9 +34,7 @@ class ReservedPart(NamedTuple):
 
 
 class Swapped(NamedTuple):
-    """
-    A device that was reserved for one pod and allocated to another, and the device that the first pod gets instead.
-    """
+    """A device that was reserved for one pod and allocated to another, and the one that the first pod gets instead."""
 
     pod_uid: str
     """The pod for which `taken` was reserved, and for which `instead` is reserved now."""
@@ -266,9 +264,8 @@ def swap_devices(
     reservations: Sequence[Reservation], swaps: Sequence[Swapped], reported: Collection[ReservedPart]
 ) -> tuple[Reservation, ...]:
     """
-    The reservations, with each taken device replaced by its `instead`. Parts that are already reported stay as they are.
-    CPUs and memory move with the devices: a kubelet that gave A the devices of B aligned A to the NUMA nodes that were
-    predicted for B.
+    The reservations, with each taken device replaced by its `instead`. Reported parts stay as they are. CPUs and memory
+    move with the devices: a kubelet that gave A the devices of B aligned A to the NUMA nodes that were predicted for B.
     """
     instead = {(each.pod_uid, each.resource, each.taken): each.instead for each in swaps}
     if not instead:

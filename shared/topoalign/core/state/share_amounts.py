@@ -17,11 +17,10 @@ Example: a GPU of 80 GiB in ten slots
     free: 8 slots, 60 cores and 52 GiB
 
 If slots become MIG instances, a slot holds the amount of one of the GPU's profiles: its memory, and its hundredths of
-the multiprocessors. All instances on the GPU occupy their placements, regardless of what created them. A slot also
-occupies a placement if its instance is reserved or has just been created, and is not yet in the hardware: it is the
-placement that an instance of its size would get, one slot after another (`mig.find_place`). So consecutive decisions
-never use the same placement. Example: an A100 of 40 GiB has an instance 3g.20gb at slice 4, and a slot of 5 GiB is
-reserved
+the multiprocessors. All instances on the GPU occupy their placements, whatever created them. A slot also occupies a
+placement if its instance is reserved or has just been created, and is not yet in the hardware: it is the placement that
+an instance of its size would get, one slot after another (`mig.find_place`). So consecutive decisions never use the
+same placement. Example: an A100 of 40 GiB has an instance 3g.20gb at slice 4, and a slot of 5 GiB is reserved
 
     occupied: 4:4 and 3:1; free for 2g.10gb: 0
 """
@@ -275,9 +274,8 @@ def lost_instances(allocation: Allocation, topology: Topology) -> Mapping[Device
 @computed_once
 def offered_in_slots(topology: Topology) -> Mapping[DeviceID, Amount]:
     """
-    GPU in slots -> its offered amount: its cores and its memory in whole MiB, each multiplied by its scaling and
-    rounded down. Example: 81559 MiB scaled by 1.5 is 122338 MiB. If slots become instances: the amount of the largest
-    profile.
+    GPU in slots -> its offered amount: its cores and its memory in whole MiB, each scaled and rounded down. Example:
+    81559 MiB scaled by 1.5 is 122338 MiB. If slots become instances: the amount of the largest profile.
     """
     found = {}
     instances = {each.uuid: each.memory for gpu in topology.gpus for each in gpu.mig or ()}

@@ -43,9 +43,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None
     """Bytes in total."""
     utilization: int | None
-    """
-    Sum of the percentages of all processes. It can exceed 100, because kernels of several processes run concurrently.
-    """
+    """Sum of the percentages of all processes. It can exceed 100, because their kernels run concurrently."""
     processes: tuple[GpuProcess, ...]
 
 
@@ -65,15 +63,11 @@ class HolderUse(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes. All memory of the device if it holds all computing time, except with slots. None: a time slice."""
     use: Use
     library: LibraryCount | None = None
-    """
-    The counts of the library that limits it. The container can change them, so they are not reliable. None: unknown.
-    """
+    """The counts of its limiting library. The container can change them, so they are not reliable. None: unknown."""
 
     @property
     def memory_left(self) -> int | None:
-        """
-        Allocated bytes that it does not use; 0 if it uses more than allocated. None: unknown, or it has no amount.
-        """
+        """Allocated bytes that it does not use; 0 if it uses more. None: unknown, or it has no amount."""
         if self.memory is None or self.use.memory is None:
             return None
         return max(0, self.memory - self.use.memory)
@@ -345,15 +339,11 @@ class ExcessWatch(msgspec.Struct, frozen=True, kw_only=True):
     """Those of `lasting` that reached `SAMPLES` with the newest measurement."""
 
     def counts(self, time: float) -> bool:
-        """
-        Whether a measurement at this time, in seconds since 1970, counts. It also counts if the clock was set back.
-        """
+        """Whether a measurement at this time (seconds since 1970) counts. It also counts if the clock was set back."""
         return self.time is None or abs(time - self.time) >= APART_SECONDS
 
     def after(self, shares: NodeShares) -> "ExcessWatch":
-        """
-        The state after this measurement. If the measurement does not count, only `begun` changes: it becomes empty.
-        """
+        """The state after this measurement. If it does not count, only `begun` changes: it becomes empty."""
         if not self.counts(shares.time):
             return msgspec.structs.replace(self, begun=())
         rows: dict[object, int] = {}

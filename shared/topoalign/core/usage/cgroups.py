@@ -2,8 +2,7 @@
 Finds the pod and the container of a process from /proc/<pid>/cgroup and /proc/<pid>/mountinfo.
 
 The kubelet creates a control group (cgroup) for each pod, with the pod's UID in its name. Below it, the container
-runtime creates one for each container, with the container's id in its name. The format of the names depends on the
-cgroup drivers:
+runtime creates one for each container, with the container's id in its name. The names depend on the cgroup drivers:
 
     cgroupfs                          /kubepods/burstable/pod1b4e28ba-…/9f86d0…
     systemd                           /kubepods.slice/…/kubepods-burstable-pod1b4e28ba_….slice/cri-containerd-9f86d0….scope

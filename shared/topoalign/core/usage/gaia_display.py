@@ -10,12 +10,10 @@ The tree is that of Gaia's evaluators (`core.sharing.gaia.pcie_tree`). Each node
 
 `aval` is the number of GPUs below a node of which no container holds a part. Memory is in bytes. The used memory is
 that of the processes. If the amounts of a GPU in units or slots are scaled, more can be allocatable than the GPU has.
-Nothing of a GPU is allocatable if it must not be allocated. Nodes are sorted by level, then by `aval`, then by their
-first GPU.
+Nothing of a GPU is allocatable if it must not be allocated. Nodes are sorted by level, `aval` and first GPU.
 
-Unknown values are 0, because the format has no other value for them. A GPU in MIG mode is partitioned into instances
-and not by cores, so nothing of it is allocatable here. Source: gpu-manager 8cd842ed, device/nvidia (tree, node),
-display.
+Unknown values are 0, because the format has no other value. A GPU in MIG mode is partitioned into instances and not by
+cores, so nothing of it is allocatable here. Source: gpu-manager 8cd842ed, device/nvidia (tree, node), display.
 """
 
 from collections import defaultdict

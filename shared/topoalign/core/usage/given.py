@@ -64,10 +64,7 @@ def has_amounts(state: NodeState) -> bool:
 
 
 def given_to(group: Sequence[HeldShare], memory: int | None) -> tuple[int | None, int | None]:
-    """
-    The cores and bytes of a device that were allocated to a container. `memory`: bytes of the device. None: time
-    slices, or unknown.
-    """
+    """A container's held cores and bytes of a device. `memory`: bytes of the device. None: time slices, or unknown."""
     parts = [each.holding.part for each in group]
     if any(isinstance(part, Whole | Instance) for part in parts):
         return CORES, memory

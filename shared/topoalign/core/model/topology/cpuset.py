@@ -1,7 +1,4 @@
-"""
-Parses and formats lists of ids as the kernel writes them: `0-3,8` is 0, 1, 2, 3 and 8. Used for CPUs and for NUMA
-nodes.
-"""
+"""Parses and formats lists of ids as the kernel writes them: `0-3,8` is 0, 1, 2, 3 and 8. For CPUs and NUMA nodes."""
 
 import re
 from collections.abc import Iterable

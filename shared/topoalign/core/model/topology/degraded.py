@@ -2,8 +2,7 @@
 Finds degraded GPUs: they work, but with fewer links to other GPUs (NVLink, xGMI) than their peers, or on an
 NVLink fabric that is not fully working.
 
-The peers of a GPU are the GPUs of the same model on the node. Its number of links is compared with the largest number
-of a peer:
+A GPU's peers are the node's GPUs of the same model. Its number of links is compared with the largest number of a peer:
 
 - On an NVSwitch, the links to the switch are counted (`links_to_switch`). A GPU that has fewer is degraded.
 - Without a switch, the links of all pairs with the GPU are counted. Fewer links can be normal: on a board without a
@@ -15,8 +14,7 @@ of a peer:
     4 A100 PCIe, a bridge on one pair, the 12 links of the others down   none is degraded
     DGX-1, one link between GPU 0 and GPU 1 down                         both: "5 of 6 NVLinks are up"
 
-The links of a GPU in MIG mode are not checked: MIG instances do not communicate with other GPUs, and the links may be
-off.
+A GPU in MIG mode is not checked: MIG instances do not communicate with other GPUs, and its links may be off.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

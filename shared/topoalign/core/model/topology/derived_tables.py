@@ -48,9 +48,7 @@ Subject = TypeVar("Subject", bound=Viewed)
 
 
 def computed_once(make: Callable[[Subject], View]) -> Callable[[Subject], View]:
-    """
-    Decorates a pure function of a description. It runs once for each description; later calls return the same object.
-    """
+    """Decorates a pure function of a description. It runs once per description; later calls return the same object."""
 
     @wraps(make)
     def kept(subject: Subject) -> View:

@@ -1,8 +1,7 @@
 """
 Describes how two devices of a node are connected, and the score of a connection.
 
-The classes are those of `nvidia-smi topo -m`. The scores are those of go-gpuallocator, so the scores of sets can be
-compared with it.
+The classes are those of `nvidia-smi topo -m`. The scores are those of go-gpuallocator, so set scores are comparable.
 """
 
 from enum import StrEnum
@@ -88,7 +87,5 @@ class Link(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tr
 
     @property
     def label(self) -> str:
-        """
-        The cell of `nvidia-smi topo -m` for the pair. Fabric links hide the PCIe path. An unknown path is shown as SYS.
-        """
+        """The pair's cell in `nvidia-smi topo -m`. Fabric links hide the PCIe path. An unknown path is shown as SYS."""
         return f"NV{self.fabric_links}" if self.fabric_links else (self.pcie or PcieClass.SYS).value

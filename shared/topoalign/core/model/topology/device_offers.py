@@ -41,9 +41,7 @@ class Slots(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     numa_topology: bool = False
     """Whether slots are listed with the NUMA nodes of their GPUs. If so, the Topology Manager aligns them."""
     instances: bool = False
-    """
-    Whether a MIG instance is created for each allocated slot. If so, the amount of a slot is that of a MIG profile.
-    """
+    """Whether a MIG instance is created for each allocated slot. If so, a slot's amount is that of a MIG profile."""
 
     @property
     def resources(self) -> tuple[ResourceName, ...]:
@@ -61,18 +59,13 @@ class Offer(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=T
     replicas: int = 1
     """If more than 1, each device is shared, and handed out as `<device>::0` to `<device>::<replicas - 1>`."""
     sharing: Literal["time-slicing", "mps"] = "time-slicing"
-    """
-    How a device is shared: by time slicing, without limits, or by NVIDIA's MPS, which limits each share to its part.
-    """
+    """How a device is shared: by time slicing without limits, or by NVIDIA MPS, which limits each share to its part."""
     unit: UnitKind | None = None
-    """
-    The kind of units that the `replicas` are: hundredths of its time, or blocks of 256 MiB of memory. None: no units.
-    """
+    """The kind of unit that the `replicas` are: hundredths of its time, or 256 MiB blocks of memory. None: no units."""
     limiter: Limiter | None = None
     """
-    The library that limits containers to the amounts that they hold: none, Gaia's for units (`vcuda`), HAMi's for slots
-    (`hami-core`). None: there are no amounts, or they are limited by MPS (`sharing`) or by the hardware (MIG
-    instances).
+    The library that limits containers to their amounts: none, Gaia's for units (`vcuda`), HAMi's for slots
+    (`hami-core`). None: there are no amounts, or they are limited by MPS (`sharing`) or the hardware (MIG instances).
     """
     slots: Slots | None = None
     """

@@ -31,9 +31,7 @@ class OfferedDevices(dict[DeviceID, tuple[int, ...] | None]):
 
     @cached_property
     def unlisted_nodes(self) -> dict[DeviceID, tuple[int, ...]]:
-        """
-        Device that is listed without topology -> the NUMA nodes of its GPU. The keys are without numbers of shares.
-        """
+        """Device that is listed without topology -> the NUMA nodes of its GPU. The keys have no share numbers."""
         return {}
 
     @cached_property
@@ -79,9 +77,7 @@ class OfferedDevices(dict[DeviceID, tuple[int, ...] | None]):
 
     @cached_property
     def by_base(self) -> Mapping[DeviceID, "DeviceSet"]:
-        """
-        Device without the number of a share -> it and its shares. The keys are in the order of their first devices.
-        """
+        """Device without a share number -> it and its shares. The keys are in the order of their first devices."""
         found: dict[DeviceID, list[DeviceID]] = {}
         for device in self:
             found.setdefault(base_of(device), []).append(device)
@@ -89,9 +85,7 @@ class OfferedDevices(dict[DeviceID, tuple[int, ...] | None]):
 
     @cached_property
     def alike(self) -> tuple["DeviceSet", ...]:
-        """
-        Sets of devices that overlap the same other devices: each whole device alone, and the shares of each device.
-        """
+        """Sets of devices that overlap the same other devices: each whole device alone, and each device's shares."""
         found: list[DeviceSet] = []
         for base, shares in self.by_base.items():
             whole = self.some((base,))

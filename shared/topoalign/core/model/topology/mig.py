@@ -1,9 +1,8 @@
 """
 Describes how a GPU in MIG mode is partitioned, and finds where more instances fit.
 
-The memory of a GPU is divided into slices, numbered from 0. An instance occupies consecutive slices, and instances do
-not overlap. The profile of an instance lists its possible placements. Example: a GPU with eight slices has an instance
-`1g.10gb` at slice 6.
+The memory of a GPU is divided into slices, numbered from 0. Instances occupy consecutive slices and do not overlap.
+Their profiles list the possible placements. Example: a GPU with eight slices has an instance `1g.10gb` at slice 6.
 
     profile    placements (start:size)               still free
     1g.10gb    0:1 1:1 2:1 3:1 4:1 5:1 6:1           0 1 2 3 4 5
@@ -81,10 +80,7 @@ def free_placements(profile: MigProfile, taken: Collection[MigPlacement]) -> tup
 def find_place(
     profiles: Iterable[MigProfile], taken: Collection[MigPlacement], memory: int
 ) -> tuple[MigProfile, MigPlacement] | None:
-    """
-    Finds the smallest profile that has at least this memory and a free placement, with the placement (HAMi 4707fb02).
-    None: there is none.
-    """
+    """Finds the smallest profile with enough memory and a free placement (HAMi 4707fb02). None: there is none."""
     enough = [each for each in profiles if each.memory >= memory]
     for profile in sorted(enough, key=lambda each: (each.memory, each.slices)):
         place = free_mig_placement(profile, taken)
@@ -95,8 +91,7 @@ def find_place(
 
 def free_mig_placement(profile: MigProfile, taken: Collection[MigPlacement]) -> MigPlacement | None:
     """
-    Finds the placement of a new instance of this profile if those in `taken` are occupied (HAMi 4707fb02). None: there
-    is no free placement.
+    Finds the placement of a new instance of this profile if `taken` are occupied (HAMi 4707fb02). None: there is none.
     """
     # Profiles of one and three compute slices get the highest free start, all others the lowest. So the GPU is filled
     # from both ends, and the placements of large instances stay free: on an A100 with 40 GB, instances of 3g, 2g, 1g

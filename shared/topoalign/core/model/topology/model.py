@@ -59,9 +59,7 @@ class PciBridge(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaul
 
 
 class Fabric(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """
-    The NVLink domain beyond the node to which a GPU belongs (NVL72). GPUs with equal `Fabric` can reach one another.
-    """
+    """The NVLink domain of a GPU beyond its node (NVL72). GPUs with equal `Fabric` can reach one another."""
 
     cluster: str
     """uuid of the NVLink cluster."""
@@ -81,9 +79,7 @@ class Gpu(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     minor: int | None = None
     """The number of /dev/nvidia<minor>. It can differ from the index."""
     device_nodes: tuple[str, ...] = ()
-    """
-    The device nodes that a container needs for it: `/dev/kfd`. Empty: it is passed to containers like NVIDIA GPUs.
-    """
+    """The device nodes that containers need for it: `/dev/kfd`. Empty: it is passed to containers like NVIDIA GPUs."""
     pci: str | None = None
     """PCI address in sysfs form, `0000:07:00.0`."""
     bridge: str | None = None
@@ -188,9 +184,7 @@ class Topology(Viewed, frozen=True, kw_only=True, omit_defaults=True):
     others: tuple[PluginDevice, ...] = ()
     """Devices of other device plugins."""
     offers: tuple[Offer, ...] | None = None
-    """
-    The devices that are offered to the kubelet. None: whole GPUs and whole NICs under their default resource names.
-    """
+    """The devices that are offered to the kubelet. None: whole GPUs and NICs under their default resource names."""
     sockets_known: bool = True
     """False: the sockets are unknown, as in a pasted matrix. If so, the CPUs of one NUMA node count as one socket."""
     nodes_known: bool = True

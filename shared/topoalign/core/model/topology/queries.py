@@ -11,9 +11,7 @@ from topoalign.core.model.topology.model import Gpu, Topology
 
 
 def pcie_class(topology: Topology, a: DeviceID, b: DeviceID) -> PcieClass:
-    """
-    The class of the PCIe path between two devices. An unknown path is NODE if they share a NUMA node, otherwise SYS.
-    """
+    """The class of the PCIe path between two devices. An unknown path is NODE if they share a NUMA node, else SYS."""
     link = topology.link_by_pair.get((a, b))
     if link is not None and link.pcie is not None:
         return link.pcie
@@ -32,10 +30,7 @@ def affinity(topology: Topology, device: DeviceID) -> tuple[int, ...]:
 
 
 def connection_score(topology: Topology, a: DeviceID, b: DeviceID) -> int:
-    """
-    The score of a connection, as in go-gpuallocator. Fabric links between GPUs of different cliques or clusters do not
-    count.
-    """
+    """The score of a connection, as in go-gpuallocator. Fabric links between cliques or clusters do not count."""
     link = topology.link_by_pair.get((a, b))
     if link is None:
         return PCIE_SCORE[pcie_class(topology, a, b)]
@@ -50,10 +45,9 @@ MOST_LINKS_OF_A_GPU = 18
 @computed_once
 def links_to_switch(topology: Topology) -> Mapping[DeviceID, int]:
     """
-    GPU -> number of its links that end at a switch. A pasted matrix does not show the switch. In this case, the GPUs
-    are assumed to be on a switch if two conditions are met. First, the links of a GPU to all peers together are more
-    than any GPU has. Second, each pair has as many links as the smaller of the two GPUs' largest numbers of links to
-    one peer.
+    GPU -> number of its links that end at a switch. A pasted matrix does not show the switch. Then the GPUs are assumed
+    to be on a switch if two conditions are met. First, the links of a GPU to all peers together are more than any GPU
+    has. Second, each pair has as many links as the smaller of the two GPUs' largest numbers of links to one peer.
     """
     pairs = links_of_pairs(topology)
     unnamed = not any(gpu.switch_links for gpu in topology.gpus)

@@ -25,9 +25,7 @@ from topoalign.core.model.topology.model import Gpu, Topology
 MOST_PARTS = 100_000
 """Maximum number of cached parts of topologies. A cluster of 5,000 different machines has half as many."""
 MOST_BYTES = 64 * 2**20
-"""
-Maximum size of these parts in JSON. The limit is needed because one node could publish larger and larger topologies.
-"""
+"""Maximum size of these parts in JSON. The limit is needed because a node could publish ever larger topologies."""
 UNSHARED = "others"
 """The field of `Topology` that is not shared: devices of other plugins, which few nodes have in common."""
 
@@ -86,9 +84,8 @@ class Shapes:
 
     def interned(self, topology: Topology) -> Topology:
         """
-        An equal topology with a `shape`, which shares equal parts with other interned topologies. If a uuid occurs for
-        two different devices, the result is `topology` itself. A topology with devices of other plugins has its own
-        shape.
+        An equal topology with a `shape`, which shares equal parts with other interned topologies. If two devices have
+        the same uuid, the result is `topology` itself. A topology with devices of other plugins has its own shape.
         """
         names = dict(device_positions(topology))
         shape = self._shared(rename_devices(topology, {uuid: position for position, uuid in names.items()}))

@@ -1,6 +1,5 @@
 """
-Checks that a topology is consistent. All code that reads machines guarantees this, and all users of a `Topology` rely
-on it.
+Checks that a topology is consistent. All code that reads machines guarantees this, and users of `Topology` rely on it.
 
 The checks cover names and references (a CPU's node exists, a link's devices exist, no bridge is its own ancestor),
 uniqueness, order, and sizes: a description with a million CPUs is a mistake or an attack.
@@ -60,10 +59,7 @@ def validate(topology: Topology) -> None:
 
 
 def check_bounds(topology: Topology) -> None:
-    """
-    Checks only limits that every receiver of a topology must check, so that unusual hardware is accepted. Raises
-    InvalidField.
-    """
+    """Checks only limits that every receiver must check, so that unusual hardware is accepted. Raises InvalidField."""
     for path, ids in (
         ("nodes", topology.node_ids),
         ("cpus", tuple(cpu.node for cpu in topology.cpus)),
@@ -219,9 +215,7 @@ def _others(topology: Topology) -> None:
 
 
 def _offers(topology: Topology) -> None:
-    """
-    Checks that each device is offered only once: whole, in slices, slots or units, and not together with its parts.
-    """
+    """Checks that each device is offered once: whole, in slices, slots or units, and not together with its parts."""
     known = {*topology.gpu_by_id, *topology.nic_by_id, *topology.parents}
     wholes = {
         topology.parents[base] for offer in topology.offers or () for base in offer.devices if base in topology.parents

@@ -11,8 +11,7 @@ them. Every ring crosses every division, so no collective on the set is faster t
     GPUs 0 and 5: no NVLink, PCIe across sockets
 
 Any fabric link is stronger than any PCIe path. At an NVSwitch, each GPU reaches each other GPU with all of its links,
-so the seam is the number of links of the GPU with the fewest. The seam does not include measured bandwidth, congestion
-or other jobs.
+so the seam is the fewest links of any GPU. The seam does not include measured bandwidth, congestion or other jobs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -124,9 +123,7 @@ class Links(NamedTuple):
     """The links of some GPUs, by their positions."""
 
     strength: Scores
-    """
-    For each pair: 100 per NVLink, plus the score of its PCIe path. NVLinks do not count if a fabric separates the pair.
-    """
+    """For each pair: 100 per NVLink, plus its PCIe path's score. NVLinks do not count if a fabric separates the two."""
     switch: Sequence[tuple[object, int]]
     """For each GPU: the NVSwitch fabric of its NVLinks, and their number. 0 links: no NVSwitch. Empty: unknown."""
     model: str = ""

@@ -1,8 +1,7 @@
 """
 Defines the interface of device policies, which choose a container's GPUs from those that its NUMA affinity allows.
 
-A policy is a class, a line in PLACEMENTS and a name in `Placement`. Other code calls its methods, and never compares
-its name.
+A policy is a class, a line in PLACEMENTS and a name in `Placement`. Other code uses its methods, never its name.
 """
 
 from abc import ABC, abstractmethod
@@ -31,9 +30,7 @@ class GpuChoice(NamedTuple):
 
 
 class DevicePolicy(ABC):
-    """
-    Base class of the device policies. By default, a policy explains nothing about the sets that it did not choose.
-    """
+    """Base class of device policies. By default, a policy explains nothing about the sets that it did not choose."""
 
     @abstractmethod
     def choose(self, asked: GpuChoice) -> Members:

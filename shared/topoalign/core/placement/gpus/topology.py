@@ -18,11 +18,10 @@ Sets are compared by one key, element by element:
     a request for 1 GPU: GPU-0, because it cuts no NVLink
     4 linked pairs, GPU-1 is held: a request for 1 GPU gets GPU-0, because all others have a free partner
 
-All sets are compared if there are at most 126 (the number of sets of four of nine GPUs), of at most nine GPUs each.
-Otherwise, these sets are compared: the sets that grow by the strongest links, one from a GPU of each kind, and the set
-that remains when the GPUs with the weakest links are removed one by one. NICs do not influence these sets. If the links
-of the machine form a hierarchy, such as PCIe switches, or go through an NVSwitch, the set with the strongest seam is
-among them.
+All sets are compared if there are at most 126 (the sets of four of nine GPUs), of at most nine GPUs each. Otherwise,
+these sets are compared: the sets that grow by the strongest links, one from a GPU of each kind, and the set that
+remains when the GPUs with the weakest links are removed one by one. NICs do not influence these sets. If the machine's
+links form a hierarchy, such as PCIe switches, or go through an NVSwitch, the set with the strongest seam is among them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence

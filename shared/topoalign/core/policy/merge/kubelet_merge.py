@@ -6,8 +6,7 @@ preferred only if all its hints are preferred and have the same mask. The best c
 If none is preferred, it is the widest one with at most B NUMA nodes or, if there is none, the narrowest of all. Of the
 narrowest hints of all lists, B is the number of NUMA nodes of the widest (kubelet: `BestNonPreferredAffinityCount`).
 
-The kubelet tries all combinations of hints: 10^12 for 5 resources on 8 NUMA nodes. This module computes the same result
-with less work:
+The kubelet tries all combinations of hints: 10^12 for 5 resources on 8 NUMA nodes. The same result needs less work:
 
 - A mask is a preferred candidate only if every list has a preferred hint that has this mask or is for any node. For
   lists, an intersection of sets finds these masks. For rules (`HintRule`), a search finds them.

@@ -98,10 +98,7 @@ def _bit_of_each(nodes: tuple[int, ...]) -> dict[Mask, int]:
 
 @lru_cache(maxsize=MOST_NODES + 1)
 def _lattice(nodes: int) -> tuple[list[int], list[int]]:
-    """
-    Sets of the subsets of this number of nodes: for each node, the subsets without it; for each size from 1, the
-    subsets of this size.
-    """
+    """Sets of subsets of `nodes` nodes: for each node, those without it; for each size from 1, those of this size."""
     numbers = range(1 << nodes)
     without = [union(1 << number for number in numbers if not number >> node & 1) for node in range(nodes)]
     sized = [union(1 << number for number in numbers if number.bit_count() == size) for size in range(1, nodes + 1)]
@@ -129,9 +126,8 @@ def _searched_fits(offers: Sequence[Offer], machine: Mask, work: NumaSearchBudge
 
 def _combinations(offers: Sequence[Offer], work: NumaSearchBudget) -> set[tuple[frozenset[int], Mask]]:
     """
-    All combinations of one hint of each offer. The hints of rules are not listed: a combination consists of the
-    positions of the rules that contribute such a hint, and the OR of all other hints. Equal combinations count once.
-    Raises TooMuchWork.
+    All combinations of one hint of each offer. The hints of rules are not listed: a combination has the positions of
+    the rules that contribute one, and the OR of all other hints. Equal ones count once. Raises TooMuchWork.
     """
     found: set[tuple[frozenset[int], Mask]] = {(frozenset(), 0)}
     for position, offer in enumerate(offers):

@@ -1,11 +1,9 @@
 """
-Finds the node that gpu-admission would choose for a pod, and the GPUs that it would assign there. Later, gpu-manager
-chooses the GPUs again.
+Finds the node and the GPUs that gpu-admission would choose for a pod. Later, gpu-manager chooses the GPUs again.
 
 Nodes are tried from the most to the least loaded: the fewest free cores first, then the least free memory, then by
-name. gpu-admission chooses the first node on which all containers of the pod fit (`admission_order_key`), and refuses
-all others, so the scheduler has no choice. On a node, containers are placed in the order of the pod's spec
-(`place_containers`):
+name. gpu-admission chooses the first node on which all containers fit (`admission_order_key`), and refuses all others,
+so the scheduler has no choice. On a node, containers are placed in the order of the spec (`place_containers`):
 
 - fewer than 100 cores: on the first GPU with enough free cores and memory. The GPUs are in ascending order of free
   cores, then of free memory, then of index.

@@ -7,9 +7,8 @@ Chooses the GPUs of the tree that a container gets: a share of one GPU, one GPU,
 - `choose_linked_gpus` (more than 100 cores): for each GPU, finds the nearest node above it with enough free GPUs. Of
   these nodes, it takes the one of the lowest level, and of one level, the one with the fewest free GPUs.
 
-The last two take the first free GPUs of the node in NVML's order, regardless of the connections within the node, of
-NVLink and of the requested memory. The memory of GPUs is compared in whole blocks of 256 MiB; that of inner nodes
-counts as 0.
+The last two take the first free GPUs of the node in NVML's order, regardless of the connections within the node, NVLink
+and the requested memory. The memory of GPUs is compared in blocks of 256 MiB; that of inner nodes counts as 0.
 
 Source: gpu-manager 8cd842ed, algorithm/nvidia, and allocateOne for `evaluate`.
 """

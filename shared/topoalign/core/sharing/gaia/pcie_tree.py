@@ -2,9 +2,8 @@
 Builds the tree of a machine's GPUs by their common ancestors on PCIe, and finds the free GPUs in it.
 
 For each pair of GPUs, NVML reports the level of their common ancestor: 0 the same board, 10 a single switch, 20 several
-switches, 30 a host bridge, 40 a CPU, 50 the system. Pairs of one level that have a GPU in common form one node of that
-level. The parent of a GPU or node is the first node of the next level that contains one of its GPUs. NVLink does not
-count.
+switches, 30 a host bridge, 40 a CPU, 50 the system. Pairs of one level with a GPU in common form a node of that level.
+The parent of a GPU or node is the first node of the next level that contains one of its GPUs. NVLink does not count.
 
     levels 0-1: 10, 2-3: 10, all others: 50        root(0 1 2 3) - 50(0 1 2 3) - 10(0 1), 10(2 3)
 
@@ -61,10 +60,7 @@ class GpuTree(msgspec.Struct, frozen=True):
 
 
 def build_free_tree(root: GaiaTreeNode, gpus: Sequence[SharedGpu]) -> GpuTree:
-    """
-    The tree with the state of its GPUs. Unhealthy GPUs are not free. Raises ValueError if the number of GPUs differs
-    from that of the tree.
-    """
+    """The tree with its GPUs' state. Unhealthy GPUs are not free. Raises ValueError if the numbers of GPUs differ."""
     if len(gpus) != len(root.members):
         raise ValueError(f"{len(gpus)} GPUs for a tree of {len(root.members)}")
     free = frozenset(at for at, gpu in enumerate(gpus) if gpu.unused)
@@ -75,8 +71,7 @@ def build_pcie_tree(levels: Sequence[Sequence[int]], boards: Sequence[int]) -> G
     """
     The root of the tree. `levels[a][b]`: level of the common ancestor of two GPUs; unknown levels are ignored.
 
-    `boards[a]` above 0: NVML reports that GPU a is on a board with several GPUs. For such a GPU, level 0 counts as a
-    single switch.
+    `boards[a]` above 0: NVML reports that GPU a is on a board with several GPUs. Its level 0 counts as a single switch.
     """
     clusters: dict[int, list[set[int]]] = {level: [] for level in LEVELS}
     for a, b in combinations(range(len(levels)), 2):

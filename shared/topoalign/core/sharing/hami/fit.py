@@ -9,9 +9,8 @@ checks the quota of the namespace after `mutex`. Here, it is checked before, for
 (`core.sharing.quota_amounts`).
 
 If the pod binds to one NUMA node, the collected GPUs are discarded whenever a GPU is on another node than the previous
-one. A GPU in mode `mig` is tried again as long as it fits, because one container can have several instances of it. They
-are placed one after another: on an empty A100 with 40 GB, two shares of 4000 MiB become instances `1g.5gb` at slices 6
-and 5.
+one. A GPU in mode `mig` is tried again while it fits, because a container can have several instances of it. They are
+placed one after another: on an empty 40 GB A100, two shares of 4000 MiB become instances `1g.5gb` at slices 6 and 5.
 
 These known faults of upstream are kept: 100 cores mean a whole GPU only if the GPU has 100 cores (not if cores are
 scaled); `numa-bind` compares only GPUs; with `topology-aware`, there is no reason for discarded GPUs.
@@ -89,10 +88,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fit(gpus: Sequence[SharedGpu], request: HamiRequest, around: Surroundings) -> Shares | Unfit:
-    """
-    The shares of one container, or why the node cannot serve it. `gpus`: in the order in which they are tried. Raises
-    TooMuchWork.
-    """
+    """The shares of one container, or why the node cannot serve it. `gpus`: tried in this order. Raises TooMuchWork."""
     if request.count <= 0:
         return ()
     walk = _Walk(request, around)

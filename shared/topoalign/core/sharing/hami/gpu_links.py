@@ -30,10 +30,7 @@ GpuLink = PcieClass | int
 
 
 def pick_best_connected(gpus: Sequence[str], count: int, scores: PairScores) -> tuple[int, ...]:
-    """
-    The positions of the `count` chosen GPUs, ascending. `gpus`: uuids in the order in which they are tried. Raises
-    TooMuchWork.
-    """
+    """The positions of the `count` chosen GPUs, ascending. `gpus`: uuids, tried in this order. Raises TooMuchWork."""
     if count >= len(gpus):
         return tuple(range(len(gpus)))
     if count == 1:

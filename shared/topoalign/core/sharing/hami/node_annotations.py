@@ -5,9 +5,8 @@ HAMi writes the GPUs of a node into an annotation of the Node, and the shares of
 The handshake of its scheduler shows whether its device plugin is alive. These three annotations determine the capacity
 of each GPU, who holds how much of it, and whether HAMi still allocates the GPUs (`HamiLiveness`).
 
-The amounts are those of HAMi: slots, MiB and hundredths of the multiprocessors. Each share of a GPU is one slot. As in
-HAMi, a pod's amount of a GPU is the largest amount of an init container, or the sum over the other containers if that
-is more.
+The amounts are HAMi's: slots, MiB and hundredths of the multiprocessors. Each share of a GPU is one slot. As in HAMi, a
+pod's amount of a GPU is the largest amount of an init container, or the sum over the other containers if it is more.
 
 Anyone with the permission can write the annotations, so values that no machine has are refused. InvalidAnnotation is
 raised for a text of more than `LONGEST` characters, more than `MOST_REGISTERED_GPUS` GPUs, numbers out of bounds, and
@@ -33,10 +32,7 @@ from topoalign.core.demand.share_annotations import (
 from topoalign.core.sharing.hami.registration import InvalidAnnotation, RegisteredGpu, decode_register
 
 LONGEST = 256 * 1024
-"""
-Maximum length of an annotation in characters. An API server accepts the same number of bytes for all annotations of an
-object together.
-"""
+"""Maximum length of an annotation in characters. API servers accept as many bytes for all annotations of an object."""
 LONGEST_NAME = 200
 """Maximum length of a uuid, a model or a mode in characters."""
 MOST_REGISTERED_GPUS = 64
@@ -288,10 +284,7 @@ _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}) ([0-9]{1,2}):([0-9]{2}:[0-9]{2
 
 
 def is_plugin_alive(handshake: str | None, allocatable: int, now: datetime) -> bool:
-    """
-    Whether the plugin is alive. `handshake`: None if there is none. `allocatable`: number of GPUs that the kubelet can
-    allocate.
-    """
+    """Whether the plugin is alive. `handshake`: None if missing. `allocatable`: GPUs that the kubelet can allocate."""
     if handshake is None or REQUESTING not in handshake:
         return True
     asked = _time_of(handshake)
