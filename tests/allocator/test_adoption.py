@@ -82,8 +82,6 @@ class Node:
 
     def __init__(self, directory: Path) -> None:
         self.plugins, self.resources = directory / "device-plugins", directory / "pod-resources"
-        for folder in (self.plugins, self.resources):
-            folder.mkdir()
         self.kubelet = FakeKubelet(self.plugins, self.resources, MACHINE, RESTRICTED)
 
     @asynccontextmanager

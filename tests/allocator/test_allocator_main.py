@@ -4,7 +4,6 @@ import fcntl
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 import anyio
@@ -65,8 +64,7 @@ async def node(
 ) -> AsyncIterator[tuple[Context, FakeKubelet, Path]]:
     """Runs both services and a kubelet; yields when the kubelet can give out all that is `offered`."""
     with short_directory() as directory:
-        for name in ("device-plugins", "pod-resources", "state"):
-            (directory / name).mkdir(mode=0o700)
+        (directory / "state").mkdir(mode=0o700)
         file = directory / "config.yaml"
         file.write_text(text)
         it = context(directory, file, compat)
@@ -74,14 +72,10 @@ async def node(
         async with anyio.create_task_group() as tasks:
             await tasks.start(kubelet.run)
             for service in (discovery, allocator):
-                await tasks.start(partial(run, service.serve, it))
+                await tasks.start(service.serve, it)
             await kubelet.until(offers(offered))
             yield it, kubelet, file
             tasks.cancel_scope.cancel()
-
-
-async def run(serve, it: Context, *, task_status: anyio.abc.TaskStatus[None]) -> None:  # type: ignore[no-untyped-def]  # either service
-    await serve(it, task_status=task_status)
 
 
 async def test_containers_follow_the_configuration_file_and_its_changes() -> None:

@@ -2,9 +2,9 @@
 
 import msgspec
 import pytest
+from fact_support import ids, reservation
 from kubelet_support import pod, two_nodes
-from reservation_support import ids, reservation
-from share_support import Node, fits, node
+from share_support import Node, fits
 
 from topoalign.allocator.allocate.co_allocation import CoAllocatedLacking
 from topoalign.allocator.containers.responses import ResponseWriter
@@ -49,8 +49,7 @@ def live(it: Node) -> list[Allocation]:
 
 def told(it: Node, name: str, resource: str = GPU) -> v1beta1.ContainerAllocateResponse:
     """What the plugin of a resource told the container of this pod."""
-    responses = it.kubelet.running[DEFAULT, PodName(name)].responses
-    return next(response for (_, of), response in responses.items() if of == resource)
+    return next(answer for (_, of), answer in it.answers(name).items() if of == resource)
 
 
 async def shown(it: Node, nics: int) -> None:
@@ -60,7 +59,7 @@ async def shown(it: Node, nics: int) -> None:
 
 async def test_companions_are_given_recorded_and_told_with_the_gpus() -> None:
     """One grant has all, and the container is told what the plugin of the NICs would have told it."""
-    async with node(machine=MACHINE) as (it, _):
+    async with Node.running(machine=MACHINE) as (it, _):
         it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
         fits(await it.kubelet.admit(pod("a", gpus=2)))
         answer, alone = (
@@ -79,7 +78,7 @@ async def test_companions_are_given_recorded_and_told_with_the_gpus() -> None:
 
 async def test_companions_are_unhealthy_for_the_kubelet_until_released() -> None:
     """Their cards are well all the same, and the kubelet gives them to nobody."""
-    async with node(machine=MACHINE) as (it, _):
+    async with Node.running(machine=MACHINE) as (it, _):
         it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
         fits(await it.kubelet.admit(pod("a", gpus=2)))
         await shown(it, 3)
@@ -102,7 +101,7 @@ async def test_companions_are_unhealthy_for_the_kubelet_until_released() -> None
 
 async def test_companions_stay_through_polls_and_restarts() -> None:
     """PodResources does not list them, and neither a new agent nor a new kubelet loses them."""
-    async with node(machine=MACHINE) as (it, tasks):
+    async with Node.running(machine=MACHINE) as (it, tasks):
         it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
         fits(await it.kubelet.admit(pod("a", gpus=2)))
         for _ in range(3):
@@ -126,7 +125,7 @@ async def test_companions_stay_through_polls_and_restarts() -> None:
 
 
 async def test_gpus_that_are_reserved_for_nobody_bring_no_nics() -> None:
-    async with node(machine=MACHINE) as (it, _):
+    async with Node.running(machine=MACHINE) as (it, _):
         it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
         fits(await it.kubelet.admit(pod("b", gpus=1)))
 
@@ -135,7 +134,7 @@ async def test_gpus_that_are_reserved_for_nobody_bring_no_nics() -> None:
 
 async def test_a_container_with_nics_of_its_own_is_told_of_all_of_them() -> None:
     """The kubelet passes on one value of each variable: both answers have the same, and each its own device nodes."""
-    async with node(machine=MACHINE) as (it, _):
+    async with Node.running(machine=MACHINE) as (it, _):
         it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), nics=ids("mlx5_0")))
         fits(await it.kubelet.admit(pod("a", gpus=2, nics=1)))
         gpus, nics = told(it, "a"), told(it, "a", NIC)
@@ -150,7 +149,7 @@ async def test_a_container_with_nics_of_its_own_is_told_of_all_of_them() -> None
 
 async def test_virtual_functions_come_with_the_gpus_and_share_their_nic() -> None:
     """The kubelet must not give the NIC, another container may have its other function; one that is taken is replaced."""
-    async with node(machine=with_functions(MACHINE)) as (it, _):
+    async with Node.running(machine=with_functions(MACHINE)) as (it, _):
         nic = DeviceID("mlx5_0")
         first = joint("a", ids("GPU-0"), (nic,), functions={nic: FUNCTIONS[:1]}, needed=True)
         it.set_reserved(first)
@@ -166,7 +165,7 @@ async def test_virtual_functions_come_with_the_gpus_and_share_their_nic() -> Non
 @pytest.mark.parametrize("needed", [True, False])
 async def test_a_container_without_its_companions_fails_if_it_needs_them(needed: bool) -> None:
     """Where another pod has got one of the NICs, the pod is refused, or gets the others and that is told."""
-    async with node(machine=MACHINE) as (it, _):
+    async with Node.running(machine=MACHINE) as (it, _):
         fits(await it.kubelet.admit(pod("b", nics=1)))
         taken = live(it)[0].devices[NIC]
         other = next(nic.id for nic in MACHINE.nics if nic.id not in taken)
@@ -186,7 +185,7 @@ async def test_a_container_without_its_companions_fails_if_it_needs_them(needed:
 @pytest.mark.parametrize("needed", [True, False])
 async def test_where_the_kubelet_takes_other_gpus_no_nics_come_with_them(needed: bool) -> None:
     """Its own GPU became ill. A container that needs its NICs is refused; the kubelet does not say for whom it comes."""
-    async with node(machine=MACHINE) as (it, _):
+    async with Node.running(machine=MACHINE) as (it, _):
         it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=needed))
         health = it.ledger.state.health
         assert health is not None
@@ -206,7 +205,7 @@ async def test_where_the_kubelet_takes_other_gpus_no_nics_come_with_them(needed:
 
 async def test_pods_that_swap_their_gpus_both_have_nics() -> None:
     """The kubelet comes for the second one first, and that one is known to have the first one's before it comes for that."""
-    async with node(machine=MACHINE) as (it, _):
+    async with Node.running(machine=MACHINE) as (it, _):
         it.set_reserved(
             joint("a", ids("GPU-0", "GPU-1"), ids("mlx5_0"), needed=True),
             joint("b", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True),
@@ -221,7 +220,7 @@ async def test_pods_that_swap_their_gpus_both_have_nics() -> None:
 
 async def test_gpus_reserved_without_companions_come_alone() -> None:
     """Another container waits for as many, and for NICs."""
-    async with node(machine=MACHINE) as (it, _):
+    async with Node.running(machine=MACHINE) as (it, _):
         it.set_reserved(
             reservation("b", ReservedContainer(container=ContainerName("main"), devices={GPU: ids("GPU-0", "GPU-1")})),
             joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1"), needed=True),
@@ -234,7 +233,7 @@ async def test_gpus_reserved_without_companions_come_alone() -> None:
 
 async def test_a_reservation_on_devices_of_an_ended_pod_still_counts() -> None:
     """The record keeps what the former pod had for some seconds; its GPUs and NICs are the next one's all the same."""
-    async with node(machine=MACHINE) as (it, _):
+    async with Node.running(machine=MACHINE) as (it, _):
         it.set_reserved(joint("a", ids("GPU-2", "GPU-3"), ids("mlx5_1")))
         fits(await it.kubelet.admit(pod("a", gpus=2)))
         await it.allocations.reconcile()

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 import pytest
 from kubelet_support import NODE, pod, two_nodes
 from prediction_support import CONFIG, PredictingNode
-from share_support import running
 
 from topoalign.allocator.requests.kubelet_files import REREAD_SECONDS
 from topoalign.core.model.decisions import Admission, Decision, Refusal
@@ -48,7 +47,7 @@ class Node(PredictingNode):
 async def node(monkeypatch: pytest.MonkeyPatch, *, inotify: bool = False) -> AsyncIterator[Node]:
     """A node that has polled. `inotify`: whether its agent watches the kubelet's directories with inotify."""
     config = CONFIG.format(policy="best-effort", scope="container", options="")
-    async with running(lambda directory: Node(directory, MACHINE, config)) as (it, tasks):
+    async with Node.running(MACHINE, config) as (it, tasks):
         if inotify:
             tasks.start_soon(it.changes.run)
         counted(it)

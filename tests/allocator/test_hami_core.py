@@ -2,16 +2,15 @@
 
 import os
 import re
-import shutil
 import stat
 from pathlib import Path
 
 import anyio
 import msgspec
 import pytest
-from capability_support import without_capabilities
-from hami_core_support import HamiCoreNode, hami_core_node
-from slot_node_support import EACH, MACHINE, SLOTS, Ask, slot_node
+from disk_support import without_capabilities
+from nvml_support import compiled
+from slot_node_support import EACH, MACHINE, SLOTS, Ask, HamiCoreNode, SlotNode
 from slot_support import MIB, in_slots
 
 from topoalign.allocator.containers.hami_core.slot_directories import HamiCoreEdits, held_in_order, limit_variables
@@ -34,7 +33,7 @@ def limits(it: HamiCoreNode, name: str, container: str = "c0") -> dict[str, str]
 
 
 async def test_a_container_gets_its_limits_and_the_library() -> None:
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         await it.run_pod("a", Ask(2, memory=6_000, cores=40))
 
         told, mounts = it.answer("a").envs, it.mounts("a")
@@ -84,12 +83,7 @@ async def test_a_program_in_c_reads_the_limits_as_the_library(
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc) to build the reader with")
-    built = tmp_path_factory.mktemp("reader") / "reader"
-    anyio.run(anyio.run_process, [compiler, "-O1", "-Wall", "-Werror", "-o", str(built), str(READER)])
-    return built
+    return compiled(READER, tmp_path_factory.mktemp("reader") / "reader")
 
 
 def test_limits_are_in_the_order_of_nvml_whatever_the_slots_are() -> None:
@@ -112,7 +106,7 @@ def test_slots_without_a_record_are_equal_parts_and_of_no_other_gpus() -> None:
 
 
 async def test_without_a_reservation_the_limits_are_an_equal_part() -> None:
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         assert isinstance(await it.admit_pod(it.asking("a", Ask(memory=15_000, cores=80))), Admission)
 
         part = {"CUDA_DEVICE_MEMORY_LIMIT_0": f"{EACH // SLOTS}m", "CUDA_DEVICE_SM_LIMIT": f"{100 // SLOTS}"}
@@ -121,7 +115,7 @@ async def test_without_a_reservation_the_limits_are_an_equal_part() -> None:
 
 @pytest.mark.parametrize("lost", [LIBRARY, PRELOAD])
 async def test_without_the_library_nothing_is_given_out(lost: str) -> None:
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         (it.root / lost).rename(it.root.parent / "elsewhere")
 
         decision = await it.admit_pod(it.asking("a", Ask(1)))
@@ -140,7 +134,7 @@ async def test_without_the_library_nothing_is_given_out(lost: str) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a directory to another user")
 async def test_a_root_that_another_user_has_closed_is_said_and_refused() -> None:
     """As one that `hook install` has made there as another user: an error here would end the agent."""
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         assert it.containers is not None
         os.chown(it.root, 4711, 4711)
         it.root.chmod(0o700)
@@ -165,7 +159,7 @@ def test_what_is_no_regular_file_is_missing(lost: str, tmp_path: Path) -> None:
 
 
 async def test_a_root_that_cannot_be_written_is_said_and_refused() -> None:
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         (it.root / "vgpulock").symlink_to(it.root.parent)
 
         decision = await it.admit_pod(it.asking("a", Ask(1)))
@@ -186,7 +180,7 @@ def test_more_gpus_than_the_library_has_room_for_are_refused() -> None:
 
 
 async def test_without_the_limiter_containers_get_nothing_of_it() -> None:
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
 
         (answer,) = (each for running in it.kubelet.running.values() for each in running.responses.values())
@@ -196,7 +190,7 @@ async def test_without_the_limiter_containers_get_nothing_of_it() -> None:
 
 async def test_an_app_container_never_has_the_file_of_its_init_container() -> None:
     """The limits in it are those of whoever opened it first."""
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         await it.run_pod("a", Ask(memory=3_000, cores=20), init=(Ask(memory=9_000, cores=50),))
 
         assert it.slots_of("a")["c0"] == it.slots_of("a")["c1"]

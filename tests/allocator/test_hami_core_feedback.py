@@ -8,10 +8,9 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from hami_core_support import LIBRARIES, NAME, HamiCoreNode, built, hami_core_node, put_region
 from hypothesis import given
 from hypothesis import strategies as st
-from slot_node_support import EACH, Ask
+from slot_node_support import EACH, LIBRARIES, NAME, Ask, HamiCoreNode, built, put_region
 
 from topoalign.allocator.containers.hami_core import feedback
 from topoalign.allocator.containers.hami_core.feedback import Feedback
@@ -59,7 +58,7 @@ def recent(*paths: Path, library: str = "v2.9.0") -> list[int]:
 @pytest.mark.parametrize("library", LIBRARIES)
 async def test_low_priority_waits_while_high_priority_computes(library: str) -> None:
     """The files of the two are as they were but for these four bytes."""
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         files = await with_files(it, library, high=0, low=1)
         before = {name: path.read_bytes() for name, path in files.items()}
         told = feedback_of(it)
@@ -76,7 +75,7 @@ async def test_low_priority_waits_while_high_priority_computes(library: str) -> 
 
 
 async def test_containers_of_other_gpus_and_of_equal_priority_wait_for_nobody() -> None:
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         files = await with_files(it, first=1, second=1)
         await it.run_pod("other", Ask(3, memory=EACH))
         gpus = ",".join({base_of(slot) for slot in it.slots_of("other")["c0"]})
@@ -90,7 +89,7 @@ async def test_containers_of_other_gpus_and_of_equal_priority_wait_for_nobody() 
 
 async def test_what_was_told_is_taken_back() -> None:
     """When it is switched off, when the agent ends, when it starts without, and of a container that is in no record."""
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         files = await with_files(it, high=0, low=1)
         is_on = [True]
 
@@ -119,7 +118,7 @@ async def test_what_was_told_is_taken_back() -> None:
 
 
 async def test_nothing_but_a_region_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         files = await with_files(it, high=0, low=1, linked=1, old=1, cut=1, gone=1)
         target = it.root.parent / "target"
         files["linked"].rename(target)
@@ -137,7 +136,7 @@ async def test_nothing_but_a_region_is_written_to(monkeypatch: pytest.MonkeyPatc
 
 async def test_a_launch_between_reading_and_writing_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted down over it, the next round would take the container for one that does nothing."""
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         files = await with_files(it, high=0)
         told, write_note = feedback_of(it), feedback.write_note
         await told.update_notes()

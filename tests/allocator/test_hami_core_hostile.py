@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from capability_support import without_capabilities
+from disk_support import without_capabilities
 
 from topoalign.allocator.containers import limiter_files
 from topoalign.allocator.containers.hami_core import slot_directories

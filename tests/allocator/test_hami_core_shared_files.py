@@ -9,10 +9,9 @@ from threading import Event
 
 import msgspec
 import pytest
-from hami_core_support import LIBRARIES, NAME, HamiCoreNode, hami_core_node, put_region
 from hypothesis import given
 from hypothesis import strategies as st
-from slot_node_support import Ask
+from slot_node_support import LIBRARIES, NAME, Ask, HamiCoreNode, put_region
 from structlog.testing import capture_logs
 
 from topoalign.allocator.containers.hami_core import shared_files
@@ -45,7 +44,7 @@ def of(reading: LibraryReading, it: HamiCoreNode, name: str) -> LibraryUse | Non
 @pytest.mark.parametrize("library", LIBRARIES)
 async def test_what_each_version_of_the_library_writes_is_read_by_gpu(library: str) -> None:
     """The sum over the processes that run; in the order of the file, whatever order the slots are in."""
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         await it.run_pod("a", Ask(2, memory=6_000, cores=40))
         first, second = gpus_of(it, "a")
         processes = ("1:100:20:3:123:40", "1:1:2:3:6:7", "1:1000:0:0:1000:0", "0:9:9:9:27:99")
@@ -61,7 +60,7 @@ async def test_what_each_version_of_the_library_writes_is_read_by_gpu(library: s
 
 async def test_before_the_library_has_made_its_file_there_is_nothing() -> None:
     """It makes a file, then its size, and writes the magic number last."""
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         files = files_of(it)
         assert () == (await files.read()).containers
         await it.run_pod("a", Ask(memory=1_000))
@@ -74,7 +73,7 @@ async def test_before_the_library_has_made_its_file_there_is_nothing() -> None:
 
 
 async def test_gpus_that_a_container_does_not_hold_are_passed_over() -> None:
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))
         (own,) = gpus_of(it, "a")
         other = next(gpu.id for gpu in it.machine.gpus if gpu.id != own)
@@ -86,7 +85,7 @@ async def test_gpus_that_a_container_does_not_hold_are_passed_over() -> None:
 
 async def test_counts_that_cannot_be_parts_are_not_told() -> None:
     """A library that takes away more than it has added has a number near 2**64."""
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))
         put_region(it.cache("a") / NAME, gpus_of(it, "a")[0], f"1:{2**64 - 1}:2:3:5:101")
         ((count,),) = (each.counts for each in (await files_of(it).read()).containers)
@@ -153,7 +152,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize(("fault", "reason"), FAULTS.values(), ids=FAULTS)
 async def test_a_file_that_lies_costs_its_own_container(fault: Callable[[Path], object], reason: str) -> None:
     """It is logged once, counted each time, and what others say is told."""
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         for name in "ab":
             await it.run_pod(name, Ask(memory=1_000))
             put_region(it.cache(name) / NAME, gpus_of(it, name)[0], ONE)
@@ -175,7 +174,7 @@ async def test_a_file_that_lies_costs_its_own_container(fault: Callable[[Path], 
 
 
 async def test_a_file_that_lies_again_is_logged_again() -> None:
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))
         files = files_of(it)
         path = put_region(it.cache("a") / NAME, gpus_of(it, "a")[0], ONE)
@@ -192,7 +191,7 @@ async def test_a_file_that_lies_again_is_logged_again() -> None:
 
 async def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mapped, it would end the agent (SIGBUS)."""
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))
         path = put_region(it.cache("a") / NAME, gpus_of(it, "a")[0], ONE)
         uuids_of = shared_files.RegionLayout.uuids_of
@@ -209,7 +208,7 @@ async def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(monkeypatch: 
 
 async def test_a_directory_of_another_record_is_not_read() -> None:
     """Until Allocate has made it anew, it is that of the container which had the slots before."""
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))
         put_region(it.cache("a") / NAME, gpus_of(it, "a")[0], ONE)
         (it.cache("a").parent / "of").write_text("another\n")
@@ -218,7 +217,7 @@ async def test_a_directory_of_another_record_is_not_read() -> None:
 
 
 async def test_files_are_read_once_a_second_at_most() -> None:
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))
         files, path = files_of(it), it.cache("a") / NAME
         first = await files.read()
@@ -230,7 +229,7 @@ async def test_files_are_read_once_a_second_at_most() -> None:
 
 
 async def test_a_disk_that_does_not_answer_is_told_and_asked_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))
         answers, begun, calls = Event(), Event(), []
 
@@ -256,7 +255,7 @@ async def test_a_disk_that_does_not_answer_is_told_and_asked_by_one_thread(monke
 
 
 async def test_what_files_say_is_told_over_the_bus() -> None:
-    async with hami_core_node() as (it, _):
+    async with HamiCoreNode.running() as (it, _):
         await it.run_pod("a", Ask(memory=1_000))
         put_region(it.cache("a") / NAME, gpus_of(it, "a")[0], ONE)
         roots, bus = [""], MemoryBus()

@@ -5,13 +5,15 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
+from bus_support import FailingBus
 from device_allocations_support import ShiftingClock
-from discovery_support import READ_SECONDS, Bus, Hardware, discovery_with, inventory
+from discovery_support import READ_SECONDS, Hardware, discovery_with, inventory
 from structlog.testing import capture_logs
 
 from topoalign.allocator.hardware_watch import ASK_SECONDS, SILENT_SECONDS, HardwareWatch
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
+from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.events import Allocation, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, NodeName
 from topoalign.core.model.topology.model import Topology
@@ -30,7 +32,7 @@ class World:
     """One node's bus and hardware, a ledger, and services that come and go."""
 
     def __init__(self) -> None:
-        self.bus, self.clock, self.hardware = Bus(), ManualClock(), Hardware()
+        self.bus, self.clock, self.hardware = FailingBus(), ManualClock(), Hardware()
         self.ledger = Ledger(NODE, MemoryJournal(), self.clock)
         self.discovery: Discovery | None = None
 
@@ -166,12 +168,12 @@ async def test_a_reading_that_is_lost_makes_the_former_one_unconfirmed(world: Wo
     the stream does not bring: a GPU may have failed.
     """
     async with world.discovering(), world.hardware_watch():
-        world.bus.cut = True
+        world.bus.refusal = BusUnavailable("cut")
         world.hardware.now = inventory(0, 1, sick="XID 79")
         await world.clock.advance(READ_SECONDS + SILENT_SECONDS + 1)
         assert (HealthState.UNKNOWN, 0) == (world.health()[0], world.usable())
 
-        world.bus.cut = False
+        world.bus.refusal = None
         await world.clock.advance(6.0)
         assert (HealthState.UNHEALTHY, 1) == (world.health()[0], world.usable())
 
@@ -193,11 +195,11 @@ async def test_a_new_discovery_does_not_confirm_the_reading_of_the_former_one(
     async with world.discovering():
         pass
     await world.clock.advance(1.0)
-    world.bus.cut = True
+    world.bus.refusal = BusUnavailable("cut")
     async with world.discovering(), world.hardware_watch():
         assert (2, 0) == (world.listed(), world.usable())
 
-        world.bus.cut = False
+        world.bus.refusal = None
         await world.clock.advance(6.0)
         assert 2 == world.usable()
 
@@ -249,7 +251,7 @@ async def test_after_a_stop_discovery_is_asked_before_anything_is_given_out(worl
     that comes first of all must not go by what was known a minute ago.
     """
     async with world.discovering(), world.hardware_watch() as hardware_watch:
-        world.bus.cut = True
+        world.bus.refusal = BusUnavailable("cut")
         world.hardware.now = inventory(0, 1, sick="XID 79")
         await world.clock.advance(READ_SECONDS)
         world.clock._now += 2 * SILENT_SECONDS  # stopped, and continued

@@ -4,8 +4,7 @@ from typing import Any
 
 import anyio
 import pytest
-from instance_node_support import instance_node
-from slot_node_support import Ask
+from slot_node_support import Ask, InstanceNode
 
 from topoalign.allocator.mig.calls import SEEN_SECONDS
 from topoalign.core.model.allocations import Allocation
@@ -16,9 +15,17 @@ from topoalign.core.model.ids import GPU, DeviceID
 pytestmark = pytest.mark.anyio
 
 
+def miss(it: InstanceNode) -> None:
+    """Discovery reports a reading that began before the instances were made that exist."""
+    there = dict(it.played.instances)
+    it.played.instances.clear()
+    it.see()
+    it.played.instances.update(there)
+
+
 async def test_two_calls_for_one_slot_at_a_time_get_one_instance() -> None:
     """A kubelet that has started anew repeats what the former one asked for."""
-    async with instance_node() as (it, _):
+    async with InstanceNode.running() as (it, _):
         slot, found = DeviceID(f"{it.machine.gpus[0].id}::0"), list[Allocation]()
 
         async def allocate() -> None:
@@ -37,8 +44,8 @@ async def test_the_instance_of_a_container_that_is_about_to_begin_stays() -> Non
     An app container takes over the slot of its init container, which is reserved for another pod with more memory: the init
     container begins after both calls.
     """
-    async with instance_node() as (it, _):
-        (decision,) = it.reserve_beside(it.asking("other", Ask(1, memory=6_000)))
+    async with InstanceNode.running() as (it, _):
+        (decision,) = it.reserve(it.asking("other", Ask(1, memory=6_000)))
         assert isinstance(decision, Admission)
         (slot,) = decision.allocations[0].devices[GPU]
         beside = next(each.id for each in it.machine.gpus if not slot.startswith(each.id))
@@ -53,7 +60,7 @@ async def test_the_instance_of_a_container_that_is_about_to_begin_stays() -> Non
 
 async def test_a_container_that_displaces_another_has_an_instance_of_its_own() -> None:
     """The kubelet has lost its checkpoint and gives the slot of a container that runs to another one."""
-    async with instance_node() as (it, _):
+    async with InstanceNode.running() as (it, _):
         assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
         await it.allocations.reconcile()
         ((_, former),) = it.ledger.state.allocations.items()
@@ -73,7 +80,7 @@ async def test_an_old_reading_that_comes_during_an_allocate_fails_no_pod() -> No
     The driver uses the uuid of an instance again that discovery tells of still. Discovery's next reading began when neither
     was there, and comes when the new one is recorded.
     """
-    async with instance_node() as (it, tasks):
+    async with InstanceNode.running() as (it, tasks):
         assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
         was, decisions, granted = it.told("a"), list[Decision](), it.ledger.grant
         it.played.changed = lambda: None
@@ -84,7 +91,7 @@ async def test_an_old_reading_that_comes_during_an_allocate_fails_no_pod() -> No
 
         def grant(*asked: Any, **named: Any) -> None:
             granted(*asked, **named)
-            it.miss()
+            miss(it)
 
         async def admit() -> None:
             decisions.append(await it.admit_pod(it.asking("b", Ask(1))))
@@ -106,13 +113,13 @@ async def test_a_recorded_call_that_fails_leaves_its_instance_to_the_next() -> N
     Discovery sees the instance after 15 s, and its next reading, when the call is recorded, lacks it: 5 s are left. A sweep
     leaves it alone, and a kubelet that asks for the slot again gets it.
     """
-    async with instance_node() as (it, tasks):
+    async with InstanceNode.running() as (it, tasks):
         slot, faults, granted = DeviceID(f"{it.machine.gpus[0].id}::0"), list[DriverFault](), it.ledger.grant
         it.played.changed = lambda: None
 
         def grant(*asked: Any, **named: Any) -> None:
             granted(*asked, **named)
-            it.miss()
+            miss(it)
 
         async def allocate() -> None:
             try:
@@ -144,11 +151,11 @@ async def test_a_recorded_call_that_fails_leaves_its_instance_to_the_next() -> N
 
 async def test_no_instance_is_made_for_one_that_a_reading_lacks() -> None:
     """A kubelet repeats itself, or an app container takes the slot over, while a reading has just missed the instance."""
-    async with instance_node() as (it, tasks):
+    async with InstanceNode.running() as (it, tasks):
         assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
         await it.allocations.reconcile()
         (record,), found, made = it.records("a"), list[Allocation](), it.played.made
-        it.miss()
+        miss(it)
         asked = anyio.Event()
         it.played.before_step = lambda step: asked.set()
 

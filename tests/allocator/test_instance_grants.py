@@ -9,10 +9,9 @@ import anyio
 import msgspec
 import pytest
 from containers_support import Host
-from instance_node_support import SLOTS, InstanceNode, instance_node
 from instance_support import GIB, place
 from share_support import DEFAULT, PLAIN
-from slot_node_support import Ask
+from slot_node_support import INSTANCE_SLOTS, Ask, InstanceNode
 
 from topoalign.allocator.mig.calls import SEEN_SECONDS
 from topoalign.allocator.mig.instance_log import AWAY_SECONDS
@@ -54,21 +53,21 @@ def check_instances(node: InstanceNode, names: Collection[str]) -> None:
 
 
 async def test_a_slot_becomes_an_instance_and_the_container_is_told_of_it() -> None:
-    async with instance_node() as (it, _):
+    async with InstanceNode.running() as (it, _):
         pod = it.asking("a", Ask(2, memory=6_000, cores=1))
-        it.reserve_beside(pod)
+        it.reserve(pod)
 
         assert isinstance(await it.admit_pod(pod), Admission)
         assert isinstance(await it.admit_pod(it.asking("b", Ask(1))), Admission)
         await it.allocations.reconcile()
 
         check_instances(it, ["a", "b"])
-        assert [Amount(cores=15, memory=10 * GIB)] * 2 == [*it.held("a").values()]
+        assert [Amount(cores=29, memory=10 * GIB)] * 2 == [*it.held("a").values()]
         assert [Amount(cores=15, memory=5 * GIB)] == [*it.held("b").values()]
 
 
 async def test_an_instance_goes_with_its_container() -> None:
-    async with instance_node() as (it, _):
+    async with InstanceNode.running() as (it, _):
         assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
         assert isinstance(await it.admit_pod(it.asking("b", Ask(1))), Admission)
         await it.remove("a")
@@ -79,7 +78,7 @@ async def test_an_instance_goes_with_its_container() -> None:
 
 
 async def test_what_a_driver_refuses_is_refused_and_leaves_nothing() -> None:
-    async with instance_node() as (it, _):
+    async with InstanceNode.running() as (it, _):
 
         def fail(step: str) -> None:
             if step == "compute instance":
@@ -98,10 +97,10 @@ async def test_what_a_driver_refuses_is_refused_and_leaves_nothing() -> None:
 
 
 async def test_a_gpu_without_a_place_is_refused() -> None:
-    async with instance_node() as (it, _):
+    async with InstanceNode.running() as (it, _):
         for number in range(4):
             pod = it.asking(f"large-{number}", Ask(1, percentage=100))
-            it.reserve_beside(pod)
+            it.reserve(pod)
             assert isinstance(await it.admit_pod(pod), Admission)
 
         assert isinstance(await it.admit_pod(it.asking("b", Ask(1))), Refusal)
@@ -109,7 +108,7 @@ async def test_a_gpu_without_a_place_is_refused() -> None:
 
 
 async def test_an_agent_that_starts_anew_knows_its_instances() -> None:
-    async with instance_node() as (it, tasks):
+    async with InstanceNode.running() as (it, tasks):
         assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
         await it.allocations.reconcile()
         await it.start_agent(tasks)
@@ -123,7 +122,7 @@ async def test_an_agent_that_starts_anew_knows_its_instances() -> None:
 
 async def test_the_instance_of_a_displaced_container_stays_as_long_as_it_may_run() -> None:
     """The kubelet has lost its checkpoint and gives the slot to another container, which needs a larger instance."""
-    async with instance_node() as (it, _):
+    async with InstanceNode.running() as (it, _):
         assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
         await it.allocations.reconcile()
         ((name, former),) = it.ledger.state.allocations.items()
@@ -143,7 +142,7 @@ async def test_the_instance_of_a_displaced_container_stays_as_long_as_it_may_run
 
 async def test_nothing_is_destroyed_before_the_kubelet_has_told_what_runs() -> None:
     """The journal is an old copy, which lacks the container."""
-    async with instance_node() as (it, tasks):
+    async with InstanceNode.running() as (it, tasks):
         assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
         it.ledger.release([*it.ledger.state.allocations], "gone")
         assert it.instances is not None
@@ -170,7 +169,7 @@ async def test_nothing_is_destroyed_before_the_kubelet_has_told_what_runs() -> N
 
 async def test_an_instance_made_where_ours_was_destroyed_is_left_alone() -> None:
     """The driver makes id and uuid of the place, so it looks like ours."""
-    async with instance_node() as (it, tasks):
+    async with InstanceNode.running() as (it, tasks):
         assert it.instances is not None
         tasks.start_soon(collect_unused_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled)
         assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
@@ -193,7 +192,7 @@ async def test_an_instance_made_where_ours_was_destroyed_is_left_alone() -> None
 @pytest.mark.parametrize(("away", "left"), [(AWAY_SECONDS - 1, 0), (AWAY_SECONDS + 1, 1)])
 async def test_what_ended_while_no_agent_ran_for_long_is_left_alone(away: float, left: int) -> None:
     """Who runs on is ours as before."""
-    async with instance_node() as (it, tasks):
+    async with InstanceNode.running() as (it, tasks):
         for name in "ab":
             assert isinstance(await it.admit_pod(it.asking(name, Ask(1))), Admission)
         await it.allocations.reconcile()
@@ -214,7 +213,7 @@ async def test_what_ended_while_no_agent_ran_for_long_is_left_alone(away: float,
 
 async def test_a_uuid_that_a_container_was_told_is_made_for_no_other() -> None:
     """After a reboot the instance is gone, and the kubelet starts its container again without asking."""
-    async with instance_node() as (it, tasks):
+    async with InstanceNode.running() as (it, tasks):
         it.played.uuids_of_places = True
         for name in "ab":
             assert isinstance(await it.admit_pod(it.asking(name, Ask(1))), Admission)
@@ -243,7 +242,7 @@ async def test_a_uuid_that_a_container_was_told_is_made_for_no_other() -> None:
 async def test_a_kubelet_that_repeats_itself_gets_no_instance_of_anothers_making() -> None:
     """After a reboot the instance is made anew, unless somebody has made one in its place, which has its uuid."""
     for is_taken in (False, True):
-        async with instance_node() as (it, tasks):
+        async with InstanceNode.running() as (it, tasks):
             it.played.uuids_of_places = True
             assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
             await it.allocations.reconcile()
@@ -266,22 +265,22 @@ async def test_a_kubelet_that_repeats_itself_gets_no_instance_of_anothers_making
 
 
 async def test_an_app_container_has_the_instance_of_its_init_container() -> None:
-    async with instance_node() as (it, _):
+    async with InstanceNode.running() as (it, _):
         pod = it.asking("a", Ask(1, memory=3_000), init=[Ask(1, memory=9_000)])
-        it.reserve_beside(pod)
+        it.reserve(pod)
 
         assert isinstance(await it.admit_pod(pod), Admission)
         await it.allocations.reconcile()
 
         assert 1 == len(it.there())
         assert it.there() == it.told("a")
-        assert [Amount(cores=15, memory=10 * GIB)] == [*it.held("a", "c1").values()]
+        assert [Amount(cores=29, memory=10 * GIB)] == [*it.held("a", "c1").values()]
 
 
 async def test_slots_that_become_instances_are_for_a_kubelet_alone() -> None:
     """Over the bus nobody would make the instance."""
-    async with instance_node() as (it, _):
-        (decision,) = it.reserve_beside(it.asking("a", Ask(1)))
+    async with InstanceNode.running() as (it, _):
+        (decision,) = it.reserve(it.asking("a", Ask(1)))
         assert isinstance(decision, Admission)
 
         with pytest.raises(InstancesNeedKubelet, match="created only for a kubelet"):
@@ -290,7 +289,7 @@ async def test_slots_that_become_instances_are_for_a_kubelet_alone() -> None:
 
 
 async def test_a_foreign_instance_takes_its_place() -> None:
-    async with instance_node() as (it, _):
+    async with InstanceNode.running() as (it, _):
         for number, gpu in enumerate(it.machine.gpus):
             it.played.add(gpu.id, place(0, 8), DeviceID(f"MIG-theirs-{number}"))
         it.played.changed()
@@ -300,7 +299,7 @@ async def test_a_foreign_instance_takes_its_place() -> None:
 
 
 async def test_a_gpu_whose_driver_fails_is_listed_as_unhealthy_until_it_works() -> None:
-    async with instance_node() as (it, tasks):
+    async with InstanceNode.running() as (it, tasks):
         assert it.instances is not None
         tasks.start_soon(collect_unused_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled)
 
@@ -311,18 +310,18 @@ async def test_a_gpu_whose_driver_fails_is_listed_as_unhealthy_until_it_works() 
         it.played.before_step = fail
         assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Refusal)
         ((_, why),) = it.allocations.faults.items()
-        await it.kubelet.until(lambda kubelet: 3 * SLOTS == len({*kubelet.state().healthy(GPU)}))
+        await it.kubelet.until(lambda kubelet: 3 * INSTANCE_SLOTS == len({*kubelet.state().healthy(GPU)}))
         assert "10 s" in why
 
         it.played.before_step = lambda step: None
         await it.clock.advance(PROBE_SECONDS + COLLECT_SECONDS)
-        await it.kubelet.until(lambda kubelet: 4 * SLOTS == len({*kubelet.state().healthy(GPU)}))
+        await it.kubelet.until(lambda kubelet: 4 * INSTANCE_SLOTS == len({*kubelet.state().healthy(GPU)}))
         assert {} == it.allocations.faults
 
 
 async def test_an_instance_in_use_beside_one_that_fails_changes_nothing() -> None:
     """The driver fails with one and refuses the other, as long as both are to go: it is tried once in five seconds."""
-    async with instance_node() as (it, tasks):
+    async with InstanceNode.running() as (it, tasks):
         assert it.instances is not None
         tasks.start_soon(collect_unused_instances, it.instances, it.ledger, it.clock, lambda: it.allocations.polled)
         gpu, tries = it.machine.gpus[0].id, list[int]()
@@ -349,7 +348,7 @@ async def test_an_instance_in_use_beside_one_that_fails_changes_nothing() -> Non
 
 async def test_a_gpu_whose_driver_fails_is_reported_to_discovery() -> None:
     """Once for each fault, and again while it lasts; nobody has to answer."""
-    async with instance_node() as (it, tasks):
+    async with InstanceNode.running() as (it, tasks):
         assert it.instances is not None
         bus, told = MemoryBus(), list[DevicesRequest]()
 
@@ -387,9 +386,9 @@ async def test_what_is_reserved_keeps_its_place() -> None:
     1g goes to the highest start, which is in the half that 3g needs: it takes the other half instead. A pod for one GPU
     is never taken for one that waits with two.
     """
-    async with instance_node() as (it, _):
+    async with InstanceNode.running() as (it, _):
         pods = [it.asking(f"large-{number}", Ask(2, memory=15_000)) for number in range(3)]
-        it.reserve_beside(*pods)
+        it.reserve(*pods, beside=True)
         gpus = [each.containers[0].devices[GPU][0].partition("::")[0] for each in it.reserved.reservations]
         for number in range(4):
             assert isinstance(await it.admit_pod(it.asking(f"small-{number}", Ask(1))), Admission)
@@ -398,7 +397,7 @@ async def test_what_is_reserved_keeps_its_place() -> None:
 
 
 async def test_an_instance_that_discovery_does_not_see_is_destroyed() -> None:
-    async with instance_node() as (it, tasks):
+    async with InstanceNode.running() as (it, tasks):
         it.played.changed = lambda: None
         found: list[Decision] = []
 
@@ -423,13 +422,15 @@ async def test_a_container_gets_the_device_nodes_of_an_instance_made_for_it(tmp_
     (host.proc / "driver/nvidia-caps/mig-minors").write_text(
         "".join(minors.format(number, 10 * number, 10 * number + 1) for number in range(4))
     )
-    async with instance_node(host.containers(host.configuration("envvar", plugin={"passDeviceSpecs": True}))) as (
+    async with InstanceNode.running(
+        host.containers(host.configuration("envvar", plugin={"passDeviceSpecs": True}))
+    ) as (
         it,
         _,
     ):
         assert isinstance(await it.admit_pod(it.asking("a", Ask(1))), Admission)
 
-        (answer,) = it.answers("a")
+        (answer,) = it.answers("a").values()
         paths = [each.container_path for each in answer.devices]
         assert 2 == sum(path.startswith("/dev/nvidia-caps/nvidia-cap") for path in paths), paths
         assert it.there() == {answer.envs["NVIDIA_VISIBLE_DEVICES"]}
@@ -439,7 +440,7 @@ async def test_pods_that_come_and_go_beside_a_failing_driver_leave_nothing_over(
     """A driver that fails at random steps, agents that start anew, and pods of all sizes: by three seeds."""
     for seed in range(3):
         chance = Random(seed)
-        async with instance_node() as (it, tasks):
+        async with InstanceNode.running() as (it, tasks):
 
             def fail(step: str, chance: Random = chance) -> None:
                 if chance.random() < 0.15:
@@ -453,7 +454,7 @@ async def test_pods_that_come_and_go_beside_a_failing_driver_leave_nothing_over(
                     assert gone not in running
                 else:
                     pod = it.asking(name := f"p{number}", Ask(1, memory=chance.choice([1_000, 9_000, 15_000, 40_000])))
-                    it.reserve_beside(pod)
+                    it.reserve(pod)
                     if isinstance(await it.admit_pod(pod), Admission):
                         running.append(name)
                 if chance.random() < 0.15:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from kubelet_files_support import basis_from
 from kubelet_support import RESTRICTED, offers, pod
-from share_support import MACHINE, fits, node
+from share_support import MACHINE, Node, fits
 
 from topoalign.allocator.device_plugin.registration import POLL_SECONDS
 from topoalign.allocator.reconciliation.owner_polls import FIRST_SECONDS
@@ -30,7 +30,7 @@ async def test_what_the_kubelet_gave_is_recorded_with_its_owner() -> None:
     What the kubelet gave is recorded, and its owner soon after, although the kubelet calls nothing any more. It never tells
     whom it gave a device to; PodResources does, once the pod is admitted.
     """
-    async with node() as (it, tasks):
+    async with Node.running() as (it, tasks):
         tasks.start_soon(it.allocations.owner_polls.run)
         fits(await it.kubelet.admit(pod("train", gpus=2, nics=1, cpus=8)))
         await it.clock.advance(FIRST_SECONDS)
@@ -47,7 +47,7 @@ async def test_what_the_kubelet_gave_is_recorded_with_its_owner() -> None:
 
 
 async def test_a_pod_that_is_refused_by_the_kubelet_leaves_no_fact() -> None:
-    async with node() as (it, _):
+    async with Node.running() as (it, _):
         await it.kubelet.admit(pod("a", gpus=3))
         await it.kubelet.admit(pod("b", gpus=3))
         before = it.facts()
@@ -59,7 +59,7 @@ async def test_a_pod_that_is_refused_by_the_kubelet_leaves_no_fact() -> None:
 
 async def test_the_devices_of_a_pod_that_has_gone_can_be_given_out_at_once() -> None:
     """Nobody tells a plugin that a pod has gone: Allocate over its record finds out from PodResources."""
-    async with node() as (it, _):
+    async with Node.running() as (it, _):
         await it.kubelet.admit(pod("first", gpus=8))
         await it.kubelet.remove(DEFAULT, PodName("first"))
         fits(await it.kubelet.admit(pod("second", gpus=8)))
@@ -74,7 +74,7 @@ async def test_the_devices_of_a_pod_that_has_gone_can_be_given_out_at_once() -> 
 
 async def test_a_pod_that_has_gone_is_released_after_a_while() -> None:
     """A pod that has gone is released when it has been missing for a while."""
-    async with node() as (it, _):
+    async with Node.running() as (it, _):
         await it.kubelet.admit(pod("first", gpus=8))
         await it.kubelet.admit(pod("other", cpus=1))
         await it.allocations.reconcile()
@@ -94,7 +94,7 @@ async def test_a_kubelet_restart_costs_no_device_and_no_allocation() -> None:
     After a restart of the kubelet its first list has every device, and allocations are as they were. A kubelet restarts
     with running pods: within a second it has all devices again, and nothing was given or taken.
     """
-    async with node() as (it, tasks):
+    async with Node.running() as (it, tasks):
         fits(await it.kubelet.admit(pod("train", gpus=2, nics=1, cpus=8)))
         live, before = dict(it.ledger.state.allocations), it.facts()
         await it.kubelet.restart()
@@ -114,7 +114,7 @@ async def test_a_kubelet_restart_costs_no_device_and_no_allocation() -> None:
 
 async def test_a_wiped_plugin_directory_costs_no_device_and_no_allocation() -> None:
     """After its directory was wiped the kubelet has all devices, and allocations are as they were."""
-    async with node() as (it, _):
+    async with Node.running() as (it, _):
         fits(await it.kubelet.admit(pod("train", gpus=2)))
         live = dict(it.ledger.state.allocations)
         await it.kubelet.wipe()
@@ -145,7 +145,7 @@ async def test_the_app_container_gets_the_gpus_of_its_init_container() -> None:
         init_containers=(setup, msgspec.structs.replace(proxy, sidecar=True)),
         containers=(main,),
     )
-    async with node() as (it, _):
+    async with Node.running() as (it, _):
         fits(await it.kubelet.admit(request))
         await it.allocations.reconcile()
         of: dict[str, frozenset[DeviceID]] = {
@@ -175,7 +175,7 @@ async def test_what_an_init_container_leaves_over_stays_held_until_its_pod_goes(
         init_containers=(ContainerRequest(name=ContainerName("setup"), limits={GPU: 3}),),
         containers=(ContainerRequest(name=ContainerName("main"), limits={GPU: 1}),),
     )
-    async with node() as (it, _):
+    async with Node.running() as (it, _):
         fits(await it.kubelet.admit(request))
         await it.allocations.reconcile()
         held = set(it.ledger.state.ownership.holders)
@@ -199,7 +199,7 @@ async def test_what_an_init_container_left_ends_with_its_checkpoint_entry() -> N
         init_containers=(ContainerRequest(name=ContainerName("setup"), limits={GPU: 3}),),
         containers=(ContainerRequest(name=ContainerName("main"), limits={GPU: 1}),),
     )
-    async with node() as (it, _):
+    async with Node.running() as (it, _):
         fits(await it.kubelet.admit(request))
         while_it_runs = await it.allocations.ended()
         await it.kubelet.remove(DEFAULT, PodName("train"))
@@ -216,7 +216,7 @@ async def test_a_container_with_another_resource_refused_ends_in_five_seconds() 
     What a container got whose other resource was refused has ended five seconds later. The kubelet asks for the GPUs, then
     finds too few NICs and writes nothing down. Until then a prediction says so.
     """
-    async with node(Policy.NONE) as (it, _):
+    async with Node.running(Policy.NONE) as (it, _):
         fits(await it.kubelet.admit(pod("first", gpus=1)))
         await it.allocations.reconcile()
         refusal = await it.kubelet.admit(pod("greedy", gpus=2, nics=9))
@@ -250,7 +250,7 @@ async def test_what_a_pods_first_container_got_is_not_free_for_its_second_one(mo
             ContainerRequest(name=ContainerName(name), requests=one, limits=one) for name in ("a", "b", "c")
         ),
     )
-    async with node() as (it, _):
+    async with Node.running() as (it, _):
         fits(await it.kubelet.admit(pair))
         await it.allocations.reconcile()
         await it.kubelet.remove(DEFAULT, PodName("pair"))
@@ -261,7 +261,7 @@ async def test_what_a_pods_first_container_got_is_not_free_for_its_second_one(mo
 
 async def test_a_pod_that_went_while_no_allocator_ran_is_an_orphan() -> None:
     """A pod that went while no allocator ran is an orphan at the first poll."""
-    async with node() as (it, tasks):
+    async with Node.running() as (it, tasks):
         fits(await it.kubelet.admit(pod("ends", gpus=2)))
         fits(await it.kubelet.admit(pod("stays", gpus=2)))
         await it.allocations.reconcile()

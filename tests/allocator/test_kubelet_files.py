@@ -8,8 +8,8 @@ import anyio
 import msgspec
 import pytest
 from decision_support import container, machine, node, pod
+from fact_support import reservation
 from kubelet_files_support import basis_from, write_files
-from reservation_support import reservation
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.requests import kubelet_files

@@ -7,9 +7,9 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from kubelet_support import NODE, ledger_of, pod, two_nodes
-from prediction_support import FPGA, CountedWatch, OtherPlugin, PredictingNode
-from share_support import running
+from device_allocations_support import ledger_of
+from kubelet_support import NODE, pod, two_nodes
+from prediction_support import FPGA, CountedWatch, FpgaPlugin, PredictingNode, fpga_plugin
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.reconciliation.pod_resources import Listed
@@ -36,7 +36,7 @@ TWO = {"f-0": (0,), "f-1": (1,)}
 
 
 class Node(PredictingNode):
-    plugin: OtherPlugin
+    plugin: FpgaPlugin
 
     async def lists(self, devices: Mapping[str, tuple[int, ...]]) -> None:
         """The plugin of somebody else lists these, and the kubelet has received it."""
@@ -47,13 +47,11 @@ class Node(PredictingNode):
 @asynccontextmanager
 async def node() -> AsyncIterator[Node]:
     """A node that has polled once, its kubelet with a plugin of two FPGAs."""
-    async with running(lambda directory: Node(directory, MACHINE, CONFIG)) as (it, tasks):
-        it.plugin = OtherPlugin(TWO)
-        async with it.plugin.running(it.plugins):
-            await it.kubelet.until(lambda kubelet: kubelet.capacity(FPGA) == 2)
-            tasks.start_soon(it.watch.run)
-            await it.next_poll()
-            yield it
+    async with Node.running(MACHINE, CONFIG) as (it, tasks), fpga_plugin(it.plugins, TWO) as it.plugin:
+        await it.kubelet.until(lambda kubelet: kubelet.capacity(FPGA) == 2)
+        tasks.start_soon(it.watch.run)
+        await it.next_poll()
+        yield it
 
 
 def asking_for_fpgas(count: int) -> PodRequest:

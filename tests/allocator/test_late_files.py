@@ -5,7 +5,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from kubelet_support import ledger_of, pod, two_nodes
+from device_allocations_support import ledger_of
+from kubelet_support import pod, two_nodes
 
 from topoalign.allocator.requests.kubelet_files import (
     LATE,

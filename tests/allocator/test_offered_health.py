@@ -18,6 +18,7 @@ import pytest
 from decision_support import NODE, asking, container, machine, pod
 from e2e_support import allocate, answering, in_one_process
 from e2e_support import pod as asked
+from fact_support import mig_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubelet_files_support import write_files
@@ -242,10 +243,7 @@ def test_an_ill_instance_leaves_its_card_as_it_is() -> None:
     An ill instance that is handed out by itself leaves its card as it is. Its card, cordoned, keeps all instances back;
     `topoalign gpu list` shows both.
     """
-    instances = tuple(
-        MigDevice(uuid=DeviceID(f"MIG-{i}"), profile="1g.10gb", gpu_instance=i, compute_instance=0, memory=1)
-        for i in range(2)
-    )
+    instances = tuple(mig_device(f"MIG-{i}", i, memory=1) for i in range(2))
     plain = machine(gpus=[0], nics=[])
     card = msgspec.structs.replace(plain.gpus[0], mig=instances)
     apart = Offer(resource=MIXED, devices=(instances[0].uuid, instances[1].uuid))

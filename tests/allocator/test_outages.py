@@ -7,40 +7,18 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from bus_support import KillableServer, killable, stopped, stored
+from bus_support import FailingBus, KillableServer, killable, stopped, stored
 from faults_support import THOROUGH
 from outage_support import NODE, Listener, come_and_go, consecutive, emptied, opened, telling
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.model.errors import BusUnavailable
-from topoalign.core.ports import Bus, Message, Stream
+from topoalign.core.ports import Bus, Stream
 from topoalign.runtime import event_stores
-from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import bus as nats_bus
 from topoalign.runtime.nats_bus import connect_bus
 from topoalign.testing.manual_clock import ManualClock
-
-
-class Away(MemoryBus):
-    """A bus that can be away: nothing is stored then, and who publishes is told that it is not known."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.away = True
-        self.tries = 0
-        """To publish while it was away."""
-
-    @property
-    def connected(self) -> bool:
-        return not self.away
-
-    async def publish(self, message: Message, expected_last: int | None = None) -> int:
-        if self.away:
-            self.tries += 1
-            raise BusUnavailable("away")
-        return await super().publish(message, expected_last)
-
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600 if THOROUGH else 300)]
 
@@ -69,16 +47,17 @@ async def test_ten_minutes_without_a_bus_delay_every_fact_and_lose_none(tmp_path
     C31: Ten minutes without a bus at the start delay every fact and lose none. Ten minutes of virtual time, a fact a
     second; the bus is asked ever more rarely and not for each of them.
     """
-    bus, clock = Away(), ManualClock()
+    bus, clock = FailingBus(), ManualClock()
+    bus.away = True
     with opened(tmp_path, clock) as ledger:
         async with telling(ledger, bus, clock):
             for _ in range(600):
                 come_and_go(ledger, 1)
                 await clock.advance(1)
             waiting = len(ledger.pending)
+            tries = bus.tries
             bus.away = False
             await clock.advance(10)
-            tries = bus.tries
             listener = await heard_by_a_new_listener(bus, ledger)
 
     assert 601 == waiting
@@ -115,7 +94,8 @@ async def test_the_outbox_is_bounded_on_disk_and_in_memory(
     tmp_path: Path,
 ) -> None:
     """C31: The outbox is bounded on disk and in memory, and a snapshot stands for what was dropped."""
-    bus, clock = Away(), ManualClock()
+    bus, clock = FailingBus(), ManualClock()
+    bus.away = True
     most = {"waiting": 0, "bytes": 0}
     with opened(tmp_path, clock, compact_after=50, pending_limit=100) as ledger:
         async with telling(ledger, bus, clock):
@@ -139,8 +119,7 @@ async def test_a_listener_is_whole_again_after_facts_were_dropped(tmp_path: Path
     C31: A listener that was there before is whole again after facts were dropped from the outbox. It misses facts, sees so
     by their numbers, and the snapshot tells it what they came to.
     """
-    bus, clock = Away(), ManualClock()
-    bus.away = False
+    bus, clock = FailingBus(), ManualClock()
     with opened(tmp_path, clock, compact_after=5, pending_limit=10) as ledger:
         listener = Listener(bus)
         async with telling(ledger, bus, clock), anyio.create_task_group() as tasks:

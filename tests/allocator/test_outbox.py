@@ -2,12 +2,12 @@
 
 import anyio
 import pytest
+from bus_support import FailingBus
 
 from topoalign.allocator.ledger.ledger import PUBLISHED_SECONDS, Ledger
 from topoalign.allocator.ledger.outbox import POLL_SECONDS, Outbox
-from topoalign.core.model.errors import BusRefused, BusUnavailable, Unavailable
+from topoalign.core.model.errors import BusRefused, BusUnavailable
 from topoalign.core.model.ids import NodeName
-from topoalign.core.ports import Message, Stream
 from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.publisher import LONGEST_PAUSE
 from topoalign.testing.manual_clock import ManualClock
@@ -16,17 +16,8 @@ from topoalign.testing.memory_journal import MemoryJournal
 pytestmark = pytest.mark.anyio
 
 
-class Forgetful(MemoryBus):
-    """A bus whose stores can be lost."""
-
-    emptied = False
-
-    async def last_position(self, stream: Stream, subject: str = ">") -> int:
-        return 0 if self.emptied else await super().last_position(stream, subject)
-
-
 async def test_an_idle_node_says_everything_anew_once_the_stream_has_lost_it() -> None:
-    bus, clock = Forgetful(), ManualClock()
+    bus, clock = FailingBus(), ManualClock()
     ledger = Ledger(NodeName("node-1"), MemoryJournal(), clock)
     outbox = Outbox(ledger, bus, clock)
     async with anyio.create_task_group() as tasks:
@@ -56,20 +47,9 @@ async def test_a_stream_that_went_back_is_noticed_once() -> None:
     assert [1, 2, 2, 2] == seqs
 
 
-class Refusing(MemoryBus):
-    """A bus that takes nothing for as long as there is a reason."""
-
-    reason: Unavailable | None = None
-
-    async def publish(self, message: Message, expected_last: int | None = None) -> int:
-        if self.reason is not None:
-            raise self.reason
-        return await super().publish(message, expected_last)
-
-
 async def test_a_refusal_is_told_for_as_long_as_it_lasts_and_no_longer() -> None:
     """A bus that is away refuses nothing; one that takes a fact refuses nothing any more."""
-    bus, clock = Refusing(), ManualClock()
+    bus, clock = FailingBus(), ManualClock()
     full = BusRefused("the store is full", "make room")
     told: list[tuple[str | None, int]] = []
     async with anyio.create_task_group() as tasks:
@@ -77,7 +57,7 @@ async def test_a_refusal_is_told_for_as_long_as_it_lasts_and_no_longer() -> None
         outbox = Outbox(ledger, bus, clock)
         tasks.start_soon(outbox.run)
         for reason in (full, BusUnavailable("away"), full, None, full):
-            bus.reason = reason
+            bus.refusal = reason
             ledger.announce() if not ledger.pending else None
             await clock.advance(LONGEST_PAUSE)
             told.append((outbox.publisher.refusal, min(outbox.publisher.failures, 1)))

@@ -3,17 +3,17 @@
 import msgspec
 import pytest
 from device_allocations_support import MACHINE, Node
+from fact_support import mig_device
 
 from topoalign.core.model.errors import DeviceUnusable
 from topoalign.core.model.ids import GPU, DeviceID, ResourceName
 from topoalign.core.model.topology.device_offers import Offer
-from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
 
 pytestmark = pytest.mark.anyio
 
 SLICE = ResourceName("nvidia.com/mig-1g.10gb")
-INSTANCE = MigDevice(uuid=DeviceID("MIG-0"), profile="1g.10gb", gpu_instance=7, compute_instance=0, memory=10 << 30)
+INSTANCE = mig_device("MIG-0", 7)
 WHOLE = MACHINE.gpus[0].id
 
 

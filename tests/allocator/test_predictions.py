@@ -8,7 +8,7 @@ import anyio
 import pytest
 from faults_support import sample
 from kubelet_support import NODE, short_directory, two_nodes
-from prediction_support import CONFIG, FPGA, PATIENT_SECONDS, OtherPlugin, PredictingNode
+from prediction_support import CONFIG, FPGA, PATIENT_SECONDS, PredictingNode, fpga_plugin
 
 from topoalign.allocator.reconciliation import pod_resources as podresources
 from topoalign.allocator.reconciliation.liveness import UNWRITTEN_SECONDS
@@ -88,10 +88,10 @@ async def run(seed: int, directory: Path) -> list[Predicted]:
     machine, placement, config = chance.choice(MACHINES), chance.choice(list(Placement)[:3]), configured(chance)
     it, predicted = PredictingNode(directory, machine, config, placement), list[Predicted]()
     last = machine.node_ids[-1]
-    fpgas = OtherPlugin({f"f-{at}": (0 if at < 3 else last,) for at in range(6)})
+    fpgas = {f"f-{at}": (0 if at < 3 else last,) for at in range(6)}
     async with anyio.create_task_group() as tasks:
         await tasks.start(it.kubelet.run)
-        async with fpgas.running(it.plugins):
+        async with fpga_plugin(it.plugins, fpgas):
             await it.start_agent(tasks)
             await it.kubelet.until(lambda kubelet: kubelet.allocatable(FPGA) == 6)
             await it.kubelet.admit(AGENT)

@@ -15,8 +15,9 @@ from random import Random
 import anyio
 import msgspec
 import pytest
+from device_allocations_support import MemoryAllocator
 from faults_support import sample
-from kubelet_support import MemoryAllocator, offers, short_directory
+from kubelet_support import offers, short_directory
 
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.ports import AskedDevices
@@ -255,8 +256,6 @@ async def untidy_node(seed: int) -> AsyncIterator[UntidyNode]:
     name = chance.choice(MACHINES)
     machine = load_machine(name).topology
     with short_directory(fast=True) as root:
-        for directory in ("device-plugins", "pod-resources"):
-            (root / directory).mkdir()
         config = root / "config.yaml"
         config.write_text(some_configuration(chance, machine))
         rules = kubelet_configuration.load_configuration(config)

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from share_support import NAMES, OTHER_ORDER, SMALL, share_node
+from share_support import NAMES, OTHER_ORDER, SMALL, ShareNode
 
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import ResourceName
@@ -25,7 +25,7 @@ PAIRS = msgspec.structs.replace(
 @pytest.mark.parametrize("names", [NAMES, OTHER_ORDER], ids=["cores-first", "memory-first"])
 async def test_a_kubelet_takes_the_units_that_gpu_manager_would_give(names: tuple[ResourceName, ResourceName]) -> None:
     """Of equal GPUs the lowest minor, then beside that share, then the rest of its pair; by reservation the same."""
-    async with share_node(PAIRS, names, compat="gaia") as (it, _):
+    async with ShareNode.running(PAIRS, names, compat="gaia") as (it, _):
         pods = {"first": (30, 4), "second": (20, 3), "whole": (100, 0)}
         for name, amounts in pods.items():
             assert isinstance(await it.admit(name, amounts), Admission)

@@ -12,10 +12,10 @@ from typing import Literal
 
 import msgspec
 import pytest
-from device_allocations_support import GPUS, Node
+from device_allocations_support import GPUS, MemoryAllocator, Node, recorded
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from kubelet_support import MemoryAllocator, recorded, two_nodes
+from kubelet_support import two_nodes
 from unit_support import DGX, MEMORY, in_units
 
 from topoalign.core.model.events import Allocation, DeviceHealth, HealthState

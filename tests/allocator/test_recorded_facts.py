@@ -15,10 +15,10 @@ import anyio
 import httpx
 import msgspec
 import pytest
-from cluster_support import heard_of, state_of
 from device_allocations_support import GPUS, MACHINE, NODE, Node
-from fact_support import owner
+from fact_support import mig_device, owner
 from starlette.applications import Starlette
+from view_support import heard_of, state_of
 
 from topoalign.allocator.ledger import journal_format
 from topoalign.allocator.ports import ReportedDevices, ResourceEntry
@@ -37,7 +37,6 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
 from topoalign.core.model.topology.device_offers import Offer
-from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Nic, Topology, VirtualFunction
 from topoalign.core.ports import Message
 from topoalign.core.state.fold import NodeState, replay
@@ -57,10 +56,7 @@ PATHS = ("/v1/nodes", f"/v1/nodes/{NODE}", "/v1/allocations")
 
 def divided() -> Topology:
     """GPU 1 is shared in time, GPU 2 cut into instances, one of the NICs offered by its functions."""
-    instances = tuple(
-        MigDevice(uuid=DeviceID(f"MIG-{i}"), profile="1g.10gb", gpu_instance=7 + i, compute_instance=0, memory=10 << 30)
-        for i in range(2)
-    )
+    instances = tuple(mig_device(f"MIG-{i}", 7 + i) for i in range(2))
     gpus = tuple(msgspec.structs.replace(gpu, mig=instances) if gpu.index == 2 else gpu for gpu in MACHINE.gpus)
     nics = tuple(
         Nic(

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 from device_allocations_support import GPUS, Node
-from reservation_support import changed, container, ids, reservation
+from fact_support import changed, ids, reservation, reserved_container
 
 from topoalign.allocator.allocate.node_reservations import READ_SECONDS, RECEIVE_SECONDS, NodeReservationList
 from topoalign.core import wire
@@ -59,14 +59,14 @@ async def following() -> AsyncIterator[ReservedNode]:
 
 async def test_a_reservation_is_the_answer_where_it_fits() -> None:
     async with following() as node:
-        await node.reserve(changed(reservation("a", container("GPU-1", "GPU-6"))))
+        await node.reserve(changed(reservation("a", reserved_container("GPU-1", "GPU-6"))))
 
         assert {*ids("GPU-1", "GPU-6")} == await node.preferred(2)
 
 
 async def test_what_is_reserved_is_spared_while_there_are_others() -> None:
     async with following() as node:
-        await node.reserve(changed(reservation("a", container(*GPUS[:6]))))
+        await node.reserve(changed(reservation("a", reserved_container(*GPUS[:6]))))
 
         assert {*GPUS[6:]} == await node.preferred(2)
         assert {*GPUS[6:]} <= await node.preferred(3)
@@ -74,7 +74,10 @@ async def test_what_is_reserved_is_spared_while_there_are_others() -> None:
 
 async def test_two_pods_of_one_kind_get_each_its_own_reservation() -> None:
     async with following() as node:
-        pods = [reservation("a", container("GPU-1", "GPU-6")), reservation("b", container("GPU-2", "GPU-5"))]
+        pods = [
+            reservation("a", reserved_container("GPU-1", "GPU-6")),
+            reservation("b", reserved_container("GPU-2", "GPU-5")),
+        ]
         await node.reserve(changed(*pods))
         found = []
         for _ in pods:
@@ -87,11 +90,11 @@ async def test_two_pods_of_one_kind_get_each_its_own_reservation() -> None:
 async def test_a_reservation_ends_with_its_seconds_and_by_the_next_message() -> None:
     async with following() as node:
         plain = await node.preferred(2)
-        await node.reserve(changed(reservation("a", container("GPU-1", "GPU-6"), seconds=5.0)))
+        await node.reserve(changed(reservation("a", reserved_container("GPU-1", "GPU-6"), seconds=5.0)))
         lasting = await node.preferred(2)
         await node.clock.advance(5)
         over = await node.preferred(2)
-        await node.reserve(changed(reservation("b", container("GPU-1", "GPU-6")), seq=2))
+        await node.reserve(changed(reservation("b", reserved_container("GPU-1", "GPU-6")), seq=2))
         await node.reserve(changed(seq=3))
 
         assert ({*ids("GPU-1", "GPU-6")}, plain, plain) == (lasting, over, await node.preferred(2))
@@ -99,7 +102,7 @@ async def test_a_reservation_ends_with_its_seconds_and_by_the_next_message() -> 
 
 async def test_other_devices_than_the_reserved_ones_are_adopted_and_told() -> None:
     async with following() as node:
-        await node.reserve(changed(reservation("a", container("GPU-1", "GPU-6"))))
+        await node.reserve(changed(reservation("a", reserved_container("GPU-1", "GPU-6"))))
         await node.preferred(2)
         await node.device_allocations.allocate(GPU, [[GPUS[2], GPUS[3]]])
 
@@ -109,8 +112,8 @@ async def test_other_devices_than_the_reserved_ones_are_adopted_and_told() -> No
 
 async def test_a_start_reads_the_newest_message() -> None:
     node = ReservedNode()
-    await node.reserve(changed(reservation("a", container("GPU-0", "GPU-7"))))
-    await node.reserve(changed(reservation("b", container("GPU-1", "GPU-6")), seq=2))
+    await node.reserve(changed(reservation("a", reserved_container("GPU-0", "GPU-7"))))
+    await node.reserve(changed(reservation("b", reserved_container("GPU-1", "GPU-6")), seq=2))
     async with background() as tasks:
         tasks.start_soon(node.reservations.run)
         await node.clock.advance(0)
@@ -120,7 +123,7 @@ async def test_a_start_reads_the_newest_message() -> None:
 
 async def test_a_message_that_is_no_reservation_of_the_node_is_passed_over() -> None:
     async with following() as node:
-        sound = changed(reservation("a", container("GPU-1", "GPU-6")))
+        sound = changed(reservation("a", reserved_container("GPU-1", "GPU-6")))
         await node.reserve(sound)
         other = wire.encode_event(changed(seq=2), 0.0)
         await node.say(msgspec.structs.replace(other, body=b"{"))
@@ -138,7 +141,7 @@ async def test_a_message_that_is_no_reservation_of_the_node_is_passed_over() -> 
 async def test_an_agent_that_has_just_begun_waits_for_what_is_reserved() -> None:
     """The kubelet may come for a pod that was bound before: NICs come with its GPUs by what is reserved."""
     node = ReservedNode()
-    await node.bus.publish(wire.encode_event(changed(reservation("a", container("GPU-1", "GPU-6"))), 0.0))
+    await node.bus.publish(wire.encode_event(changed(reservation("a", reserved_container("GPU-1", "GPU-6"))), 0.0))
     found: list[set[DeviceID]] = []
 
     async def ask() -> None:
@@ -157,9 +160,11 @@ async def test_an_agent_that_has_just_begun_waits_for_what_is_reserved() -> None
 async def test_what_a_registry_has_just_reserved_is_heard_before_it_is_asked_for() -> None:
     """The pod was confirmed here, reserved and bound, and the kubelet asks before the reservation has come."""
     async with following() as node:
-        await node.reserve(changed(reservation("a", container("GPU-1", "GPU-6"))))
+        await node.reserve(changed(reservation("a", reserved_container("GPU-1", "GPU-6"))))
         node.reservations.expect()
-        await node.bus.publish(wire.encode_event(changed(reservation("a", container("GPU-2", "GPU-5")), seq=2), 0.0))
+        await node.bus.publish(
+            wire.encode_event(changed(reservation("a", reserved_container("GPU-2", "GPU-5")), seq=2), 0.0)
+        )
 
         assert {*ids("GPU-2", "GPU-5")} == await node.preferred(2)
 
@@ -168,7 +173,7 @@ async def test_a_kubelet_waits_for_an_expected_reservation_for_a_moment_only() -
     """Nothing follows the stream, as where a connection is stuck."""
     node = ReservedNode()
     await node.clock.advance(READ_SECONDS)
-    await node.bus.publish(wire.encode_event(changed(reservation("a", container("GPU-1", "GPU-6"))), 0.0))
+    await node.bus.publish(wire.encode_event(changed(reservation("a", reserved_container("GPU-1", "GPU-6"))), 0.0))
     node.reservations.expect()
     done: list[float] = []
 
@@ -219,7 +224,9 @@ async def test_a_state_is_compared_with_what_is_reserved_twice_at_most(monkeypat
 
     monkeypatch.setattr(NodeReservations, "observe", noted)
     async with following() as node:
-        await node.reserve(changed(reservation("a", container("GPU-1")), reservation("b", container("GPU-2"))))
+        await node.reserve(
+            changed(reservation("a", reserved_container("GPU-1")), reservation("b", reserved_container("GPU-2")))
+        )
         await node.device_allocations.allocate(GPU, [ids("GPU-1")])
         preferred = await node.preferred(1)
 

@@ -1,7 +1,7 @@
 """What is left of records that make way, of containers that have ended, beside what is reserved."""
 
 import pytest
-from share_support import NAMES, ShareNode, share_node
+from share_support import NAMES, ShareNode
 from unit_support import KUBELET
 
 from topoalign.core.admission.prediction import to_kubelet_rules
@@ -32,7 +32,7 @@ async def test_the_rest_of_an_ended_record_shows_no_reservation() -> None:
     The record has a pod that is gone when two pods are reserved for on its units. The first one takes some of these: the
     others are nobody's, and still reserved for the second one.
     """
-    async with share_node() as (node, _):
+    async with ShareNode.running() as (node, _):
         await leave_unbound(node, "old", (10, 10))
         node.keep(a=units(node, range(5), range(4)), b=units(node, range(5, 12), range(4, 10)))
         assert isinstance(await node.admit("a", (5, 4)), Admission)
@@ -46,7 +46,7 @@ async def test_the_rest_of_an_ended_record_shows_no_reservation() -> None:
 
 async def test_the_rest_of_a_rest_shows_no_reservation_either() -> None:
     """What was left of an ended record when a pod was reserved for is the rest of an earlier one, and makes way in turn."""
-    async with share_node() as (node, _):
+    async with ShareNode.running() as (node, _):
         await leave_unbound(node, "old", (10, 10))
         assert isinstance(await node.admit("first", (2, 2)), Admission)
         node.keep(a=units(node, range(6, 10), range(6, 9)))
@@ -63,7 +63,7 @@ async def test_what_is_left_of_an_ended_container_leaves_its_gpu_as_it_is_listed
     The kubelet counts all of it as free. If it counted here, the GPU would have nothing left, and its free units would be
     listed as unhealthy while a pod waits for some of them.
     """
-    async with share_node() as (node, _):
+    async with ShareNode.running() as (node, _):
         assert isinstance(await node.admit("old", (50, 2)), Admission)
         await node.allocations.reconcile()
         await node.drop("old")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from faults_support import THOROUGH
-from share_support import NAMES, OTHER_ORDER, ShareNode, share_node
+from share_support import NAMES, OTHER_ORDER, ShareNode
 from unit_support import spread
 
 from topoalign.core.model.decisions import Admission, Refusal
@@ -61,7 +61,7 @@ async def test_no_container_has_the_gpu_of_another(seed: int) -> None:
     chance = Random(seed)
     policy = chance.choice([Policy.NONE, Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
     names = chance.choice([NAMES, OTHER_ORDER])
-    async with share_node(names=names, policy=policy, chance=Random(seed)) as (it, tasks):
+    async with ShareNode.running(names=names, policy=policy, chance=Random(seed)) as (it, tasks):
         fail_between(it, chance)
         running: list[str] = []
         admitted = 0

@@ -5,7 +5,7 @@ from typing import Any
 
 import anyio
 import pytest
-from share_support import DEFAULT, NAMES, OTHER_ORDER, ShareNode, share_node
+from share_support import DEFAULT, NAMES, OTHER_ORDER, ShareNode
 from unit_support import CORES, MEMORY
 
 from topoalign.core.model.decisions import Admission, Decision, Refusal
@@ -39,7 +39,7 @@ def units(gpu: int, cores: range, memory: range) -> dict[ResourceName, list[Devi
 
 async def test_units_of_a_lost_whole_gpu_are_not_given() -> None:
     """The kubelet has lost its checkpoint, and believes that nobody has any units; the container of a runs on."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.forced = it.units(0, 100)
         assert isinstance(await it.admit("a", (100, 0)), Admission)
         await it.allocations.reconcile()
@@ -56,7 +56,7 @@ async def test_who_has_units_of_a_lost_whole_gpu_does_not_start(monkeypatch: pyt
     Allocate lets everything through.
     """
     monkeypatch.setattr("topoalign.core.state.ownership.spent_unit_gpus", lambda *_: frozenset())
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.forced = it.units(0, 100)
         assert isinstance(await it.admit("a", (100, 0)), Admission)
         await it.allocations.reconcile()
@@ -77,7 +77,7 @@ async def test_a_reserved_app_takes_over_some_memory_of_an_init_container(
     """Whichever blocks the kubelet picks: they need not be those that are reserved."""
     init, app = shares
     for seed in range(3):
-        async with share_node(names=names, chance=Random(seed)) as (it, _):
+        async with ShareNode.running(names=names, chance=Random(seed)) as (it, _):
             it.reserve(it.pod("p", app, init=(init,)))
 
             decision = await it.admit("p", app, init=(init,))
@@ -88,7 +88,7 @@ async def test_a_reserved_app_takes_over_some_memory_of_an_init_container(
 @ORDERS
 @pytest.mark.parametrize("reserved", [True, False], ids=["reserved", "unreserved"])
 async def test_whole_gpus_are_taken_over_with_others_beside_them(names: Names, reserved: bool) -> None:
-    async with share_node(names=names, chance=Random(1)) as (it, _):
+    async with ShareNode.running(names=names, chance=Random(1)) as (it, _):
         if reserved:
             it.reserve(it.pod("p", (200, 0), init=((100, 0),)))
 
@@ -98,7 +98,7 @@ async def test_whole_gpus_are_taken_over_with_others_beside_them(names: Names, r
 
 @ORDERS
 async def test_memory_of_its_own_init_container_does_not_keep_a_gpu(names: Names) -> None:
-    async with share_node(names=names) as (it, _):
+    async with ShareNode.running(names=names) as (it, _):
         assert isinstance(await it.admit("p", (100, 0), init=((20, 4),)), Admission)
         await it.check(["p"])
 
@@ -107,7 +107,7 @@ async def test_memory_of_its_own_init_container_does_not_keep_a_gpu(names: Names
 @pytest.mark.parametrize("full", [False, True], ids=["room", "full"])
 async def test_a_first_half_that_stays_alone_spoils_no_reserved_pod(names: Names, full: bool) -> None:
     """A pod has failed after it got 20 of GPU-0, of which there is memory, or none."""
-    async with share_node(names=names) as (it, _):
+    async with ShareNode.running(names=names) as (it, _):
         if full:
             it.forced = it.units(0, 0, 16)
             assert isinstance(await it.admit("memory", (0, 16)), Admission)
@@ -127,7 +127,7 @@ async def test_an_owner_that_is_known_between_the_halves_keeps_its_own_gpu(names
     The kubelet gives a pod what is reserved for another one, lists the first half at once, and has not written it down. So
     of its owner the name is known, and of the pod that asks for the second half the UID.
     """
-    async with share_node(names=names) as (it, _):
+    async with ShareNode.running(names=names) as (it, _):
         it.keep(other=it.units(1, 100, 4), p=it.units(0, 100, 4))
         first, second = sorted(names)
         it.forced = {first: it.units(1, 100, 4)[first]}
@@ -155,7 +155,7 @@ async def test_a_half_that_a_kubelet_has_not_noted_yet_is_nothing_left_over(name
     The kubelet writes its checkpoint between the grant of the first half and its own note of that, as it does whenever a
     plugin lists devices. It lists no init container.
     """
-    async with share_node(names=names) as (it, _):
+    async with ShareNode.running(names=names) as (it, _):
         it.reserve(it.pod("p", (100, 4), init=((100, 4),)))
         allocate, halves = it.allocations.allocate, list[AllocationID]()
 
@@ -178,7 +178,7 @@ async def test_a_half_that_a_kubelet_has_not_noted_yet_is_nothing_left_over(name
 @ORDERS
 async def test_what_a_pod_of_a_moment_left_keeps_a_whole_gpu_for_five_seconds(names: Names) -> None:
     """Of its init container nobody knows whose units they are, although the kubelet has dropped all of it."""
-    async with share_node(names=names) as (it, _):
+    async with ShareNode.running(names=names) as (it, _):
         it.forced = it.units(0, 30, 6)
         assert isinstance(await it.admit("old", (20, 2), init=((30, 6),)), Admission)
         await it.allocations.reconcile()
@@ -199,7 +199,7 @@ async def test_what_a_pod_of_a_moment_left_keeps_a_whole_gpu_for_five_seconds(na
 
 
 async def test_reserved_memory_is_given_after_another_half() -> None:
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         await it.allocations.allocate(CORES, [it.units(0, 20)[CORES]])
         it.keep(p=it.units(1, 0, 8))
 
@@ -210,7 +210,7 @@ async def test_reserved_memory_is_given_after_another_half() -> None:
 @ORDERS
 async def test_who_was_given_reserved_memory_of_a_whole_gpu_starts(names: Names) -> None:
     """The pod of the reservation comes too late, and is refused: at Allocate, or as its halves are of two GPUs."""
-    async with share_node(names=names) as (it, _):
+    async with ShareNode.running(names=names) as (it, _):
         it.keep(late=it.units(2, 100, 4))
         assert isinstance(await it.kubelet.admit(it.pod("p", (0, 4)), "uid-p", start=False), Admission)
 
@@ -222,7 +222,7 @@ async def test_who_was_given_reserved_memory_of_a_whole_gpu_starts(names: Names)
 
 
 async def test_a_container_that_cannot_start_keeps_nobody_from_it() -> None:
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.allocations._units.conflicts = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
         for name, share, forced in (
             ("p", (0, 4), it.units(2, 0, 4)),
@@ -238,7 +238,7 @@ async def test_a_container_that_cannot_start_keeps_nobody_from_it() -> None:
 
 async def test_two_app_containers_of_a_pod_exclude_one_another() -> None:
     """PodResources shows both, so neither has ended."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.allocations._units.conflicts = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
         it.forced = {**it.units(0, 100), **it.units(0, 0, 4)}
         decision = await it.admit("p", (100, 0), (0, 4))
@@ -249,7 +249,7 @@ async def test_two_app_containers_of_a_pod_exclude_one_another() -> None:
 
 async def test_memory_is_not_given_of_a_gpu_that_an_init_container_has_whole() -> None:
     """By the record nobody has it whole: the app container has taken over a part."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.forced = it.units(0, 100)
         prefer = it.allocations.prefer
 
@@ -268,7 +268,7 @@ async def test_memory_is_not_given_of_a_gpu_that_an_init_container_has_whole() -
 
 
 async def test_calls_that_are_recorded_together_know_of_one_another() -> None:
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         outcome: dict[str, object] = {}
 
         async def ask(resource: ResourceName, devices: list[DeviceID]) -> None:
@@ -286,7 +286,7 @@ async def test_calls_that_are_recorded_together_know_of_one_another() -> None:
 
 async def test_a_share_is_not_given_beside_a_whole_gpu_that_is_in_the_checkpoint() -> None:
     """Also by an agent that has just started."""
-    async with share_node() as (it, tasks):
+    async with ShareNode.running() as (it, tasks):
         it.forced = it.units(0, 100)
         assert isinstance(await it.admit("p", (100, 0)), Admission)
         await it.start_agent(tasks)

@@ -5,7 +5,7 @@ from random import Random
 
 import anyio
 import pytest
-from share_support import DEFAULT, PLAIN, share_node
+from share_support import DEFAULT, PLAIN, ShareNode
 from unit_support import CORES, MEMORY
 
 from topoalign.allocator.ports import KubeletListing
@@ -23,7 +23,7 @@ def gpus(units: Sequence[DeviceID]) -> set[str]:
 
 
 async def test_units_of_two_gpus_are_refused_at_allocate() -> None:
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         units = [DeviceID(f"GPU-{number}::c0") for number in range(2)]
 
         with pytest.raises(ShareSplit, match="devices_ids"):
@@ -36,7 +36,7 @@ async def test_units_of_two_gpus_are_refused_at_allocate() -> None:
 
 async def test_memory_of_another_gpu_than_the_computing_time_is_refused() -> None:
     """Once: the next one may be of another container, after the first pod was refused."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         await it.allocations.allocate(CORES, [it.units(0, 20)[CORES]])
 
         with pytest.raises(ShareSplit, match="GPU-0"):
@@ -45,7 +45,7 @@ async def test_memory_of_another_gpu_than_the_computing_time_is_refused() -> Non
 
 
 async def test_a_container_with_halves_of_two_gpus_does_not_start() -> None:
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.forced = {**it.units(0, 20), **it.units(1, 0, 4)}
         it.allocations._units.check_half = lambda *_: None  # type: ignore[method-assign]  # broken on purpose
 
@@ -58,7 +58,7 @@ async def test_a_container_with_halves_of_two_gpus_does_not_start() -> None:
 
 async def test_a_container_starts_once_the_checkpoint_has_its_units() -> None:
     """All of them, and no others: before, it is not known what the container has besides."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         units = it.units(0, 20)[CORES]
         with pytest.raises(Unavailable, match=f"checkpoint does not have the 20 {CORES} of the container"):
             await it.allocations.start_container(CORES, units)
@@ -72,7 +72,7 @@ async def test_a_container_starts_once_the_checkpoint_has_its_units() -> None:
 
 async def test_only_what_was_granted_a_moment_ago_is_followed() -> None:
     """The best GPU for memory is GPU-1, of which the least is left; the newest grant is of GPU-3."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.forced = it.units(1, 50, 4)
         assert isinstance(await it.admit("p", (50, 4)), Admission)
         free = it.units(1, 0, 16)[MEMORY][4:] + it.units(3, 0, 16)[MEMORY]
@@ -85,7 +85,7 @@ async def test_only_what_was_granted_a_moment_ago_is_followed() -> None:
 
 
 async def test_a_whole_gpu_is_followed_by_no_memory() -> None:
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         await it.allocations.allocate(CORES, [it.units(3, 100)[CORES]])
 
         free = [unit for number in range(4) for unit in it.units(number, 0, 16)[MEMORY]]
@@ -94,7 +94,7 @@ async def test_a_whole_gpu_is_followed_by_no_memory() -> None:
 
 async def test_a_gpu_of_which_nothing_is_left_is_listed_so_and_given_if_asked() -> None:
     """Only once the checkpoint has all its containers: before, the kubelet may be about to ask for the other half."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         rest = it.units(0, 0, 16)[MEMORY][8:]
         it.forced = it.units(0, 100, 8)
         await it.kubelet.admit(it.pod("p", (60, 4)), "uid-p", start=False)
@@ -106,7 +106,7 @@ async def test_a_gpu_of_which_nothing_is_left_is_listed_so_and_given_if_asked() 
 
 
 async def test_units_of_a_spent_gpu_are_unhealthy_for_the_kubelet_alone() -> None:
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         for name, cores in (("a", range(60)), ("b", range(60, 100))):
             blocks = it.units(0, 0, 8)[MEMORY][:4] if name == "a" else it.units(0, 0, 8)[MEMORY][4:]
             it.forced = {CORES: [DeviceID(f"GPU-0::c{n}") for n in cores], MEMORY: blocks}
@@ -123,7 +123,7 @@ async def test_units_of_a_spent_gpu_are_unhealthy_for_the_kubelet_alone() -> Non
 
 async def test_the_halves_of_a_reservation_are_tied() -> None:
     """The kubelet comes for b first, and is given a's computing time: then b's memory is of another GPU."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.keep(a=it.units(0, 20, 8), b=it.units(2, 20, 4))
 
         assert isinstance(await it.admit("b", (20, 4)), Admission)
@@ -133,7 +133,7 @@ async def test_the_halves_of_a_reservation_are_tied() -> None:
 
 async def test_units_of_a_pod_that_has_others_are_followed() -> None:
     """Two pods ask for the same: the first has what is reserved for the second, which is given what was for the first."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.forced = it.units(0, 50, 4)
         assert isinstance(await it.admit("x", (50, 4)), Admission)
         both = it.units(1, 60, 8)
@@ -152,7 +152,7 @@ async def test_units_of_a_pod_that_has_others_are_followed() -> None:
 
 
 async def test_computing_time_is_put_where_least_is_left() -> None:
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.forced = it.units(2, 50, 4)
         assert isinstance(await it.admit("p", (50, 4)), Admission)
         it.forced = {}
@@ -163,7 +163,7 @@ async def test_computing_time_is_put_where_least_is_left() -> None:
 
 async def test_what_is_reserved_of_either_kind_is_spared() -> None:
     """GPU-1 fits best, but by its memory it is reserved."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.forced = it.units(1, 50, 1)
         assert isinstance(await it.admit("p", (50, 1)), Admission)
         it.forced = {}
@@ -175,7 +175,7 @@ async def test_what_is_reserved_of_either_kind_is_spared() -> None:
 
 
 async def test_containers_that_start_together_share_polls() -> None:
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         assert isinstance(await it.admit("p", (20, 4)), Admission)
         listing, polls = it.pod_resources.listing, 0
 
@@ -195,7 +195,7 @@ async def test_containers_that_start_together_share_polls() -> None:
 
 async def test_units_are_judged_after_they_are_offered_no_more() -> None:
     """The configuration may have changed since they were given."""
-    async with share_node() as (it, tasks):
+    async with ShareNode.running() as (it, tasks):
         it.forced = {**it.units(0, 20), **it.units(1, 0, 4)}
         it.allocations._units.check_half = lambda *_: None  # type: ignore[method-assign]  # broken on purpose
         await it.kubelet.admit(it.pod("p", (20, 4)), "uid-p", start=False)
@@ -208,7 +208,7 @@ async def test_units_are_judged_after_they_are_offered_no_more() -> None:
 @pytest.mark.parametrize("reserved", [True, False])
 async def test_an_init_container_of_split_units_is_named_by_its_reservation(reserved: bool) -> None:
     """PodResources shows no other container of its pod, and its checkpoint has no names."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         if reserved:
             it.keep(p=it.units(0, 20, 4))
         it.forced = {**it.units(0, 20), **it.units(1, 0, 4)}
@@ -225,7 +225,7 @@ async def test_an_init_container_of_split_units_is_named_by_its_reservation(rese
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_pod_that_is_gone_does_not_count(seed: int) -> None:
     """Its entries stay in the checkpoint until the kubelet writes that."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.allocations._units.conflicts = lambda *_: []  # type: ignore[method-assign]  # broken on purpose
         it.forced = it.units(1, 100, 4)
         shares = Random(seed).sample([(100, 0), (0, 4)], 2)

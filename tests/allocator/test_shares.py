@@ -1,7 +1,7 @@
 """Shares of GPUs over the kubelet's protocol: no container has halves on two GPUs, and none has another's GPU."""
 
 import pytest
-from share_support import DEFAULT, NAMES, OTHER_ORDER, ShareNode, share_node
+from share_support import DEFAULT, NAMES, OTHER_ORDER, ShareNode
 from unit_support import MEMORY
 
 from topoalign.allocator.reconciliation import reconciliation
@@ -28,7 +28,7 @@ def without_judgement(it: ShareNode) -> None:
 
 @ORDERS
 async def test_both_halves_of_a_share_are_of_one_gpu(names: Names) -> None:
-    async with share_node(names=names) as (it, _):
+    async with ShareNode.running(names=names) as (it, _):
         pods = [f"p{number}" for number in range(6)]
         for name in pods:
             assert isinstance(await it.admit(name, (30, 4), (20, 3)), Admission)
@@ -39,7 +39,7 @@ async def test_both_halves_of_a_share_are_of_one_gpu(names: Names) -> None:
 @ORDERS
 async def test_reserved_whole_gpus_come_with_their_memory(names: Names) -> None:
     """Two GPUs with blocks of both, asked for in either order, beside a small share."""
-    async with share_node(names=names) as (it, _):
+    async with ShareNode.running(names=names) as (it, _):
         assert isinstance(await it.admit("small", (10, 1)), Admission)
         it.reserve(it.pod("large", (200, 10)))
 
@@ -50,7 +50,7 @@ async def test_reserved_whole_gpus_come_with_their_memory(names: Names) -> None:
 @ORDERS
 async def test_memory_of_a_whole_gpu_needs_a_reservation(names: Names) -> None:
     """Nothing tells whether memory belongs to the container that has just got a whole GPU, or to another one."""
-    async with share_node(names=names) as (it, _):
+    async with ShareNode.running(names=names) as (it, _):
         refusal = await it.admit("p", (100, 4))
 
         assert is_refused(refusal, "of 2 GPUs")
@@ -60,7 +60,7 @@ async def test_memory_of_a_whole_gpu_needs_a_reservation(names: Names) -> None:
 @ORDERS
 async def test_a_whole_gpu_is_not_given_beside_memory_of_another_pod(names: Names) -> None:
     """The memory was granted a moment ago, and its container is not known yet: it is not taken for the other half."""
-    async with share_node(names=names) as (it, _):
+    async with ShareNode.running(names=names) as (it, _):
         it.forced = it.units(1, 100, 4)
         assert isinstance(await it.admit("memory", (0, 4)), Admission)
 
@@ -70,7 +70,7 @@ async def test_a_whole_gpu_is_not_given_beside_memory_of_another_pod(names: Name
 
 async def test_memory_is_not_given_of_a_gpu_that_another_pod_has_whole() -> None:
     """The kubelet is not offered it either, but may not have received that yet."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.forced = it.units(1, 100)
         assert isinstance(await it.admit("whole", (100, 0)), Admission)
 
@@ -84,7 +84,7 @@ async def test_memory_is_not_given_of_a_gpu_that_another_pod_has_whole() -> None
 @pytest.mark.parametrize("shares", [[(0, 4), (100, 0)], [(100, 0), (0, 4)]], ids=["memory-first", "whole-first"])
 async def test_neither_starts_that_has_a_gpu_whole_nor_who_shares_it(shares: list[tuple[int, int]]) -> None:
     """Whatever Allocate let through; and each refusal is recorded once, however often the kubelet tries."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.forced = it.units(1, 100, 4)
         without_judgement(it)
         for name, share in zip(("former", "later"), shares, strict=True):
@@ -99,7 +99,7 @@ async def test_neither_starts_that_has_a_gpu_whole_nor_who_shares_it(shares: lis
 
 @ORDERS
 async def test_the_successor_of_a_whole_gpu_starts_while_its_record_lives(names: Names) -> None:
-    async with share_node(names=names) as (it, _):
+    async with ShareNode.running(names=names) as (it, _):
         it.forced = it.units(2, 100, 4)
         it.keep(first=it.units(2, 100, 4))
         assert isinstance(await it.admit("first", (100, 4)), Admission)
@@ -113,7 +113,7 @@ async def test_the_successor_of_a_whole_gpu_starts_while_its_record_lives(names:
 
 async def test_a_whole_gpu_is_given_whose_last_share_has_ended() -> None:
     """The record has the share still, and the kubelet knows better."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         for number in range(4):
             it.forced = it.units(number, 0, 10)
             await it.admit(f"small-{number}", (0, 10))
@@ -133,7 +133,7 @@ async def test_containers_of_one_pod_take_over_from_one_another(
     names: Names, init: tuple[int, int], app: tuple[int, int]
 ) -> None:
     """Init containers leave their units to app containers: of a whole GPU, these do not count against each other."""
-    async with share_node(names=names) as (it, _):
+    async with ShareNode.running(names=names) as (it, _):
         it.reserve(it.pod("p", app, init=(init,)))
 
         assert isinstance(await it.admit("p", app, init=(init,)), Admission)
@@ -141,7 +141,7 @@ async def test_containers_of_one_pod_take_over_from_one_another(
 
 
 async def test_a_repeated_allocate_of_a_whole_gpu_is_given_the_same() -> None:
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.keep(p=it.units(2, 100, 4))
         assert isinstance(await it.admit("p", (100, 4)), Admission)
         former = {**it.ledger.state.allocations}
@@ -153,7 +153,7 @@ async def test_a_repeated_allocate_of_a_whole_gpu_is_given_the_same() -> None:
 
 @pytest.mark.parametrize("names", [NAMES])
 async def test_a_failed_second_half_leaves_room_after_a_moment(names: Names) -> None:
-    async with share_node(names=names) as (it, _):
+    async with ShareNode.running(names=names) as (it, _):
         await it.allocations.allocate(names[0], [it.units(0, 20)[names[0]]])
         it.forced = it.units(0, 100)
         await it.allocations.reconcile()
@@ -165,7 +165,7 @@ async def test_a_failed_second_half_leaves_room_after_a_moment(names: Names) -> 
 
 async def test_the_owner_of_hundreds_of_units_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The units of three whole GPUs are looked at once at most, and not each of them for every other one."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         assert isinstance(await it.admit("a", (300, 0)), Admission)
         await it.check(["a"])
         looked: list[DeviceID] = []

@@ -1,32 +1,25 @@
 """Random pods with slots of GPUs, limited in each way, over real sockets, while the kubelet and the agent come and go."""
 
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
 from hashlib import blake2s
 from pathlib import Path
 from random import Random
-from typing import Literal
+from typing import Any
 
 import msgspec
 import pytest
-from anyio.abc import TaskGroup
 from faults_support import THOROUGH
-from hami_core_support import HamiCoreNode
-from mps_limits_support import LimitedSlotNode, own
-from share_support import DEFAULT, running
-from slot_node_support import EACH, SLOTS, Ask, SlotNode, slot_node
+from slot_node_support import EACH, SLOTS, Ask, HamiCoreNode, LimitedSlotNode, SlotNode, own
 from slot_support import CORES, MEMORY, MIB, PERCENTAGE, WITH_NUMA_NODES
 
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.decisions import Admission, Refusal
-from topoalign.core.model.holdings import base_of
+from topoalign.core.model.holdings import Amount, base_of
 from topoalign.core.model.ids import GPU, ContainerName, DeviceID, PodName
 from topoalign.core.model.requests import ContainerRequest, PodRequest, Policy
 from topoalign.core.state.share_amounts import equal_part
 from topoalign.kubelet.grpc.api import v1beta1
 
-Limiter = Literal["hami-core", "mps", "none"]
-LIMITERS: tuple[Limiter, ...] = ("hami-core", "mps", "none")
 Part = tuple[int, int]
 """Cores and MiB."""
 EQUAL: Part = (100 // SLOTS, EACH // SLOTS)
@@ -34,22 +27,15 @@ EQUAL: Part = (100 // SLOTS, EACH // SLOTS)
 CACHE, SHARED_FILE = "/usr/local/vgpu", "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 
 
-def limited_node(
-    limiter: Limiter, policy: Policy, chance: Random
-) -> AbstractAsyncContextManager[tuple[SlotNode, TaskGroup]]:
-    """The node, with its kubelet and agent running, and all that the limiter needs."""
+class ServedNode(LimitedSlotNode):
+    """Its daemon of MPS is ready."""
 
-    def by_mps(directory: Path) -> SlotNode:
-        node = LimitedSlotNode(directory, policy, chance)
-        node.mps.announcement.publish(node.mps.serves)
-        return node
+    def __init__(self, directory: Path, *options: Any) -> None:
+        super().__init__(directory, *options)
+        self.mps.announcement.publish(self.mps.serves)
 
-    match limiter:
-        case "hami-core":
-            return running(lambda directory: HamiCoreNode(directory, policy, chance))
-        case "mps":
-            return running(by_mps)
-    return slot_node(policy, chance)
+
+LIMITED_NODES: tuple[type[SlotNode], ...] = (HamiCoreNode, ServedNode, SlotNode)
 
 
 def asked_of_each(container: ContainerRequest) -> Part:
@@ -103,7 +89,7 @@ def check_told(it: SlotNode, reserved: Mapping[str, tuple[PodRequest, bool]]) ->
     for name, (pod, is_reserved) in reserved.items():
         apps = {str(each.name) for each in pod.containers}
         for container, parts in parts_of(it, pod, is_reserved).items():
-            answer = it.kubelet.running[DEFAULT, PodName(name)].responses[ContainerName(container), GPU]
+            answer = it.answers(name)[ContainerName(container), GPU]
             if isinstance(it, HamiCoreNode):
                 files.append(answer.envs[SHARED_FILE])
                 told = {**told_by_hami_core(parts), SHARED_FILE: files[-1]}
@@ -190,15 +176,17 @@ def check_held(it: SlotNode, name: str, asked: Mapping[str, Ask], unwanted: str 
     GPU.
     """
     left = it.slots_of(name).get("c0", []) if "c0" not in asked else []
-    for container, each in asked.items():
+    for container, ask in asked.items():
         (record,) = it.records(name, container)
+        memory = ask.memory or EACH * (ask.percentage or 100) // 100
+        wanted = Amount(cores=ask.cores, memory=memory * MIB)  # by HAMi's rules
         assert DeviceID(unwanted) not in map(base_of, record.device_ids), (name, container)
         for slot, amount in record.slots.items():
             if slot in left:
-                assert amount.cores >= each.amount.cores, (name, container)
-                assert amount.memory >= each.amount.memory, (name, container)
+                assert amount.cores >= wanted.cores, (name, container)
+                assert amount.memory >= wanted.memory, (name, container)
             else:
-                assert each.amount == amount, (name, container)
+                assert wanted == amount, (name, container)
         assert record.slots.keys() == record.device_ids
 
 
@@ -229,7 +217,7 @@ async def test_no_container_has_the_slot_or_the_amounts_of_another(seed: int) ->
     """
     chance, says = Random(seed), Random(seed + 1)
     policy = chance.choice([Policy.NONE, Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
-    async with limited_node(LIMITERS[seed % 3], policy, Random(seed)) as (it, tasks):
+    async with LIMITED_NODES[seed % 3].running(policy, Random(seed)) as (it, tasks):
         running: Running = {}
         admitted = 0
         for number in range(ADMISSIONS):
@@ -242,7 +230,7 @@ async def test_no_container_has_the_slot_or_the_amounts_of_another(seed: int) ->
             pod, asked = made_of(it, f"p{number}", chance, says)
             is_reserved = is_certain = False
             if chance.random() < 0.6:
-                (predicted,) = it.reserve_beside(pod)
+                (predicted,) = it.reserve(pod)
                 is_reserved = isinstance(predicted, Admission)
                 is_certain = is_reserved and it.is_whole(running)  # the record is not behind the kubelet
                 if says.random() < 0.2:
@@ -273,7 +261,7 @@ async def test_pods_that_wait_together_hold_what_each_asked_for(seed: int) -> No
     """
     chance = Random(1000 + seed)
     policy = chance.choice([Policy.NONE, Policy.BEST_EFFORT])
-    async with limited_node(LIMITERS[seed % 3], policy, Random(seed)) as (it, tasks):
+    async with LIMITED_NODES[seed % 3].running(policy, Random(seed)) as (it, tasks):
         for round_number in range(8 if THOROUGH else 4):
             by_count = {gpus: Ask(gpus, chance.randint(1, 2_500), chance.choice([0, 5, 15])) for gpus in (1, 2)}
             pods = {
@@ -281,12 +269,12 @@ async def test_pods_that_wait_together_hold_what_each_asked_for(seed: int) -> No
                 for place in range(3)
             }
             full = it.asking(f"full-{round_number}", Ask(2, cores=100))
-            it.reserve_beside(full)
+            it.reserve(full)
             assert isinstance(await it.admit_pod(full), Admission)
             await it.check([full.name])
             check_told(it, {str(full.name): (full, True)})
             waiting = [it.asking(name, *asked) for name, asked in pods.items()]
-            decisions = it.reserve_beside(*waiting)
+            decisions = it.reserve(*waiting, beside=True)
             assert all(isinstance(each, Admission) for each in decisions), decisions
             await it.remove(full.name)
             chance.shuffle(waiting)
@@ -305,10 +293,10 @@ async def test_pods_that_wait_together_hold_what_each_asked_for(seed: int) -> No
 @pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
 async def test_a_pod_that_fills_the_gpus_of_its_next_container_is_foreseen(policy: Policy) -> None:
     """The kubelet counts the free slots of NUMA node 0, of whose GPUs the first container has all, by its reservation."""
-    async with slot_node(policy, terms=WITH_NUMA_NODES) as (it, _):
+    async with SlotNode.running(policy, terms=WITH_NUMA_NODES) as (it, _):
         pod, rules = it.asking("p", Ask(2, cores=100), Ask(1, 1_000, 30)), it.rules
         it.rules = msgspec.structs.replace(rules, policy=Policy.NONE)
-        assert isinstance(it.reserve_beside(pod)[0], Admission)
+        assert isinstance(it.reserve(pod)[0], Admission)
 
         foreseen, decision = admit(it.ledger.state, pod, rules), await it.admit_pod(pod)
 

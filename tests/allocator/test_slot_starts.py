@@ -2,9 +2,8 @@
 
 import msgspec
 import pytest
-from instance_node_support import instance_node
 from share_support import DEFAULT, GPUS
-from slot_node_support import EACH, SLOTS, Ask, SlotNode, slot_node
+from slot_node_support import EACH, SLOTS, Ask, InstanceNode, SlotNode
 from slot_support import MIB
 
 from topoalign.allocator.ports import KubeletListing
@@ -39,9 +38,9 @@ async def failure(it: SlotNode, name: str) -> str:
 
 
 async def test_a_pod_past_the_scheduler_and_one_that_it_robs_do_not_start() -> None:
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         waiting, past = it.asking("a", LARGE), it.asking("b", SMALL)
-        it.reserve_beside(waiting)
+        it.reserve(waiting)
 
         await admit(it, past)
         reasons = [await failure(it, "b"), await failure(it, "b")]
@@ -54,8 +53,8 @@ async def test_a_pod_past_the_scheduler_and_one_that_it_robs_do_not_start() -> N
 
 
 async def test_a_pod_past_the_scheduler_starts_with_equal_parts() -> None:
-    async with slot_node() as (it, _):
-        it.reserve_beside(it.asking("a", Ask(2, memory=6_000, cores=60)))
+    async with SlotNode.running() as (it, _):
+        it.reserve(it.asking("a", Ask(2, memory=6_000, cores=60)))
 
         await admit(it, it.asking("b", SMALL))
 
@@ -63,9 +62,9 @@ async def test_a_pod_past_the_scheduler_starts_with_equal_parts() -> None:
 
 
 async def test_equal_parts_are_the_right_of_whoever_has_them() -> None:
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         waiting = it.asking("a", Ask(memory=EACH // SLOTS, cores=100 // SLOTS))
-        it.reserve_beside(waiting)
+        it.reserve(waiting)
 
         await admit(it, it.asking("b", SMALL))
         await admit(it, waiting)
@@ -76,9 +75,9 @@ async def test_equal_parts_are_the_right_of_whoever_has_them() -> None:
 
 async def test_a_container_without_what_is_reserved_for_it_does_not_start() -> None:
     """The reservation was received after the grant."""
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         pod = it.asking("a", LARGE)
-        it.reserve_beside(pod)
+        it.reserve(pod)
         late, it.reserved = it.reserved, NodeReservations()
         await admit(it, pod)
         it.reserved = late
@@ -88,19 +87,19 @@ async def test_a_container_without_what_is_reserved_for_it_does_not_start() -> N
 
 
 async def test_a_container_starts_again_after_its_reservation_has_ended() -> None:
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         pod = it.asking("a", LARGE)
-        it.reserve_beside(pod)
+        it.reserve(pod)
         await admit(it, pod)
         first = await failure(it, "a")
-        it.reserve_beside(it.asking("other", LARGE))
+        it.reserve(it.asking("other", LARGE))
 
         assert ("", "") == (first, await failure(it, "a"))
 
 
 async def test_an_image_may_be_pulled_for_longer_than_a_reservation_lasts() -> None:
-    async with slot_node() as (it, _):
-        it.reserve_beside(it.asking("a", LARGE))
+    async with SlotNode.running() as (it, _):
+        it.reserve(it.asking("a", LARGE))
         await admit(it, it.asking("b", SMALL))
         it.reserved = NodeReservations()
 
@@ -109,8 +108,8 @@ async def test_an_image_may_be_pulled_for_longer_than_a_reservation_lasts() -> N
 
 async def test_none_starts_with_anothers_slots_whose_reservation_ended_before() -> None:
     """As while PodResources does not answer: the reservation is over before it is known whose the slots are."""
-    async with slot_node() as (it, _):
-        it.reserve_beside(it.asking("a", LARGE))
+    async with SlotNode.running() as (it, _):
+        it.reserve(it.asking("a", LARGE))
         assert isinstance(await it.kubelet.admit(it.asking("b", SMALL), "uid-b", start=False), Admission)
 
         it.reserved = NodeReservations()
@@ -122,9 +121,9 @@ async def test_none_starts_with_anothers_slots_whose_reservation_ended_before() 
 
 async def test_a_robbed_pod_does_not_start_after_its_reservation_either() -> None:
     """The record says that it has equal parts because another pod got what was reserved for it."""
-    async with slot_node() as (it, tasks):
+    async with SlotNode.running() as (it, tasks):
         waiting = it.asking("a", LARGE)
-        it.reserve_beside(waiting)
+        it.reserve(waiting)
         await admit(it, it.asking("b", SMALL))
         assert isinstance(await it.kubelet.admit(waiting, "uid-a", start=False), Admission)
 
@@ -136,8 +135,8 @@ async def test_a_robbed_pod_does_not_start_after_its_reservation_either() -> Non
 
 
 async def test_a_pod_with_equal_parts_starts_beside_one_that_is_robbed() -> None:
-    async with slot_node() as (it, _):
-        it.reserve_beside(it.asking("a", LARGE))
+    async with SlotNode.running() as (it, _):
+        it.reserve(it.asking("a", LARGE))
         await admit(it, it.asking("b", SMALL))
         await admit(it, it.asking("c", SMALL))
 
@@ -145,8 +144,8 @@ async def test_a_pod_with_equal_parts_starts_beside_one_that_is_robbed() -> None
 
 
 async def test_none_starts_with_anothers_slots_after_the_agent_starts_anew() -> None:
-    async with slot_node() as (it, tasks):
-        it.reserve_beside(it.asking("a", LARGE))
+    async with SlotNode.running() as (it, tasks):
+        it.reserve(it.asking("a", LARGE))
         await admit(it, it.asking("b", SMALL))
 
         it.reserved = NodeReservations()
@@ -157,9 +156,9 @@ async def test_none_starts_with_anothers_slots_after_the_agent_starts_anew() -> 
 
 @pytest.mark.parametrize("is_over", [True, False])
 async def test_none_starts_with_a_mig_instance_that_was_meant_for_another_pod(is_over: bool) -> None:
-    async with instance_node() as (it, _):
+    async with InstanceNode.running() as (it, _):
         large = it.asking("a", Ask(1, percentage=100))
-        it.reserve_beside(large)
+        it.reserve(large)
 
         await admit(it, it.asking("b", Ask(1)))
         if is_over:
@@ -173,8 +172,8 @@ async def test_none_starts_with_a_mig_instance_that_was_meant_for_another_pod(is
 
 async def test_anothers_slots_wait_until_the_checkpoint_tells_the_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     """PodResources tells names alone, and what was reserved under them may be another pod's."""
-    async with slot_node() as (it, _):
-        it.reserve_beside(it.asking("a", LARGE))
+    async with SlotNode.running() as (it, _):
+        it.reserve(it.asking("a", LARGE))
         before = await it.pod_resources.listing()
         assert isinstance(await it.kubelet.admit(it.asking("b", SMALL), "uid-b", start=False), Admission)
         now = await it.pod_resources.listing()
@@ -194,9 +193,9 @@ async def test_anothers_slots_wait_until_the_checkpoint_tells_the_pod(monkeypatc
 
 async def test_equal_pods_start_with_what_was_reserved_for_each_other() -> None:
     """A kubelet does not tell them apart. Their reservations may be over when they start."""
-    async with slot_node() as (it, tasks):
+    async with SlotNode.running() as (it, tasks):
         pods = [it.asking(name, LARGE) for name in "ab"]
-        it.reserve_beside(*pods)
+        it.reserve(*pods, beside=True)
         for pod in reversed(pods):
             assert isinstance(await it.kubelet.admit(pod, f"uid-{pod.name}", start=False), Admission)
 
@@ -208,8 +207,8 @@ async def test_equal_pods_start_with_what_was_reserved_for_each_other() -> None:
 
 
 async def test_an_init_container_does_not_start_with_what_is_anothers() -> None:
-    async with slot_node() as (it, _):
-        it.reserve_beside(it.asking("a", LARGE))
+    async with SlotNode.running() as (it, _):
+        it.reserve(it.asking("a", LARGE))
 
         await admit(it, it.asking("b", SMALL, init=[SMALL]))
 
@@ -217,9 +216,9 @@ async def test_an_init_container_does_not_start_with_what_is_anothers() -> None:
 
 
 async def test_containers_start_with_more_that_an_init_container_left() -> None:
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         pod = it.asking("a", SMALL, SMALL, init=[LARGE])
-        it.reserve_beside(pod)
+        it.reserve(pod)
 
         await admit(it, pod)
 
@@ -228,9 +227,9 @@ async def test_containers_start_with_more_that_an_init_container_left() -> None:
 
 async def test_equal_pods_start_whose_init_containers_leave_some_of_their_slots() -> None:
     """The one that comes first has what is reserved for the other one, and leaves it all of its own."""
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         pods = [it.asking(name, Ask(2, memory=1_000, cores=5), init=[Ask(memory=6_000, cores=30)]) for name in "ab"]
-        it.reserve_beside(*pods)
+        it.reserve(*pods, beside=True)
 
         for pod in reversed(pods):
             await admit(it, pod)
@@ -244,8 +243,8 @@ async def test_slots_do_not_start_while_it_is_not_known_whose_they_are(monkeypat
         await it.clock.advance(LIST_SECONDS if seconds is None else seconds)
         raise KubeletAway("PodResources does not answer")
 
-    async with slot_node() as (it, _):
-        it.reserve_beside(it.asking("a", LARGE))
+    async with SlotNode.running() as (it, _):
+        it.reserve(it.asking("a", LARGE))
         assert isinstance(await it.kubelet.admit(it.asking("b", SMALL), "uid-b", start=False), Admission)
 
         with monkeypatch.context() as patched:
@@ -257,8 +256,8 @@ async def test_slots_do_not_start_while_it_is_not_known_whose_they_are(monkeypat
 
 async def test_amounts_of_a_reservation_wait_until_it_is_known_whose_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kubelet may tell what it knew before the pod came. Equal parts do not wait for that."""
-    async with slot_node() as (it, _):
-        it.reserve_beside(it.asking("a", LARGE))
+    async with SlotNode.running() as (it, _):
+        it.reserve(it.asking("a", LARGE))
         before = await it.pod_resources.listing()
 
         async def stale(seconds: float | None = None) -> KubeletListing:
@@ -276,9 +275,9 @@ async def test_amounts_of_a_reservation_wait_until_it_is_known_whose_they_are(mo
 @pytest.mark.parametrize("init", [[LARGE], [LARGE, SMALL]])
 async def test_init_containers_start_with_slots_that_they_leave_to_nobody(init: list[Ask]) -> None:
     """PodResources does not show them; the checkpoint does, also when they start again after the reservation."""
-    async with slot_node() as (it, tasks):
+    async with SlotNode.running() as (it, tasks):
         pod = it.asking("a", Ask(0), init=init)
-        it.reserve_beside(pod)
+        it.reserve(pod)
         await admit(it, pod)
         first = await failure(it, "a")
         it.reserved = NodeReservations()
@@ -291,8 +290,8 @@ async def test_init_containers_start_with_slots_that_they_leave_to_nobody(init: 
 
 async def test_an_init_container_alone_does_not_start_with_what_is_anothers() -> None:
     """Nothing tells the name of its pod, so there is no event: PodResources does not show it, and nothing is reserved."""
-    async with slot_node() as (it, _):
-        it.reserve_beside(it.asking("a", LARGE))
+    async with SlotNode.running() as (it, _):
+        it.reserve(it.asking("a", LARGE))
 
         await admit(it, it.asking("b", Ask(0), init=[SMALL]))
 
@@ -306,8 +305,8 @@ async def test_a_pod_does_not_start_with_what_its_init_container_took(
     waiting: int, init: int, app: int, *, is_over: bool
 ) -> None:
     """Neither the init container nor the app container that takes over what it has of another's."""
-    async with slot_node() as (it, _):
-        it.reserve_beside(it.asking("a", Ask(waiting, memory=6_000, cores=60)))
+    async with SlotNode.running() as (it, _):
+        it.reserve(it.asking("a", Ask(waiting, memory=6_000, cores=60)))
 
         pod = it.asking("b", Ask(app, memory=1_000, cores=5), init=[Ask(init, memory=1_000, cores=5)])
         assert isinstance(await it.kubelet.admit(pod, "uid-b", start=False), Admission)
@@ -320,10 +319,10 @@ async def test_a_pod_does_not_start_with_what_its_init_container_took(
 
 async def test_who_takes_over_slots_of_a_pod_that_is_gone_starts() -> None:
     """The record knows no pod of these slots yet, and they were meant for the one that is gone."""
-    async with slot_node() as (it, tasks):
+    async with SlotNode.running() as (it, tasks):
         await admit(it, it.asking("all-but-one", *(Ask(GPUS) for _ in range(SLOTS - 1))))
         first = it.asking("a", Ask(GPUS, memory=1_000, cores=5))
-        it.reserve_beside(first)
+        it.reserve(first)
         assert isinstance(await it.kubelet.admit(first, "uid-a", start=False), Admission)
         taken = it.slots_of("a")
         it.reserved = NodeReservations()
@@ -337,11 +336,11 @@ async def test_who_takes_over_slots_of_a_pod_that_is_gone_starts() -> None:
 
 
 async def test_an_equal_pod_whose_reservation_comes_late_starts_ever_after() -> None:
-    async with slot_node() as (it, tasks):
+    async with SlotNode.running() as (it, tasks):
         pods = [it.asking(name, LARGE) for name in "ab"]
-        it.reserve_beside(pods[1])
+        it.reserve(pods[1])
         assert isinstance(await it.kubelet.admit(pods[0], "uid-a", start=False), Admission)
-        it.reserve_beside(*pods)
+        it.reserve(*pods, beside=True)
         await it.allocations.reconcile()
         first = await failure(it, "a")
 
@@ -354,9 +353,9 @@ async def test_an_equal_pod_whose_reservation_comes_late_starts_ever_after() -> 
 
 async def test_a_pod_starts_whose_reservation_is_heard_after_it_was_refused() -> None:
     """It was given what is reserved for an equal one, which is told the rest."""
-    async with slot_node() as (it, tasks):
+    async with SlotNode.running() as (it, tasks):
         pods = [it.asking(name, LARGE) for name in "ab"]
-        it.reserve_beside(*pods)
+        it.reserve(*pods, beside=True)
         both = it.reserved.reservations
         it.set_reserved(*both[1:])
         await admit(it, pods[0])
@@ -375,11 +374,11 @@ async def test_a_pod_starts_whose_reservation_is_heard_after_it_was_refused() ->
 
 async def test_a_pod_starts_again_that_took_over_what_was_heard_of_late() -> None:
     """Its app container has a slot that its init container was given before the reservation was received."""
-    async with slot_node() as (it, tasks):
+    async with SlotNode.running() as (it, tasks):
         pods = [it.asking(name, SMALL, init=[LARGE]) for name in "ab"]
-        it.reserve_beside(pods[1])
+        it.reserve(pods[1])
         assert isinstance(await it.kubelet.admit(pods[0], "uid-a", start=False), Admission)
-        it.reserve_beside(*pods)
+        it.reserve(*pods, beside=True)
         await it.allocations.reconcile()
         starts = [await failure(it, "a")]
 
@@ -409,11 +408,11 @@ async def come_unread(it: SlotNode, monkeypatch: pytest.MonkeyPatch, pod: PodReq
 async def test_a_pod_made_anew_starts_beside_what_its_former_self_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         former, pod = it.asking("a", Ask(2, memory=6_000, cores=60)), it.asking("a", SMALL)
-        it.reserve_beside(former)
+        it.reserve(former)
         (left,) = it.reserved.reservations
-        it.reserve_beside(pod)
+        it.reserve(pod)
         (own,) = it.reserved.reservations
         it.set_reserved(left, msgspec.structs.replace(own, pod_uid="uid-new"))
 
@@ -423,8 +422,8 @@ async def test_a_pod_made_anew_starts_beside_what_its_former_self_left(
 
 
 async def test_a_pod_made_anew_does_not_start_with_its_former_selfs_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with slot_node() as (it, _):
-        it.reserve_beside(it.asking("a", LARGE))
+    async with SlotNode.running() as (it, _):
+        it.reserve(it.asking("a", LARGE))
 
         await come_unread(it, monkeypatch, it.asking("a", SMALL), "uid-new")
         it.reserved = NodeReservations()
@@ -433,9 +432,9 @@ async def test_a_pod_made_anew_does_not_start_with_its_former_selfs_slots(monkey
 
 
 async def test_an_init_container_that_was_robbed_does_not_start() -> None:
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         displaced_pod_of = it.asking("a", Ask(0), init=[LARGE])
-        it.reserve_beside(displaced_pod_of)
+        it.reserve(displaced_pod_of)
         await admit(it, it.asking("b", SMALL))
 
         await admit(it, displaced_pod_of)
@@ -448,9 +447,9 @@ async def test_an_init_container_that_was_robbed_does_not_start() -> None:
 async def test_init_containers_start_after_their_reservation_unlisted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         pod = it.asking("a", Ask(0), init=[LARGE])
-        it.reserve_beside(pod)
+        it.reserve(pod)
         await admit(it, pod)
         unread = msgspec.structs.replace(await it.pod_resources.listing(), parts=(), checkpoint=None)
 

@@ -1,7 +1,7 @@
 """Slots of GPUs over the kubelet's protocol: what a container holds, with and without a reservation."""
 
 import pytest
-from slot_node_support import EACH, MACHINE, SLOTS, Ask, slot_node
+from slot_node_support import EACH, MACHINE, SLOTS, Ask, SlotNode
 from slot_support import MIB, WITH_NUMA_NODES, in_mig_mode
 
 from topoalign.core.model.decisions import Admission, Decision, Refusal
@@ -22,9 +22,9 @@ def refused(decision: Decision) -> str:
 
 
 async def test_a_reserved_container_holds_its_amounts() -> None:
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         pod = it.asking("a", Ask(2, memory=6_000, cores=40), Ask(memory=9_000))
-        it.reserve_beside(pod)
+        it.reserve(pod)
 
         assert isinstance(await it.admit_pod(pod), Admission)
         await it.check(["a"])
@@ -34,7 +34,7 @@ async def test_a_reserved_container_holds_its_amounts() -> None:
 
 
 async def test_without_a_reservation_a_slot_is_an_equal_part() -> None:
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         pod = it.asking("a", Ask(memory=15_000, cores=80))
 
         assert isinstance(await it.admit_pod(pod), Admission)
@@ -44,9 +44,9 @@ async def test_without_a_reservation_a_slot_is_an_equal_part() -> None:
 
 
 async def test_what_is_reserved_for_others_is_spared() -> None:
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         reserved = it.asking("later", Ask(2, cores=95))
-        it.reserve_beside(reserved)
+        it.reserve(reserved)
         (gpus,) = (each.containers[0].devices[GPU] for each in it.reserved.reservations)
 
         assert isinstance(await it.admit_pod(it.asking("now", Ask(1, memory=1))), Admission)
@@ -59,9 +59,9 @@ async def test_what_is_reserved_for_others_is_spared() -> None:
 
 async def test_what_a_gpu_has_not_left_is_refused() -> None:
     """The kubelet need not take what is preferred."""
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         first = it.asking("a", Ask(cores=95, memory=100))
-        it.reserve_beside(first)
+        it.reserve(first)
         assert isinstance(await it.admit_pod(first), Admission)
         await it.check(["a"])
         (gpu,) = it.held("a")
@@ -76,13 +76,13 @@ async def test_what_a_gpu_has_not_left_is_refused() -> None:
 
 async def test_a_whole_gpu_is_not_given_beside_memory_of_another() -> None:
     """Who has memory alone has no cores that would be lacking; the kubelet need not take what is reserved."""
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         memory, whole = it.asking("a", Ask(memory=100)), it.asking("b", Ask(cores=100))
-        it.reserve_beside(memory)
+        it.reserve(memory)
         assert isinstance(await it.admit_pod(memory), Admission)
         await it.check(["a"])
         (gpu,) = it.held("a")
-        it.reserve_beside(whole)
+        it.reserve(whole)
         it.forced = {GPU: [DeviceID(f"{gpu}::7")]}
 
         assert "100 cores" in refused(await it.admit_pod(whole))
@@ -90,9 +90,9 @@ async def test_a_whole_gpu_is_not_given_beside_memory_of_another() -> None:
 
 
 async def test_a_record_that_has_ended_makes_room() -> None:
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         first = it.asking("a", Ask(4, cores=95, memory=100))
-        it.reserve_beside(first)
+        it.reserve(first)
         assert isinstance(await it.admit_pod(first), Admission)
         await it.check(["a"])
         await it.drop("a")
@@ -103,16 +103,16 @@ async def test_a_record_that_has_ended_makes_room() -> None:
 
 
 async def test_two_slots_of_one_gpu_are_refused() -> None:
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         it.forced = {GPU: [DeviceID("GPU-1::0"), DeviceID("GPU-1::5")]}
 
         assert "several slots of 'GPU-1'" in refused(await it.admit_pod(it.asking("a", Ask(2))))
 
 
 async def test_a_spent_gpu_lists_its_free_slots_as_unhealthy() -> None:
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         pod = it.asking("a", Ask(cores=100))
-        it.reserve_beside(pod)
+        it.reserve(pod)
         assert isinstance(await it.admit_pod(pod), Admission)
         await it.listed()
 
@@ -126,9 +126,9 @@ async def test_a_spent_gpu_lists_its_free_slots_as_unhealthy() -> None:
 async def test_slots_of_mig_instances_are_held_and_told_as_instances() -> None:
     """With a reservation by its amounts, without one as equal parts; the container is told of the instance."""
     machine = in_mig_mode(MACHINE, *([4_096, 8_192] for _ in MACHINE.gpus))
-    async with slot_node(machine=machine) as (it, _):
+    async with SlotNode.running(machine=machine) as (it, _):
         pod = it.asking("a", Ask(2, percentage=50, cores=40))
-        it.reserve_beside(pod)
+        it.reserve(pod)
         assert isinstance(await it.admit_pod(pod), Admission)
         assert isinstance(await it.admit_pod(it.asking("b", Ask(1))), Admission)
         await it.check(["a", "b"])
@@ -141,9 +141,9 @@ async def test_slots_of_mig_instances_are_held_and_told_as_instances() -> None:
 
 
 async def test_an_init_container_leaves_its_slot() -> None:
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         pod = it.asking("a", Ask(2, memory=3_000), init=[Ask(1, memory=9_000, cores=50)])
-        it.reserve_beside(pod)
+        it.reserve(pod)
 
         assert isinstance(await it.admit_pod(pod), Admission)
         await it.check(["a"])
@@ -154,9 +154,9 @@ async def test_an_init_container_leaves_its_slot() -> None:
 
 async def test_a_container_that_is_admitted_again_holds_its_own() -> None:
     """The kubelet is killed before its checkpoint has the first of two containers, and asks for both anew."""
-    async with slot_node() as (it, tasks):
+    async with SlotNode.running() as (it, tasks):
         pod = it.asking("a", Ask(memory=2_000), Ask(memory=9_000))
-        it.reserve_beside(pod)
+        it.reserve(pod)
         (first, second) = (each.devices[GPU] for each in it.reserved.reservations[0].containers)
         await it.allocations.allocate(GPU, [first])  # the kubelet is gone before it notes the answer
         await it.start_agent(tasks)
@@ -174,9 +174,9 @@ async def test_a_slot_that_is_held_is_not_preferred_for_its_reservation() -> Non
     Another pod has the slot that was reserved for a container, which got its neighbour's; neither has started. A kubelet
     that has lost its checkpoint takes all slots for free; the one that is held is not named while there are others.
     """
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         pod = it.asking("reserved", Ask(cores=60, memory=2_000), Ask(cores=30, memory=5_000))
-        it.reserve_beside(pod)
+        it.reserve(pod)
         (slot,) = it.reserved.reservations[0].containers[0].devices[GPU]
         it.forced = {GPU: [slot]}
         assert isinstance(await it.kubelet.admit(it.asking("other", Ask()), "uid-other", start=False), Admission)
@@ -194,9 +194,9 @@ async def test_a_slot_that_is_held_is_not_preferred_for_its_reservation() -> Non
 
 
 async def test_amounts_outlive_a_restart_and_a_lost_journal_makes_equal_parts() -> None:
-    async with slot_node() as (it, tasks):
+    async with SlotNode.running() as (it, tasks):
         pod = it.asking("a", Ask(memory=7_000, cores=20))
-        it.reserve_beside(pod)
+        it.reserve(pod)
         assert isinstance(await it.admit_pod(pod), Admission)
         await it.check(["a"])
 
@@ -212,12 +212,12 @@ async def test_amounts_outlive_a_restart_and_a_lost_journal_makes_equal_parts() 
 
 
 async def test_a_pod_with_a_list_of_uuids_gets_one_of_these() -> None:
-    async with slot_node() as (it, tasks):
+    async with SlotNode.running() as (it, tasks):
         beside = it.asking("beside", Ask(2, memory=8_000))
         pod = it.asking(
             "a", Ask(memory=7_000), Ask(memory=7_000), annotations={"nvidia.com/use-gpuuuid": "GPU-3,GPU-9"}
         )
-        it.reserve_beside(beside, pod)
+        it.reserve(beside, pod, beside=True)
 
         assert isinstance(await it.admit_pod(beside), Admission)
         await it.start_agent(tasks)
@@ -235,13 +235,13 @@ async def test_a_pod_with_a_list_of_uuids_gets_one_of_these() -> None:
 )
 async def test_a_pod_that_limits_its_gpus_is_refused_if_aligned_elsewhere(annotations: dict[str, str]) -> None:
     """What filled the first NUMA node ends before the pod is admitted, and its kubelet aligns it to that."""
-    async with slot_node(Policy.SINGLE_NUMA_NODE, terms=WITH_NUMA_NODES) as (it, _):
+    async with SlotNode.running(Policy.SINGLE_NUMA_NODE, terms=WITH_NUMA_NODES) as (it, _):
         full = it.asking("full", Ask(2, cores=100))
-        it.reserve_beside(full)
+        it.reserve(full)
         assert isinstance(await it.admit_pod(full), Admission)
         await it.check(["full"])
         pod = it.asking("a", Ask(memory=7_000), annotations=annotations)
-        assert isinstance(it.reserve_beside(pod)[0], Admission)
+        assert isinstance(it.reserve(pod)[0], Admission)
         await it.remove("full")
 
         assert "accepts 'GPU-2'" in refused(await it.admit_pod(pod))
@@ -250,10 +250,10 @@ async def test_a_pod_that_limits_its_gpus_is_refused_if_aligned_elsewhere(annota
 
 async def test_a_container_with_its_init_containers_gpu_gets_no_other_one() -> None:
     """The kubelet keeps the slot that is taken over, and need not take the other one that is preferred."""
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         lists = {"nvidia.com/use-gpuuuid": "GPU-0,GPU-1"}
         pod = it.asking("a", Ask(2, memory=3_000), init=[Ask(1, memory=9_000)], annotations=lists)
-        it.reserve_beside(pod)
+        it.reserve(pod)
         taken, other = (each.devices[GPU] for each in it.reserved.reservations[0].containers)
         await it.allocations.allocate(GPU, [taken])
 
@@ -265,13 +265,13 @@ async def test_a_container_with_its_init_containers_gpu_gets_no_other_one() -> N
 @pytest.mark.parametrize("policy", [Policy.BEST_EFFORT, Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])
 async def test_containers_that_are_aligned_elsewhere_hold_what_they_asked_for(policy: Policy) -> None:
     """What filled the first NUMA node ends between the bind and the admission, and the kubelet aligns them to that."""
-    async with slot_node(policy, terms=WITH_NUMA_NODES) as (it, _):
+    async with SlotNode.running(policy, terms=WITH_NUMA_NODES) as (it, _):
         full = it.asking("full", Ask(2, cores=100))
-        it.reserve_beside(full)
+        it.reserve(full)
         assert isinstance(await it.admit_pod(full), Admission)
         await it.check(["full"])
         pod = it.asking("a", Ask(memory=7_000, cores=5), Ask(memory=9_100, cores=60), Ask(memory=7_000, cores=5))
-        it.reserve_beside(pod)
+        it.reserve(pod)
         await it.remove("full")
 
         assert isinstance(await it.admit_pod(pod), Admission)
@@ -284,17 +284,17 @@ async def test_containers_that_are_aligned_elsewhere_hold_what_they_asked_for(po
 
 async def test_a_container_that_is_aligned_to_gpus_without_room_is_refused() -> None:
     """Others have come to the GPUs that its kubelet aligns it to now; an equal part would be less than it asked for."""
-    async with slot_node(Policy.SINGLE_NUMA_NODE, terms=WITH_NUMA_NODES) as (it, _):
+    async with SlotNode.running(Policy.SINGLE_NUMA_NODE, terms=WITH_NUMA_NODES) as (it, _):
         full = it.asking("full", Ask(2, cores=100))
-        it.reserve_beside(full)
+        it.reserve(full)
         assert isinstance(await it.admit_pod(full), Admission)
         await it.check(["full"])
         pod = it.asking("a", Ask(memory=9_000))
-        assert isinstance(it.reserve_beside(pod)[0], Admission)
+        assert isinstance(it.reserve(pod)[0], Admission)
         reserved = it.reserved
         await it.remove("full")
         others = it.asking("others", Ask(2, memory=9_000))
-        it.reserve_beside(others)
+        it.reserve(others)
         assert isinstance(await it.admit_pod(others), Admission)
         it.reserved = reserved
 
@@ -307,9 +307,9 @@ async def test_a_container_that_is_aligned_to_gpus_without_room_is_refused() -> 
 
 async def test_slots_taken_without_a_question_are_of_the_container_that_waits() -> None:
     """A kubelet that offers no more than it needs does not ask what is preferred, and an agent may start in between."""
-    async with slot_node() as (it, tasks):
+    async with SlotNode.running() as (it, tasks):
         pod = it.asking("a", Ask(memory=7_000), Ask(memory=9_100))
-        it.reserve_beside(pod)
+        it.reserve(pod)
         (own, second) = (each.devices[GPU] for each in it.reserved.reservations[0].containers)
         offered = [slot for slot in it.machine.devices[GPU] if slot.startswith("GPU-3")]
         told = await it.allocations.prefer(GPU, offered, (), 1)
@@ -326,9 +326,9 @@ async def test_slots_taken_without_a_question_are_of_the_container_that_waits() 
 
 async def test_a_displaced_container_holds_its_amounts_again() -> None:
     """The kubelet has lost its checkpoint and gives the slot to another container, which ends."""
-    async with slot_node() as (it, _):
+    async with SlotNode.running() as (it, _):
         pod = it.asking("a", Ask(memory=9_000, cores=60))
-        it.reserve_beside(pod)
+        it.reserve(pod)
         assert isinstance(await it.admit_pod(pod), Admission)
         await it.check(["a"])
         it.reserved, held = NodeReservations(), it.held("a")

@@ -1,32 +1,18 @@
 """A kubelet of a node whose GPUs in slots are chosen by HAMi's rules, over real sockets."""
 
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
-
 import pytest
-from anyio.abc import TaskGroup
-from hami_slot_support import POLICY, as_hami
-from share_support import running
-from slot_node_support import Ask, SlotNode, slot_node
+from hami_slot_support import POLICY
+from slot_node_support import Ask, SlotNode
 
 from topoalign.core.model.decisions import Admission
 
 pytestmark = pytest.mark.anyio
 
 
-def hami_node() -> AbstractAsyncContextManager[tuple[SlotNode, TaskGroup]]:
-    def made(directory: Path) -> SlotNode:
-        it = SlotNode(directory)
-        it.rules = as_hami(it.rules)
-        return it
-
-    return running(made)
-
-
 async def test_without_a_reservation_containers_are_spread() -> None:
     """HAMi's default; by our rules the second one joins the first."""
     found: list[list[str]] = []
-    for a_node in (hami_node(), slot_node()):
+    for a_node in (SlotNode.running(compat="hami"), SlotNode.running()):
         async with a_node as (it, _):
             for name in ("a", "b", "c"):
                 assert isinstance(await it.admit_pod(it.asking(name, Ask(memory=1_000))), Admission)
@@ -39,10 +25,10 @@ async def test_without_a_reservation_containers_are_spread() -> None:
 
 async def test_a_pod_that_the_registry_binds_gets_what_hami_chooses_for_it() -> None:
     """The second one by its annotation the GPU that is fuller, the third one another."""
-    async with hami_node() as (it, _):
+    async with SlotNode.running(compat="hami") as (it, _):
         for name, policy in (("a", "binpack"), ("b", "binpack"), ("c", "spread")):
             pod = it.asking(name, Ask(memory=3_000, cores=10), annotations={POLICY: policy})
-            it.reserve_beside(pod)
+            it.reserve(pod)
             assert isinstance(await it.admit_pod(pod), Admission)
         await it.check(["a", "b", "c"])
 

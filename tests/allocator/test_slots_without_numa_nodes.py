@@ -8,7 +8,6 @@ from random import Random
 import msgspec
 import pytest
 from faults_support import THOROUGH
-from share_support import running
 from slot_node_support import Ask, SlotNode
 from slot_support import MIB, PLAIN, WITH_NUMA_NODES, in_slots
 
@@ -42,10 +41,10 @@ def alone_on(machine: Topology) -> int:
 async def test_a_pod_of_any_number_of_gpus_runs_on_the_empty_node(name: str, policy: Policy) -> None:
     """The prediction, what is reserved and the kubelet agree."""
     hardware = machine(name)
-    async with running(lambda directory: MachineInSlots(directory, policy, machine=hardware)) as (it, _):
+    async with MachineInSlots.running(policy, machine=hardware) as (it, _):
         for gpus in range(1, len(hardware.gpus) + 1):
             pod = it.asking(f"p{gpus}", Ask(gpus, memory=1_000))
-            predicted = it.reserve_beside(pod)[0]
+            predicted = it.reserve(pod)[0]
             decision = await it.admit_pod(pod)
             await it.check([pod.name])
 
@@ -59,18 +58,18 @@ async def test_a_pod_of_any_number_of_gpus_runs_on_the_empty_node(name: str, pol
 @pytest.mark.parametrize("name", MACHINES)
 async def test_pods_of_one_gpu_fill_all_gpus_one_after_another(name: str, policy: Policy) -> None:
     hardware = machine(name)
-    async with running(lambda directory: MachineInSlots(directory, policy, machine=hardware)) as (it, _):
+    async with MachineInSlots.running(policy, machine=hardware) as (it, _):
         names = [f"p{number}" for number in range(len(hardware.gpus))]
         for each in names:
             pod = it.asking(each, Ask(memory=alone_on(hardware)))
-            assert isinstance(it.reserve_beside(pod)[0], Admission)
+            assert isinstance(it.reserve(pod)[0], Admission)
             assert isinstance(await it.admit_pod(pod), Admission)
             await it.allocations.reconcile()
         await it.check(names)
 
         assert {gpu.id for gpu in hardware.gpus} == {gpu for each in names for gpu in it.held(each)}
         last = it.asking("last", Ask(memory=alone_on(hardware)))
-        assert isinstance(it.reserve_beside(last)[0], Refusal)
+        assert isinstance(it.reserve(last)[0], Refusal)
 
 
 @pytest.mark.parametrize("policy", [*Policy])
@@ -81,11 +80,11 @@ async def test_numa_topology_keeps_a_pod_to_the_gpus_of_a_numa_node(name: str, p
     (most,) = {
         len([gpu for gpu in hardware.gpus if gpu.numa_affinity == nodes.numa_affinity]) for nodes in hardware.gpus
     }
-    async with running(lambda directory: MachineInSlots(directory, policy, None, hardware, WITH_NUMA_NODES)) as (it, _):
+    async with MachineInSlots.running(policy, None, hardware, WITH_NUMA_NODES) as (it, _):
         fits = []
         for gpus in range(1, len(hardware.gpus) + 1):
             pod = it.asking(f"p{gpus}", Ask(gpus, memory=1_000))
-            predicted = it.reserve_beside(pod)[0]
+            predicted = it.reserve(pod)[0]
             decision = await it.admit_pod(pod)
             assert isinstance(predicted, Admission) is isinstance(decision, Admission)
             if isinstance(predicted, Refusal):
@@ -102,9 +101,9 @@ async def test_numa_topology_keeps_a_pod_to_the_gpus_of_a_numa_node(name: str, p
 async def test_a_changed_setting_is_listed_without_a_restart() -> None:
     """A pod with slots of 5 GPUs goes on; the kubelet is given the NUMA nodes of all slots, or of none."""
     hardware = machine("hgx-h100")
-    async with running(lambda at: MachineInSlots(at, Policy.BEST_EFFORT, machine=hardware)) as (it, _):
+    async with MachineInSlots.running(Policy.BEST_EFFORT, machine=hardware) as (it, _):
         first = it.asking("first", Ask(5, memory=1_000))
-        it.reserve_beside(first)
+        it.reserve(first)
         assert isinstance(await it.admit_pod(first), Admission)
         found = []
         for revision, terms in enumerate((WITH_NUMA_NODES, PLAIN), 2):
@@ -116,9 +115,7 @@ async def test_a_changed_setting_is_listed_without_a_restart() -> None:
             await it.kubelet.until(
                 lambda kubelet, nodes=nodes: {*kubelet.state().hardware.devices[GPU].values()} == nodes  # type: ignore[misc]  # a default
             )
-            found += [
-                isinstance(each, Admission) for each in it.reserve_beside(it.asking("next", Ask(5, memory=1_000)))
-            ]
+            found += [isinstance(each, Admission) for each in it.reserve(it.asking("next", Ask(5, memory=1_000)))]
             await it.check(["first"])
 
         assert [False, True] == found
@@ -131,7 +128,7 @@ async def test_what_the_extender_offers_the_kubelet_admits(seed: int) -> None:
     hardware = machine(MACHINES[seed % 3])
     policy = ALIGNING[seed // 3 % 3]
     whole = (hardware.gpus[0].memory or 0) // MIB
-    async with running(lambda directory: MachineInSlots(directory, policy, Random(seed), hardware)) as (it, _):
+    async with MachineInSlots.running(policy, Random(seed), hardware) as (it, _):
         running_pods: dict[str, Ask] = {}
         number = admitted = 0
         while admitted < (1_000 if THOROUGH else 30):
@@ -143,7 +140,7 @@ async def test_what_the_extender_offers_the_kubelet_admits(seed: int) -> None:
             gpus = chance.choice([1, 1, 1, 2, 2, 3, 4, len(hardware.gpus)])
             ask = Ask(gpus, chance.choice([0, 1_000, 9_000, 30_000]), chance.choice([0, 10, 40]))
             pod = it.asking(f"p{number}", ask)
-            if not isinstance(it.reserve_beside(pod)[0], Admission):
+            if not isinstance(it.reserve(pod)[0], Admission):
                 continue
             decision = await it.admit_pod(pod)
             assert isinstance(decision, Admission), (number, ask, decision)

@@ -12,14 +12,15 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 from device_allocations_support import GPUS, Node, PassingClock, bound
-from share_support import ShareNode, share_node
-from slot_node_support import Ask, slot_node
+from share_support import ShareNode
+from slot_node_support import Ask, SlotNode
 
 from topoalign.allocator.allocate.service import AGAIN_SECONDS, GRANT_SECONDS
 from topoalign.allocator.ports import KubeletListing
 from topoalign.allocator.reconciliation.pod_resources import LIST_SECONDS
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import GPU
 from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.kubelet.grpc.kubelet_client import KubeletAway
@@ -65,7 +66,7 @@ HOW = pytest.mark.parametrize("spoil", [prompt, slow, failing])
 @HOW
 async def test_units_of_an_ended_pod_are_given_by_a_slow_kubelet(spoil: Spoil) -> None:
     """The next pod needs more memory than any other GPU has left."""
-    async with share_node() as (it, tasks):
+    async with ShareNode.running() as (it, tasks):
         for number in range(4):
             it.forced = it.units(number, 30, 12)
             assert isinstance(await it.admit(f"p{number}", (30, 12)), Admission)
@@ -82,9 +83,9 @@ async def test_units_of_an_ended_pod_are_given_by_a_slow_kubelet(spoil: Spoil) -
 @HOW
 async def test_slots_of_an_ended_pod_are_given_by_a_slow_kubelet(spoil: Spoil) -> None:
     """Every GPU but that of the ended pod has no computing time left."""
-    async with slot_node() as (it, tasks):
+    async with SlotNode.running() as (it, tasks):
         full = [it.asking(f"p{number}", Ask(cores=95, memory=100)) for number in range(4)]
-        it.reserve_beside(*full)
+        it.reserve(*full, beside=True)
         for pod in full:
             assert isinstance(await it.admit_pod(pod), Admission)
         await it.check([pod.name for pod in full])
@@ -95,7 +96,7 @@ async def test_slots_of_an_ended_pod_are_given_by_a_slow_kubelet(spoil: Spoil) -
         decision = await it.admit_pod(it.asking("next", Ask(1)))
 
         assert isinstance(decision, Admission), decision.finding
-        assert [gpu] == [it.parent_of(slot) for slot in it.slots_of("next")["c0"]]
+        assert [gpu] == [base_of(slot) for slot in it.slots_of("next")["c0"]]
 
 
 @pytest.mark.parametrize(("fails", "granted"), [(1, True), (7, True), (8, False)])

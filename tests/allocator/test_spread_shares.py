@@ -1,7 +1,7 @@
 """Units that are spread over several GPUs, over the kubelet's protocol: given as they are reserved, or not at all."""
 
 import pytest
-from share_support import DEFAULT, NAMES, OTHER_ORDER, ShareNode, share_node
+from share_support import DEFAULT, NAMES, OTHER_ORDER, ShareNode
 from unit_support import CORES, MEMORY, spread
 
 from topoalign.core.model.decisions import Admission, Decision, Refusal
@@ -32,7 +32,7 @@ def units(it: ShareNode, cores: int, memory: int, *gpus: int) -> dict[ResourceNa
 
 def told(it: ShareNode, name: str) -> set[str]:
     """The GPUs that the container of a pod is told, by each of its answers."""
-    answers = it.kubelet.running[DEFAULT, PodName(name)].responses.values()
+    answers = it.answers(name).values()
     return {answer.envs["NVIDIA_VISIBLE_DEVICES"] for answer in answers}
 
 
@@ -46,7 +46,7 @@ async def shown(it: ShareNode, name: str) -> set[DeviceID]:
 @ORDERS
 async def test_a_reserved_share_of_two_gpus_is_given_as_it_is_reserved(names: Names) -> None:
     """What the container is told, what PodResources shows, the record and the reservation are the same."""
-    async with share_node(names=names) as (it, tasks):
+    async with ShareNode.running(names=names) as (it, tasks):
         (predicted,) = it.reserve(half_of_two(it, "p"))
         assert isinstance(predicted, Admission)
 
@@ -65,7 +65,7 @@ async def test_a_reserved_share_of_two_gpus_is_given_as_it_is_reserved(names: Na
 
 
 async def test_pods_with_equal_spread_shares_have_one_each() -> None:
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.keep(p=units(it, 30, 4, 0, 1), q=units(it, 30, 4, 2, 3))
 
         for name in ("q", "p"):
@@ -77,7 +77,7 @@ async def test_pods_with_equal_spread_shares_have_one_each() -> None:
 
 async def test_a_kubelet_that_is_told_of_no_reservation_spreads_nothing() -> None:
     """It knows no annotations, and nothing is guessed: the share is of one GPU, as its limits say."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         assert isinstance(await admit(it, half_of_two(it, "p")), Admission)
 
         assert {1} == {len(gpus) for gpus in it.gpus("p")["c0"].values()}
@@ -87,7 +87,7 @@ async def test_a_kubelet_that_is_told_of_no_reservation_spreads_nothing() -> Non
 @pytest.mark.parametrize("init", [((0, 2), (0, 4)), ((0, 4), (0, 4)), ((0, 2), (0, 4), (0, 6))], ids=str)
 async def test_init_containers_take_over_equal_parts_and_get_more(init: tuple[tuple[int, int], ...]) -> None:
     """Seed 266 of the random admissions: each container has what is reserved for it, and then nobody waits for anything."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         asked = spread(it.pod("p", (0, 8), init=init), 2)
         (predicted,) = it.reserve(asked)
         assert isinstance(predicted, Admission)
@@ -104,7 +104,7 @@ async def test_init_containers_take_over_equal_parts_and_get_more(init: tuple[tu
 
 
 async def test_equal_parts_that_nobody_reserved_are_refused() -> None:
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.keep(p=units(it, 30, 4, 0, 1))
 
         for gpus in ((0, 2), (2, 3), (0, 1, 2)):
@@ -116,7 +116,7 @@ async def test_equal_parts_that_nobody_reserved_are_refused() -> None:
 @pytest.mark.parametrize(("names", "half"), [(NAMES, 0), (NAMES, 1), (OTHER_ORDER, 1)])
 async def test_no_half_of_one_gpu_is_given_instead(names: Names, half: int) -> None:
     """The kubelet takes as many units of one GPU, or of others: the container would have another share than was meant."""
-    async with share_node(names=names) as (it, _):
+    async with ShareNode.running(names=names) as (it, _):
         for gpus in ((0,), (2,)):
             it.keep(p=units(it, 30, 4, 0, 1))
             it.forced = {names[half]: it.units(gpus[0], 60, 8)[names[half]]}
@@ -130,7 +130,7 @@ async def test_no_half_of_one_gpu_is_given_instead(names: Names, half: int) -> N
 
 async def test_a_kubelet_that_aligns_elsewhere_is_refused() -> None:
     """GPU-0 and GPU-2 are on two NUMA nodes, and the kubelet offers units of one node."""
-    async with share_node(policy=Policy.SINGLE_NUMA_NODE) as (it, _):
+    async with ShareNode.running(policy=Policy.SINGLE_NUMA_NODE) as (it, _):
         it.keep(p=units(it, 30, 4, 0, 2))
 
         refusal = await admit(it, half_of_two(it, "p"))
@@ -142,7 +142,7 @@ async def test_a_kubelet_that_aligns_elsewhere_is_refused() -> None:
 
 async def test_memory_of_one_of_the_gpus_does_not_go_with_time_of_both() -> None:
     """The reservation is over when the kubelet asks for the second half, and takes that of GPU-0 alone."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.keep(p=units(it, 30, 4, 0, 1))
         await it.allocations.allocate(CORES, [units(it, 30, 0, 0, 1)[CORES]])
         it.keep()
@@ -153,7 +153,7 @@ async def test_memory_of_one_of_the_gpus_does_not_go_with_time_of_both() -> None
 
 @pytest.mark.parametrize("memory", [[(0, 4), (2, 4)], [(0, 5), (1, 3)]], ids=["other", "unequal"])
 async def test_a_container_with_other_halves_does_not_start(memory: list[tuple[int, int]]) -> None:
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         blocks = [unit for gpu, amount in memory for unit in it.units(gpu, 0, amount)[MEMORY]]
         it.keep(p={**units(it, 30, 4, 0, 1), MEMORY: blocks})
         shares = it.allocations._units

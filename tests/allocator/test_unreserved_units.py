@@ -8,12 +8,13 @@ from random import Random
 import msgspec
 import pytest
 from faults_support import THOROUGH
-from share_support import ShareNode, share_node
+from share_support import ShareNode
 from unit_support import CORES, MEMORY
 
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import ResourceName
 from topoalign.machines import load_machine
 
@@ -49,7 +50,7 @@ async def refused(it: ShareNode, chance: Random, pods: int) -> tuple[int, int]:
 @pytest.mark.timeout(1800 if THOROUGH else 300)
 async def test_few_pods_that_fit_are_refused_without_a_reservation() -> None:
     """2 of 34 in the sample. If the first half always went to the GPU with the least left, 22 of 47 would be."""
-    async with share_node(MACHINE, chance=Random(2)) as (it, _):
+    async with ShareNode.running(MACHINE, chance=Random(2)) as (it, _):
         fit, lost = await refused(it, Random(2), 500 if THOROUGH else 60)
 
         assert lost * 7 <= fit, (fit, lost)
@@ -67,7 +68,7 @@ async def test_a_first_half_goes_where_an_equal_part_of_the_other_is_left(
     resource: ResourceName, size: int, gpu: str
 ) -> None:
     """Left of GPU-0 are 40 and 4 blocks of 16, of GPU-1 80 and 12, of GPU-2 50 and 14; GPU-3 is unused."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         for number, held in enumerate([(60, 12), (20, 4), (50, 2)]):
             it.forced = it.units(number, *held)
             assert isinstance(await it.admit(f"p{number}", held), Admission)
@@ -76,12 +77,12 @@ async def test_a_first_half_goes_where_an_equal_part_of_the_other_is_left(
 
         preferred = await it.allocations.prefer(resource, [*free], (), size)
 
-        assert {gpu} == {*map(it.parent_of, preferred)}
+        assert {gpu} == {*map(base_of, preferred)}
 
 
 async def test_a_pod_that_is_made_anew_after_a_refusal_is_admitted() -> None:
     """GPU-0 has 6 of 16 blocks left, an equal part of 10 units would be 2, and the pod asks for 8. The others are unused."""
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         it.forced = it.units(0, 20, 10)
         assert isinstance(await it.admit("first", (20, 10)), Admission)
         it.forced = {}

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from bus_support import FailingBus
 from decision_support import container, machine, node, pod
 from device_allocations_support import GPUS, NODE, Node
 from fact_support import owner
@@ -22,10 +23,9 @@ from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.admission.admit import admit
 from topoalign.core.model.decisions import Admission
-from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.events import ContainerUsage, MemoryBlock, MemoryExcess, UsageObserved
 from topoalign.core.model.ids import GPU, MEMORY, AllocationID, DeviceID, ResourceName
-from topoalign.core.ports import Message, Stream
+from topoalign.core.ports import Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.files import kubelet_configuration
 from topoalign.kubelet.grpc.api import v1
@@ -142,26 +142,9 @@ def test_memory_of_a_numa_node_that_cannot_be_is_not_read(wrong: v1.NumaNode) ->
         read_container_usage(v1.PodResources(name="train", namespace="default"), shown, {})
 
 
-class LossyBus(MemoryBus):
-    """A bus that does not confirm for a while, or has lost what was said."""
-
-    away = False
-    emptied = False
-    tries = 0
-
-    async def publish(self, message: Message, expected_last: int | None = None) -> int:
-        self.tries += 1
-        if self.away:
-            raise BusUnavailable("away")
-        return await super().publish(message, expected_last)
-
-    async def last_position(self, stream: Stream, subject: str = ">") -> int:
-        return 0 if self.emptied else await super().last_position(stream, subject)
-
-
 async def test_a_stream_that_has_lost_the_usage_of_an_idle_node_is_told_it_anew() -> None:
     """What does not change would else never be said again, and predictions would give its CPUs to others."""
-    it, bus = Node(), LossyBus()
+    it, bus = Node(), FailingBus()
     it.kubelet.usage = (used("a", "0-3"),)
     await it.device_allocations.reconcile()
     async with background() as tasks:
@@ -211,7 +194,7 @@ def test_a_container_is_above_its_memory_while_it_has_an_allocation() -> None:
 
 
 async def test_only_the_newest_reading_is_said_when_the_bus_was_away() -> None:
-    it, bus = Node(), LossyBus()
+    it, bus = Node(), FailingBus()
     bus.away = True
     async with background() as tasks:
         tasks.start_soon(UsagePublisher(it.ledger, bus, it.clock, bus).run)

@@ -6,7 +6,7 @@ import pytest
 from faults_support import THOROUGH
 from share_support import BLOCKS, DEFAULT
 from unit_support import CORES, MEMORY
-from vcuda_support import VcudaNode, read_config, vcuda_node
+from vcuda_support import VcudaNode, read_config
 
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import PodName, ResourceName
@@ -49,7 +49,7 @@ def check_limits(it: VcudaNode, names: list[str]) -> None:
 async def test_no_container_has_the_limits_of_another(seed: int) -> None:
     """Also where units pass from init containers to app containers, and from pods that are gone to the next."""
     chance = Random(seed)
-    async with vcuda_node(Random(seed)) as (it, tasks):
+    async with VcudaNode.running(Random(seed)) as (it, tasks):
         running: list[str] = []
         admitted = 0
         for number in range(ADMISSIONS):

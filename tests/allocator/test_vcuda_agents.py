@@ -19,7 +19,8 @@ from disk_support import fill, small_disk
 from grpclib.exceptions import GRPCError
 from kubelet_support import NODE
 from share_support import DEFAULT
-from vcuda_support import METHOD, VcudaNode, read_config, register, vcuda_node
+from unit_support import limited
+from vcuda_support import METHOD, VcudaNode, read_config, register
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.vcuda import limiter
@@ -42,7 +43,7 @@ async def answers(it: VcudaNode) -> set[str]:
 
 
 async def test_a_directory_that_is_gone_is_there_when_the_container_starts() -> None:
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         shutil.rmtree(it.root)
         await it.sweep()
@@ -53,7 +54,7 @@ async def test_a_directory_that_is_gone_is_there_when_the_container_starts() -> 
 
 async def test_an_agent_that_starts_serves_the_directories_of_its_record() -> None:
     """Also while the kubelet does not answer, and where a killed one has left its sockets. One that stops starts nobody."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         for has_left in (False, True):
             await it.end_agent()
@@ -76,7 +77,7 @@ async def test_an_agent_that_starts_serves_the_directories_of_its_record() -> No
 
 async def test_a_successor_serves_when_its_predecessor_has_let_go() -> None:
     """Of a take-over: while the former agent has the sockets, the next one does not take them away."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         predecessor = it.limiter
         it.new_limiter()
@@ -92,7 +93,7 @@ async def test_a_successor_serves_when_its_predecessor_has_let_go() -> None:
 
 async def test_a_lock_that_a_container_holds_on_its_directory_is_not_waited_for() -> None:
     """It can lock what it may read; and the next agent serves it all the same."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         locked = [os.open(directory, os.O_RDONLY) for directory in it.mounts("p").values()]
         for directory in locked:
@@ -109,7 +110,7 @@ async def test_a_lock_that_a_container_holds_on_its_directory_is_not_waited_for(
 
 async def test_a_kubelet_that_hangs_up_at_any_step_leaves_no_socket_of_nobody() -> None:
     """grpclib cancels the call then; the next start finds a place for its sockets."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         _, resource, units = next(iter(it.kubelet.running[DEFAULT, PodName("p")].parts()))
         poll = it.allocations.polled
@@ -127,7 +128,7 @@ async def test_a_kubelet_that_hangs_up_at_any_step_leaves_no_socket_of_nobody() 
 
 
 async def test_a_full_disk_fails_the_start_and_the_next_one_succeeds() -> None:
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         with small_disk(it.root) as disk:
             await it.admit("p", (20, 4))
             mounts = [*it.mounts("p").values()]
@@ -145,7 +146,7 @@ async def test_a_full_disk_fails_the_start_and_the_next_one_succeeds() -> None:
 
 
 async def test_directories_go_with_their_allocations_and_nothing_else_does(tmp_path: Path) -> None:
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         await it.admit("q", (20, 4))
         kept = {directory.name for directory in it.mounts("q").values()}
@@ -163,7 +164,7 @@ async def test_directories_go_with_their_allocations_and_nothing_else_does(tmp_p
 
 
 async def test_a_directory_of_nobody_goes_and_one_that_was_being_removed() -> None:
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         unknown, half = it.root / f"units-{'0' * 32}", it.root / f".gone-{'1' * 16}"
         for directory in (unknown, half):
@@ -175,7 +176,7 @@ async def test_a_directory_of_nobody_goes_and_one_that_was_being_removed() -> No
 
 async def test_nothing_is_removed_without_an_answer_of_the_kubelet() -> None:
     """Not even what an agent that has just started does not have in its record."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         before = it.directories()
         await it.end_agent()
@@ -190,7 +191,7 @@ async def test_nothing_is_removed_without_an_answer_of_the_kubelet() -> None:
 
 async def test_nothing_is_removed_while_the_checkpoint_cannot_be_read() -> None:
     """Nor while the pods' directories cannot: under load both are given up on. The record is a new one here."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         before, poll = it.directories(), it.allocations.polled
         assert poll is not None
@@ -209,7 +210,7 @@ async def test_calls_that_do_not_end_keep_no_other_socket_from_being_closed(
 ) -> None:
     """A container may hold a call open; an agent that lets go of sockets lets go of all at once."""
     monkeypatch.setattr(limiter, "DRAIN_SECONDS", 0.05)
-    async with vcuda_node() as (it, _), AsyncExitStack() as channels:
+    async with VcudaNode.running() as (it, _), AsyncExitStack() as channels:
         await it.admit("p", (20, 4))
         sockets = [directory / "vcuda.sock" for directory in it.mounts("p").values()]
         held = []
@@ -252,11 +253,10 @@ async def test_the_limiter_runs_from_when_its_directory_is_configured(tmp_path: 
 
 async def test_a_container_keeps_its_directory_when_the_limiter_is_switched_off() -> None:
     """It has the mount still, and starts again."""
-    async with vcuda_node() as (it, tasks):
+    async with VcudaNode.running() as (it, tasks):
         await it.admit("p", (20, 4))
         it.configuration = msgspec.structs.replace(it.configuration, sharing=SharingSection(units=Units()))
-        offers = tuple(msgspec.structs.replace(each, limiter="none") for each in it.machine.offered)
-        await it.start_agent(tasks, msgspec.structs.replace(it.machine, offers=offers))
+        await it.start_agent(tasks, limited(it.machine, limiter="none"))
         await it.start("p")
         await it.sweep()
 

@@ -18,7 +18,7 @@ from anyio.lowlevel import checkpoint
 from faults_support import THOROUGH
 from structlog.testing import capture_logs
 from unit_support import CORES, MEMORY
-from vcuda_support import PARTS, Host, read_config, register, registered, vcuda_node
+from vcuda_support import PARTS, Host, VcudaNode, read_config, register, registered
 
 from topoalign.allocator.containers.vcuda import limiter
 from topoalign.allocator.containers.vcuda.limiter import CGROUPS, VcudaLimiter
@@ -44,7 +44,7 @@ def files(directory: Path) -> list[str]:
 
 async def test_a_process_registers_by_what_the_kernel_tells_of_it(tmp_path: Path) -> None:
     """Whatever it says of itself: here the names of another pod. Groups that the container has made below count as well."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         for number, (version, driver) in enumerate(PARTS):
             it.host, container = Host(tmp_path / str(number), version, driver), f"{number}{ID[1:]}"
@@ -64,7 +64,7 @@ async def test_a_process_registers_by_what_the_kernel_tells_of_it(tmp_path: Path
 
 async def test_everybody_else_is_refused_counted_and_changes_nothing() -> None:
     """Another pod, another container of the pod, none at all, one that ends while it is looked at, one that is not seen."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         await it.admit("q", (20, 4))
         (directory, *_) = it.mounts("p").values()
@@ -94,7 +94,7 @@ async def test_everybody_else_is_refused_counted_and_changes_nothing() -> None:
 
 
 async def test_a_container_without_processes_that_are_found_is_told_why() -> None:
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         group = it.host.run(ME, "uid-p", "c0", ID)
         (directory, *_) = it.mounts("p").values()
@@ -107,7 +107,7 @@ async def test_a_container_without_processes_that_are_found_is_told_why() -> Non
 
 
 async def test_a_control_group_that_is_made_later_is_found_after_the_next_sweep() -> None:
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         shutil.rmtree(it.host.run(ME, "uid-p", "c0", ID))
         (directory, *_) = it.mounts("p").values()
@@ -120,7 +120,7 @@ async def test_a_control_group_that_is_made_later_is_found_after_the_next_sweep(
 
 async def test_a_kubelet_that_lost_its_checkpoint_takes_no_directory_away() -> None:
     """The container runs on; whose directory it is stands in the directory."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         it.host.run(ME, "uid-p", "c0", ID)
         await it.restart_kubelet(knowing=False)
@@ -148,7 +148,7 @@ async def begin(process: Process) -> None:
 
 async def test_many_calls_of_another_pod_leave_nothing_and_slow_nobody() -> None:
     """10,000 in a thorough run. Any user of a container may call: here nobody."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         await it.admit("q", (20, 4))
         it.host.run(ME, "uid-p", "c0", ID)
@@ -181,7 +181,7 @@ async def test_calls_that_come_at_once_are_answered_one_in_a_round_of_the_loop(
             rounds[0] += 1
             await checkpoint()
 
-    async with vcuda_node() as (it, tasks):
+    async with VcudaNode.running() as (it, tasks):
         await it.admit("p", (20, 4))
         (directory, *_) = it.mounts("p").values()
         tasks.start_soon(count)
@@ -212,7 +212,7 @@ async def test_a_real_control_group_and_real_mounts_tell_who_calls(tmp_path: Pat
         pytest.skip(f"no control group can be made here: {error.strerror}")
     mounts = f'mount --bind {source} {target} && echo $$ > {group}/cgroup.procs && exec "$@"'
     try:
-        async with vcuda_node() as (it, _):
+        async with VcudaNode.running() as (it, _):
             it.limiter._proc = Path("/proc")
             it.limiter._cgroups = CGROUPS
             await it.admit("p", (20, 4))
@@ -230,7 +230,7 @@ async def test_a_real_control_group_and_real_mounts_tell_who_calls(tmp_path: Pat
 async def test_half_calls_cost_a_bounded_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that have been silent longest make room, of the socket that has most; others are served."""
     monkeypatch.setattr(limiter, "MOST_CONNECTIONS", 8)
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         it.host.run(ME, "uid-p", "c0", ID)
         mounts = it.mounts("p")

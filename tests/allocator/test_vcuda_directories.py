@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from disk_support import fill, small_disk, syncs_and_renames
-from vcuda_support import vcuda_node
+from vcuda_support import VcudaNode
 
 from topoalign.allocator.containers import limiter_files
 from topoalign.allocator.containers.vcuda import unit_directories
@@ -205,7 +205,7 @@ async def test_what_a_container_has_left_is_removed_beside_the_event_loop(monkey
         threads.add(threading.get_ident())
         return plain(at, name, most)
 
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         unit_directories.prepare_units_directory(it.root, NAME, LIMITS)
         nested(it.root / NAME, 100)
         monkeypatch.setattr(limiter_files, "remove_tree", noted)

@@ -1,16 +1,16 @@
 """Containers with units that are limited by vcuda: what they find in /etc/vcuda, and when it is there."""
 
 import os
-import shutil
 from pathlib import Path, PurePosixPath
 
 import anyio
 import msgspec
 import pytest
-from capability_support import without_capabilities
-from share_support import DEFAULT, share_node
+from disk_support import without_capabilities
+from nvml_support import compiled
+from share_support import DEFAULT, ShareNode
 from unit_support import CORES, MEMORY
-from vcuda_support import TWO, Host, Read, read_config, register, vcuda_node, with_addresses
+from vcuda_support import TWO, Host, Read, VcudaNode, read_config, register, with_addresses
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.containers.host_files import ContainerUnready
@@ -43,7 +43,7 @@ def test_units_of_a_container_that_was_displaced_are_held_as_well() -> None:
 
 
 async def test_both_halves_have_the_limits_before_the_container_starts() -> None:
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         assert isinstance(await it.admit("p", (20, 4)), Admission)
         mounts = it.mounts("p")
 
@@ -92,12 +92,8 @@ def test_limits_of_equal_parts_of_two_gpus_are_those_of_one() -> None:
 
 
 async def test_a_program_in_c_reads_limits_and_processes_as_the_library(tmp_path: Path) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc) to build the reader with")
-    reader = tmp_path / "reader"
-    await anyio.run_process([compiler, "-O1", "-Wall", "-Werror", "-o", str(reader), str(READER)])
-    async with vcuda_node() as (it, _):
+    reader = compiled(READER, tmp_path / "reader")
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         it.host.run(os.getpid(), "uid-p", "c0", ID, 70_000, 12)
         directory = it.mounts("p")["c0", MEMORY]
@@ -112,7 +108,7 @@ async def test_a_program_in_c_reads_limits_and_processes_as_the_library(tmp_path
 
 async def test_an_init_container_and_the_app_with_its_units_have_their_own() -> None:
     """Both have the same computing time; which of them starts is told by the memory, in either order of the calls."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         assert isinstance(await it.admit("p", (20, 4), init=((20, 8),)), Admission)
         parts = {
             (str(name), resource): [*units]
@@ -131,7 +127,7 @@ async def test_an_init_container_and_the_app_with_its_units_have_their_own() -> 
 
 async def test_the_same_units_for_another_pod_have_a_directory_made_anew() -> None:
     """What a former container has mounted is empty then: the library ends what still runs there."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("old", (20, 4))
         (directory, *_) = it.mounts("old").values()
         it.host.run(os.getpid(), "uid-old", "c0", ID)
@@ -169,7 +165,7 @@ def test_an_init_container_with_one_half_is_told_from_the_app_with_both() -> Non
 
 async def test_sweeps_between_the_calls_for_two_halves_change_nothing() -> None:
     """Where one fails, as on a full disk, they come twice a second."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         assert isinstance(await it.admit("p", (20, 4), init=((0, 4),)), Admission)
         app = {
             resource: [*units]
@@ -188,7 +184,7 @@ async def test_sweeps_between_the_calls_for_two_halves_change_nothing() -> None:
 
 
 async def test_a_container_that_starts_again_finds_nothing_of_the_former() -> None:
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         it.host.run(os.getpid(), "uid-p", "c0", ID)
         (directory, *_) = it.mounts("p").values()
@@ -203,7 +199,7 @@ async def test_a_container_that_starts_again_finds_nothing_of_the_former() -> No
 
 async def test_allocate_is_refused_where_nobody_could_register(tmp_path: Path) -> None:
     """The agent does not see the node's processes, no control groups or its own alone, or has no place for its files."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         findings = ("node's processes", "control groups", "its directory", "host's control groups")
         for broken, finding in enumerate(findings):
             host, configuration = Host(tmp_path / str(broken)), it.configuration
@@ -227,7 +223,7 @@ async def test_allocate_is_refused_where_nobody_could_register(tmp_path: Path) -
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a directory to another user")
 async def test_control_groups_that_may_not_be_looked_at_are_none(tmp_path: Path) -> None:
     """As where SELinux denies it: an error here would end the agent."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         host = Host(tmp_path)
         os.chown(host.cgroups, 4711, 4711)
         host.cgroups.chmod(0o700)
@@ -238,11 +234,11 @@ async def test_control_groups_that_may_not_be_looked_at_are_none(tmp_path: Path)
 
 
 async def test_libraries_are_mounted_where_they_are_configured() -> None:
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         flags = msgspec.structs.replace(it.configuration.flags, vcuda_libraries="/opt/vcuda")
         it.configuration = msgspec.structs.replace(it.configuration, flags=flags)
         await it.admit("p", (20, 4))
-        answers = it.kubelet.running[DEFAULT, PodName("p")].responses.values()
+        answers = it.answers("p").values()
 
         for answer in answers:
             assert "/usr/local/nvidia/lib64" == answer.envs["LD_LIBRARY_PATH"]
@@ -253,14 +249,14 @@ async def test_libraries_are_mounted_where_they_are_configured() -> None:
 
 
 async def test_without_the_limiter_nothing_is_mounted_and_nothing_written() -> None:
-    async with share_node() as (it, _):
+    async with ShareNode.running() as (it, _):
         await it.admit("p", (20, 4))
 
-        assert [[], []] == [answer.mounts for answer in it.kubelet.running[DEFAULT, PodName("p")].responses.values()]
+        assert [[], []] == [answer.mounts for answer in it.answers("p").values()]
 
 
 async def test_units_of_which_the_checkpoint_names_two_pods_start_nobody() -> None:
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         await it.admit("p", (20, 4))
         poll = it.allocations.polled
         assert poll is not None
@@ -274,7 +270,7 @@ async def test_units_of_which_the_checkpoint_names_two_pods_start_nobody() -> No
 
 async def test_units_that_the_node_does_not_offer_now_start_nobody() -> None:
     """The hardware may be unknown for a moment; without limits, the library would end the container's processes."""
-    async with vcuda_node() as (it, _):
+    async with VcudaNode.running() as (it, _):
         poll = it.allocations.polled
         assert poll is not None
         with pytest.raises(Unavailable, match="does not offer example"):

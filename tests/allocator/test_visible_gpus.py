@@ -5,9 +5,9 @@ from random import Random
 import msgspec
 import pytest
 from decision_support import container
+from fact_support import ids, reservation
 from kubelet_support import RESTRICTED, two_nodes
-from reservation_support import ids, reservation
-from share_support import Node, fits, node
+from share_support import Node, fits
 from slot_support import in_mig_mode, in_slots
 from unit_support import in_units
 
@@ -108,7 +108,7 @@ async def test_each_answer_names_the_gpus_of_all_resources_that_are_reserved(
     machine: Topology, devices: dict[ResourceName, tuple[DeviceID, ...]], expected: str
 ) -> None:
     """The kubelet passes on one value of the variable, whichever it is."""
-    async with node(Policy.NONE, machine) as (it, _):
+    async with Node.running(Policy.NONE, machine) as (it, _):
         reserve(it, "a", main=devices)
         fits(await it.kubelet.admit(asking("a", wants(*devices))))
 
@@ -116,7 +116,7 @@ async def test_each_answer_names_the_gpus_of_all_resources_that_are_reserved(
 
 
 async def test_each_answer_names_the_nics_of_all_resources_that_are_reserved() -> None:
-    async with node(Policy.NONE, TWO_NICS) as (it, _):
+    async with Node.running(Policy.NONE, TWO_NICS) as (it, _):
         reserve(it, "a", main={GPU: ids("GPU-0"), NIC: ids("mlx5_1"), OTHER_NIC: ids("mlx5_2")})
         fits(await it.kubelet.admit(asking("a", wants(GPU, NIC, OTHER_NIC))))
 
@@ -132,7 +132,7 @@ async def test_gpus_that_a_container_would_not_see_are_refused(
     machine: Topology, resources: tuple[ResourceName, ...]
 ) -> None:
     """Nothing is reserved. The next pod, with GPUs of one resource in each container, gets them at once."""
-    async with node(Policy.NONE, machine) as (it, _):
+    async with Node.running(Policy.NONE, machine) as (it, _):
         finding = why(await it.kubelet.admit(asking("a", wants(*resources))))
         assert "the container would not see" in finding
         assert "NVIDIA_VISIBLE_DEVICES" in finding
@@ -148,7 +148,7 @@ async def test_gpus_that_a_container_would_not_see_are_refused(
     ],
 )
 async def test_lists_that_add_up_need_no_reservation(strategies: tuple[DeviceList, ...]) -> None:
-    async with node(Policy.NONE, TWO_MODELS, strategies) as (it, _):
+    async with Node.running(Policy.NONE, TWO_MODELS, strategies) as (it, _):
         fits(await it.kubelet.admit(asking("a", wants(GPU, LARGE))))
         answers = it.kubelet.running[Namespace("default"), PodName("a")].responses.values()
         mounts = {mount.container_path.rpartition("/")[2] for each in answers for mount in each.mounts}
@@ -160,7 +160,7 @@ async def test_lists_that_add_up_need_no_reservation(strategies: tuple[DeviceLis
 
 async def test_two_nic_resources_are_given_without_a_reservation() -> None:
     """Each NIC has its device nodes and the variable of its resource."""
-    async with node(Policy.NONE, TWO_NICS) as (it, _):
+    async with Node.running(Policy.NONE, TWO_NICS) as (it, _):
         fits(await it.kubelet.admit(asking("a", wants(NIC, OTHER_NIC))))
 
         assert {"mlx5_0", "mlx5_2"} == {*told(it, "TOPOALIGN_NICS")}
@@ -168,7 +168,7 @@ async def test_two_nic_resources_are_given_without_a_reservation() -> None:
 
 async def test_gpus_other_than_those_that_are_reserved_are_refused() -> None:
     """The first answer names what is reserved, and the kubelet takes another GPU of the other resource."""
-    async with node(Policy.NONE, TWO_MODELS) as (it, _):
+    async with Node.running(Policy.NONE, TWO_MODELS) as (it, _):
         reserve(it, "a", main={GPU: ids("GPU-2"), LARGE: ids("GPU-6")})
         await it.allocations.allocate(GPU, [ids("GPU-2")])
         with pytest.raises(NotVisible, match="would not see 'GPU-5'"):
@@ -177,7 +177,7 @@ async def test_gpus_other_than_those_that_are_reserved_are_refused() -> None:
 
 async def test_an_init_container_with_the_same_gpu_is_no_hindrance() -> None:
     """It has GPU-2 alone, and the app container takes that over and has another one beside it."""
-    async with node(Policy.NONE, TWO_MODELS) as (it, _):
+    async with Node.running(Policy.NONE, TWO_MODELS) as (it, _):
         reserve(it, "a", warm={GPU: ids("GPU-2")}, main={GPU: ids("GPU-2"), LARGE: ids("GPU-6")})
         fits(await it.kubelet.admit(asking("a", wants(GPU, LARGE), init=(wants(GPU, name="warm"),))))
 
@@ -186,7 +186,7 @@ async def test_an_init_container_with_the_same_gpu_is_no_hindrance() -> None:
 
 async def test_the_answer_is_the_same_when_the_reservation_is_over() -> None:
     """The record has the owner by then, and the kubelet asks again."""
-    async with node(Policy.NONE, TWO_MODELS) as (it, _):
+    async with Node.running(Policy.NONE, TWO_MODELS) as (it, _):
         reserve(it, "a", main={GPU: ids("GPU-2"), LARGE: ids("GPU-6")})
         fits(await it.kubelet.admit(asking("a", wants(GPU, LARGE))))
         await it.allocations.reconcile()
@@ -197,7 +197,7 @@ async def test_the_answer_is_the_same_when_the_reservation_is_over() -> None:
 
 
 async def test_a_grant_is_followed_for_a_moment_and_until_the_checkpoint_has_it() -> None:
-    async with node(Policy.NONE, TWO_MODELS) as (it, _):
+    async with Node.running(Policy.NONE, TWO_MODELS) as (it, _):
         fits(await it.kubelet.admit(asking("a", wants(GPU))))
         fits(await it.kubelet.admit(asking("b", wants(LARGE))))
         await it.allocations.allocate(GPU, [ids("GPU-3")])
@@ -220,7 +220,7 @@ async def test_units_of_one_gpu_follow_one_another() -> None:
     machine = in_units(with_memory(MACHINE))
     cores, memory = (next(each for each in machine.offered if each.unit == kind) for kind in ("cores", "memory"))
     asks = container("main", others={str(cores.resource): 10, str(memory.resource): 2})
-    async with node(Policy.NONE, machine) as (it, _):
+    async with Node.running(Policy.NONE, machine) as (it, _):
         fits(await it.kubelet.admit(asking("a", asks)))
 
         assert 1 == len({*told(it, "NVIDIA_VISIBLE_DEVICES")})
@@ -228,7 +228,7 @@ async def test_units_of_one_gpu_follow_one_another() -> None:
 
 @pytest.mark.parametrize(("alone", "notes"), [(True, 1), (False, 0)])
 async def test_what_if_names_the_resources_of_a_container_that_would_be_refused(alone: bool, notes: int) -> None:
-    async with node(Policy.NONE, TWO_MODELS) as (it, _):
+    async with Node.running(Policy.NONE, TWO_MODELS) as (it, _):
         predictions = Predictions(it.ledger, ANYWHERE, None, kubelet_owns_devices=True, by_variable_alone=lambda: alone)
         asked = asking("a", wants(GPU, LARGE), wants(GPU, name="other"))
         decision = await predictions.what_if(AllocateRequest(node=it.ledger.node, pod=asked, rules={}))
@@ -248,7 +248,7 @@ async def test_no_container_holds_a_gpu_that_it_does_not_see(seed: int) -> None:
     policy = chance.choice((Policy.NONE, Policy.BEST_EFFORT))
     rules = msgspec.structs.replace(ANYWHERE, policy=policy)
     seen = 0
-    async with node(policy, machine) as (it, _):
+    async with Node.running(policy, machine) as (it, _):
         for number in range(12):
             name = f"p{number}"
             asked = [wants(*chance.sample(resources, chance.randint(1, 2)), name=f"c{n}") for n in range(2)]

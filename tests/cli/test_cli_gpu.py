@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from anyio.from_thread import start_blocking_portal
 from discovery_support import NODE, QUIET_SECONDS, discovery_with
+from fact_support import mig_device
 
 from topoalign.cli import root
 from topoalign.cli.link import AnnouncedNode
@@ -27,7 +28,6 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.kubelet import CheckpointEntry
 from topoalign.core.model.requests import AdmissionRules
-from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import HardwareEvent, Occurrence, Stream
 from topoalign.discovery.device_record import RecordFile
@@ -153,7 +153,7 @@ def test_what_an_init_container_left_is_listed_with_its_pod(run: Any) -> None:
 
 def test_holders_of_a_part_are_listed_for_the_part_and_for_its_gpu() -> None:
     """Whoever looks at an instance that is ill wants to know whose it is."""
-    part = MigDevice(uuid=DeviceID("MIG-1"), profile="1g.10gb", gpu_instance=1, compute_instance=0, memory=1)
+    part = mig_device("MIG-1", 1, memory=1)
     topology = Topology(gpus=(Gpu(id=DeviceID("GPU-0"), index=0, mig=(part,)), Gpu(id=DeviceID("GPU-1"), index=1)))
 
     def held(number: int, *devices: str) -> Allocation:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from defusedxml import ElementTree
 from draw_support import ALLOCATIONS, HEALTH, allocation, check_scene, cpus, devices, extent, names, nodes
+from fact_support import mig_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -15,7 +16,6 @@ from PIL import Image
 from topoalign.core.model.events import DeviceHealth, HealthState, Owner
 from topoalign.core.model.ids import AllocationID, ContainerName, DeviceID, Namespace, PodName
 from topoalign.core.model.topology.device_links import Link
-from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, PciBridge, Topology
 from topoalign.machines import catalogue
 from topoalign.tools.draw import scene as palette
@@ -234,7 +234,7 @@ def test_the_box_of_a_degraded_gpu_alone_has_the_word(name: str) -> None:
 
 def test_the_legend_names_the_seam_of_whole_gpus_over_all_allocations() -> None:
     """Two allocations of one container are one set; a MIG instance and a share of a GPU are no whole GPUs."""
-    mig = (MigDevice(uuid=DeviceID("MIG-0"), profile="1g.10gb", gpu_instance=0, compute_instance=0, memory=1),)
+    mig = (mig_device("MIG-0", 0, memory=1),)
     topology = Topology(gpus=(*gpus(4, switch_links=18), Gpu(id=DeviceID("GPU-4"), index=4, mig=mig)))
     held = [allocation("a", ["GPU-0"]), allocation("a", ["GPU-2"]), allocation("b", ["GPU-1", "GPU-3::0", "MIG-0"])]
     diagram = diagram_of("x", topology, held)
@@ -247,10 +247,7 @@ def test_the_legend_names_the_seam_of_whole_gpus_over_all_allocations() -> None:
 
 
 def test_parts_of_a_device_show_all_their_holders() -> None:
-    mig = tuple(
-        MigDevice(uuid=DeviceID(f"MIG-{i}"), profile="1g.10gb", gpu_instance=i, compute_instance=0, memory=1)
-        for i in range(2)
-    )
+    mig = tuple(mig_device(f"MIG-{i}", i, memory=1) for i in range(2))
     topology = Topology(gpus=(Gpu(id=DeviceID("GPU-0"), index=0, mig=mig),))
     diagram = diagram_of("x", topology, [allocation("a", ["MIG-0"]), allocation("b", ["MIG-1"])])
 

@@ -13,8 +13,7 @@ import msgspec
 import pytest
 from bus_support import killable
 from e2e_support import allocate, answering, in_one_process, pod
-from fact_support import Writer
-from reservation_support import changed, container, reservation
+from fact_support import Writer, changed, reservation, reserved_container
 from structlog.testing import capture_logs
 
 from topoalign.allocator.hardware_watch import ASK_AGAIN_SECONDS, HardwareWatch
@@ -167,7 +166,7 @@ async def test_events_of_unknown_types_and_versions_are_only_counted(kind: str) 
 async def test_a_subscriber_of_allocations_never_receives_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
     """C46: nor does one of a version that does not know them, from its store, which takes them beside the allocations."""
     bus, writer = MemoryBus(), Writer(NODE)
-    reserved = wire.encode_event(changed(reservation("a", container("GPU-0"))), 0)
+    reserved = wire.encode_event(changed(reservation("a", reserved_container("GPU-0"))), 0)
     for message in (
         wire.encode_event(writer.snapshot(), 0),
         reserved,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from api_server_support import POD, followed, shown_pod
+from api_server_support import POD, followed, shown_pod, until_synced
+from bus_support import receive
 
 from topoalign.core.demand.node_filters import (
     Constraints,
@@ -102,11 +103,11 @@ async def test_what_keeps_a_pod_from_being_scheduled_is_seen(api: KubernetesApi,
 async def test_a_watch_begins_with_all_there_is_then_tells_changes(api: KubernetesApi, cluster: FakeCluster) -> None:
     first = cluster.add_pod(POD)["metadata"]["uid"]
     async with followed(api.pods()) as pods:
-        begin = await pods.next(2)
+        begin = await receive(pods, 2)
         cluster.bind("ml", "p", {"target": {"name": NODE}})
-        bound = await pods.one()
+        bound = await pods.receive()
         cluster.delete_pod("ml", "p", grace=0)
-        gone = await pods.one()
+        gone = await pods.receive()
 
     assert [(first, None), Synced] == [(begin[0].uid, begin[0].node), type(begin[1])]
     assert (first, NODE) == (bound.uid, bound.node)
@@ -116,11 +117,11 @@ async def test_a_watch_begins_with_all_there_is_then_tells_changes(api: Kubernet
 async def test_nodes_are_seen_with_labels_and_their_deletion(api: KubernetesApi, cluster: FakeCluster) -> None:
     uid = cluster.add_node("node-1", {"zone": "a"})["metadata"]["uid"]
     async with followed(api.nodes()) as nodes:
-        begin = await nodes.next(2)
+        begin = await receive(nodes, 2)
         cluster.nodes.merge(("", "node-1"), {"metadata": {"labels": {"zone": "b"}}})
-        changed = await nodes.one()
+        changed = await nodes.receive()
         cluster.nodes.remove(("", "node-1"))
-        gone = await nodes.one()
+        gone = await nodes.receive()
 
     assert [SeenNode(name=NODE, uid=uid, labels=begin[0].labels), Synced()] == begin
     assert ("a", "b") == (begin[0].labels["zone"], changed.labels["zone"])
@@ -132,13 +133,13 @@ async def test_quotas_are_seen_with_their_limits_of_devices(api: KubernetesApi, 
     hard = {"limits.nvidia.com/gpumem": "10k", "requests.nvidia.com/gpu": "4", "limits.cpu": "8", "pods": 10}
     uid = cluster.quotas.create(("ml", "gpus"), {"spec": {"hard": hard}})["metadata"]["uid"]
     async with followed(api.quotas()) as quotas:
-        begin = await quotas.next(2)
+        begin = await receive(quotas, 2)
         cluster.quotas.merge(
             ("ml", "gpus"), {"spec": {"hard": {"limits.nvidia.com/gpumem": "0"}, "scopes": ["BestEffort"]}}
         )
-        changed = await quotas.one()
+        changed = await quotas.receive()
         cluster.quotas.remove(("ml", "gpus"))
-        gone = await quotas.one()
+        gone = await quotas.receive()
 
     seen = SeenQuota(namespace="ml", name="gpus", uid=uid, limits={ResourceName("nvidia.com/gpumem"): 10_000})
     assert [seen, Synced()] == begin
@@ -151,14 +152,14 @@ async def test_what_hami_says_of_a_node_is_seen(api: KubernetesApi, cluster: Fak
     cluster.add_node("node-1")
     said = {"hami.io/node-nvidia-register": "[]", "hami.io/node-handshake": "Requesting_x", "other": "x"}
     async with followed(api.nodes()) as nodes:
-        begin = await nodes.next(2)
+        begin = await receive(nodes, 2)
         seen = []
         for amount in ("20", "1k", "-1", None):
             status = {"allocatable": {"nvidia.com/gpu": amount, "cpu": "4"}}
             cluster.nodes.merge(("", "node-1"), {"metadata": {"annotations": said}, "status": status})
-            seen.append(await nodes.one())
+            seen.append(await nodes.receive())
         cluster.nodes.merge(("", "node-1"), {"metadata": {"annotations": {"hami.io/node-nvidia-register": None}}})
-        gone = await nodes.one()
+        gone = await nodes.receive()
 
     assert [(None, 0), NodeAnnotations("[]", "Requesting_x"), None] == [
         (begin[0].hami, begin[0].allocatable_gpus), seen[0].hami, gone.hami,
@@ -178,7 +179,7 @@ async def test_what_decides_where_a_pod_may_go_is_seen(api: KubernetesApi, clust
     cluster.add_pod({**POD, "spec": {**POD["spec"], **said}})
     cluster.add_pod(shown_pod("plain"))
     async with followed(api.nodes()) as nodes:
-        tainted, cordoned = await nodes.next(2)
+        tainted, cordoned = await receive(nodes, 2)
     pod, plain = await api.pod("ml", "p"), await api.pod("ml", "plain")
 
     assert ((Taint("k", "NoSchedule"),), False) == (tainted.taints, tainted.unschedulable)
@@ -194,11 +195,11 @@ async def test_after_lost_history_all_comes_again_and_what_vanished(api: Kuberne
     cluster.add_pod(shown_pod("kept"))
     lost = cluster.add_pod(shown_pod("lost"))["metadata"]["uid"]
     async with followed(api.pods()) as pods:
-        await pods.next(3)
+        await receive(pods, 3)
         cluster.delete_pod("ml", "lost")
         cluster.pods.compact()
         cluster.add_pod(shown_pod("new"))
-        again = await pods.until_synced()
+        again = await until_synced(pods)
 
     assert [GoneObject(lost)] == [each for each in again if isinstance(each, GoneObject)]
     assert {"kept", "new"} <= {each.name for each in again if not isinstance(each, GoneObject | Synced)}
@@ -317,8 +318,8 @@ async def test_the_version_is_two_numbers(api: KubernetesApi) -> None:
 async def test_nothing_new_means_nothing_told(api: KubernetesApi, cluster: FakeCluster) -> None:
     cluster.add_pod(POD)
     async with followed(api.pods()) as pods:
-        await pods.until_synced()
+        await until_synced(pods)
         await all_tasks_blocked()
 
-        assert [] == pods.waiting()
+        assert 0 == pods.statistics().current_buffer_used
         assert api.trouble is None

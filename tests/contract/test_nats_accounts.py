@@ -16,7 +16,7 @@ import nats.errors
 import pytest
 from bus_support import KillableServer, granted, killable, said
 from click.testing import CliRunner
-from e2e_support import described, environment, in_one_process
+from e2e_support import answering, environment, in_one_process
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from structlog.testing import capture_logs
@@ -100,7 +100,7 @@ async def test_each_role_can_do_what_it_has_to(tmp_path: Path, names: list[str])
                 settings["TOPOALIGN_NATS_NKEY"] = str(keys / SEED[services[0]])
                 await stack.enter_async_context(in_one_process(None, settings, services))
             admin = await stack.enter_async_context(connect_bus(server.url, access=admin_access))
-            await described(admin, NODE)
+            await answering(admin, NODE)
             answer = await admin.ask(wire.admission_subject(NODE, "alive"), b"{}", 60)
         reader_access = Access(nats_nkey=str(keys / "reader.nk"))
         reader = await stack.enter_async_context(connect_bus(server.url, name="reader", access=reader_access))

@@ -6,6 +6,7 @@ from random import Random
 import msgspec
 from decision_support import container, pod
 from diagnosis_support import RULES, TIME, cluster, machines, node_with
+from fact_support import mig_device
 
 from topoalign.core.admission.prediction import predict
 from topoalign.core.diagnosis.diagnosis import diagnose, gpu_positions_of_allocation
@@ -15,7 +16,6 @@ from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy
-from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.placement.preference import seam_of
 from topoalign.core.scoring.quality import NodePacking
@@ -94,10 +94,7 @@ def test_init_containers_count_only_where_no_other_has_gpus() -> None:
 
 def test_gpus_in_mig_mode_have_no_seam() -> None:
     """Of the GPUs of an allocation those with a share count, and those with an instance do not."""
-    mig = [
-        (MigDevice(uuid=DeviceID(f"MIG-{i}"), profile="1g.10gb", gpu_instance=i, compute_instance=0, memory=1),)
-        for i in range(2)
-    ]
+    mig = [(mig_device(f"MIG-{i}", i, memory=1),) for i in range(2)]
     split = tuple(Gpu(id=DeviceID(f"GPU-{i}"), index=i, mig=each) for i, each in enumerate([*mig, None]))
     ids = tuple(map(DeviceID, ("MIG-0", "MIG-1", "GPU-2::7")))
 

@@ -77,7 +77,7 @@ def test_a_container_holds_the_smallest_profile_with_enough(rules: AdmissionRule
         given(state, admitted(state, pod(asks(memory=gib * 1024, cores=1)), rules)[0])[0] for gib in (1, 6, 11, 21)
     ]
 
-    assert [(15, gib * 1024) for gib in (5, 10, 20, 40)] == found
+    assert [(15, 5 * 1024), (29, 10 * 1024), (43, 20 * 1024), (100, 40 * 1024)] == found
 
 
 @pytest.mark.parametrize("rules", BOTH)
@@ -85,7 +85,7 @@ def test_all_memory_or_all_cores_are_the_largest_profile(rules: AdmissionRules) 
     state = node(machine())
 
     for container in (asks(), asks(percentage=100), asks(cores=100, memory=1)):
-        assert {0: (15, 40 * 1024)} == given(state, admitted(state, pod(container), rules)[0])
+        assert {0: (100, 40 * 1024)} == given(state, admitted(state, pod(container), rules)[0])
 
 
 @pytest.mark.parametrize("rules", BOTH)
@@ -96,7 +96,7 @@ def test_a_place_and_not_the_sum_decides(rules: AdmissionRules) -> None:
     code = refused(state, pod(asks(memory=11 * 1024)), rules).code
 
     assert code in ("NotEnoughShareMemory", "NotEnoughShareGpus")
-    assert {0: (15, 10 * 1024)} == given(state, admitted(state, pod(asks(memory=6 * 1024)), rules)[0])
+    assert {0: (29, 10 * 1024)} == given(state, admitted(state, pod(asks(memory=6 * 1024)), rules)[0])
 
 
 def test_where_the_place_of_an_instance_is_not_known_nothing_is_to_be_had() -> None:
@@ -112,7 +112,7 @@ def test_what_is_reserved_has_a_place_and_its_instance_counts_once() -> None:
     left = [state.ownership.slots_left[DGX.gpus[0].id] for state in (reserved, made)]
 
     assert [frozenset({place(4, 4)})] * 2 == [each.taken for each in left]
-    assert [Amount(cores=15, memory=20 * GIB)] * 2 == [each.left for each in left]
+    assert [Amount(cores=58, memory=20 * GIB)] * 2 == [each.left for each in left]
 
 
 def test_a_gpu_without_a_free_place_lists_its_free_slots_unhealthy() -> None:
@@ -127,7 +127,7 @@ def test_without_an_amount_a_slot_is_the_smallest_profile() -> None:
     topology = machine()
 
     assert Amount(cores=15, memory=5 * GIB) == equal_part(topology, DGX.gpus[0].id)
-    assert Amount(cores=15, memory=40 * GIB) == offered_in_slots(topology)[DGX.gpus[0].id]
+    assert Amount(cores=100, memory=40 * GIB) == offered_in_slots(topology)[DGX.gpus[0].id]
 
 
 def test_what_is_left_is_the_largest_instance_that_can_be_made() -> None:
@@ -136,7 +136,7 @@ def test_what_is_left_is_the_largest_instance_that_can_be_made() -> None:
     division = partitioning_by_gpu(state)[DGX.gpus[0].id]
 
     assert ("MIG", "slots") == division.ways
-    assert Parts(slots=6, cores=15, memory=20 * GIB) == division.left
+    assert Parts(slots=6, cores=58, memory=20 * GIB) == division.left
     assert Parts() == partitioning_by_gpu(held(state, 20, 20))[DGX.gpus[0].id].left
 
 

@@ -48,7 +48,7 @@ def joint(
 ) -> PodRequest:
     both = {JOINT_ANNOTATION: said, HINT_ANNOTATION: hints}
     annotations = {key: json.dumps(value) for key, value in both.items() if value is not None}
-    return msgspec.structs.replace(pod(*containers, init=init, name=name), annotations=annotations)
+    return pod(*containers, init=init, name=name, annotations=annotations)
 
 
 def holding(state: NodeState, *devices: str) -> NodeState:
@@ -245,7 +245,7 @@ def test_a_key_that_is_not_known_is_refused_with_those_of_its_domain() -> None:
 
     for key, known in (("topoalign.io/gangs", "topoalign.io/gang-size"), (f"{JOINT_ANNOTATION}d", JOINT_ANNOTATION)):
         with pytest.raises(InvalidField) as caught:
-            admit(state, msgspec.structs.replace(pod(container(gpus=1)), annotations={key: "x"}), BEST)
+            admit(state, pod(container(gpus=1), annotations={key: "x"}), BEST)
         assert f"'{known}'" in caught.value.remedy
 
 
@@ -263,7 +263,7 @@ def test_a_key_that_is_not_known_is_refused_with_those_of_its_domain() -> None:
     ],
 )
 def test_annotations_that_cannot_be_meant_are_refused_by_name(annotations: dict[str, str], where: str) -> None:
-    asked = msgspec.structs.replace(pod(container(gpus=1)), annotations=annotations)
+    asked = pod(container(gpus=1), annotations=annotations)
 
     with pytest.raises(InvalidField, match=where):
         admit(node(catalogue.machine("hgx-h100")), asked, BEST)
@@ -327,7 +327,7 @@ json_values = st.recursive(
 def test_whatever_stands_in_annotations_is_decided_or_refused_by_name(
     annotations: dict[str, str], rules: AdmissionRules
 ) -> None:
-    asked = msgspec.structs.replace(pod(container(gpus=2, nics=1)), annotations=annotations)
+    asked = pod(container(gpus=2, nics=1), annotations=annotations)
     try:
         assert admit(H100, asked, rules).explanation is not None
     except InvalidField as invalid:

@@ -44,7 +44,7 @@ def by_function(
         JOINT_ANNOTATION: json.dumps({"deviceTypes": ["gpu", "rdma"]}),
         HINT_ANNOTATION: json.dumps({"rdma": {"vfSelector": {}, **hint}}),
     }
-    return msgspec.structs.replace(pod(*containers, name=name, init=init), annotations=said)
+    return pod(*containers, name=name, init=init, annotations=said)
 
 
 def held(state: NodeState, asked: PodRequest, rules: AdmissionRules = BEST) -> tuple[NodeState, dict[str, Allocation]]:

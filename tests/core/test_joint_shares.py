@@ -46,7 +46,7 @@ Amounts = dict[str, int]
 def sharing(
     amounts: Amounts, name: str = "pod-1", said: dict[str, str] = SAID, init: Sequence[ContainerRequest] = ()
 ) -> PodRequest:
-    return msgspec.structs.replace(pod(container(others=amounts), init=init, name=name), annotations=said)
+    return pod(container(others=amounts), init=init, name=name, annotations=said)
 
 
 def hardware(sizes: Sequence[int], whole: int = 0) -> Topology:
@@ -196,9 +196,9 @@ def test_a_share_is_aligned_with_the_cpus_of_its_container() -> None:
     other, near = ("GPU-1", (1,)) if full == "GPU-0" else ("GPU-0", (0,))
     both = [container(each, cpus=1, others={HUNDREDTHS: 40}) for each in ("a", "b")]
 
-    got = admitted(state, msgspec.structs.replace(pod(*both), annotations=SAID), RESTRICTED)
+    got = admitted(state, pod(*both, annotations=SAID), RESTRICTED)
     per_pod = msgspec.structs.replace(RESTRICTED, scope=Scope.POD)
-    together = admitted(state, msgspec.structs.replace(pod(*both), annotations=SAID), per_pod)
+    together = admitted(state, pod(*both, annotations=SAID), per_pod)
     for allocations in (got, together):
         assert [{other: (40, 6)}] * 2 == [*map(given_of, allocations)]
         assert {near} == {each.affinity for each in allocations}
@@ -209,7 +209,7 @@ def test_a_pod_is_aligned_to_the_nodes_of_shares_and_of_whole_gpus() -> None:
     both = [container("a", others={HUNDREDTHS: 50}), container("b", others={HUNDREDTHS: 100})]
     per_pod = msgspec.structs.replace(RESTRICTED, scope=Scope.POD)
 
-    got = admitted(node(hardware([16], whole=1)), msgspec.structs.replace(pod(*both), annotations=SAID), per_pod)
+    got = admitted(node(hardware([16], whole=1)), pod(*both, annotations=SAID), per_pod)
     assert [{"GPU-0": (50, 8)}, {"GPU-1": (0, 0)}] == [*map(given_of, got)]
     assert {(0, 1)} == {each.affinity for each in got}
 

@@ -41,7 +41,7 @@ def joint(
 ) -> PodRequest:
     both = {JOINT_ANNOTATION: said, HINT_ANNOTATION: hints, PARTITION_ANNOTATION: partition}
     annotations = {key: json.dumps(value) for key, value in both.items() if value is not None}
-    return msgspec.structs.replace(pod(*containers, init=init), annotations=annotations)
+    return pod(*containers, init=init, annotations=annotations)
 
 
 def held(state: NodeState, *devices: str) -> NodeState:

@@ -3,7 +3,7 @@
 import hami_reference as reference
 import msgspec
 import pytest
-from hami_support import A100, profiles
+from hami_support import A100
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,14 +65,14 @@ amounts = st.tuples(st.sampled_from([0, 1, 128, 200, 256, 512, 600, 1024, 1025])
 
 @given(some_profiles, st.sets(runs, max_size=3), amounts)
 def test_the_smallest_instance_with_a_place_is_made(
-    some: tuple[reference.Profile, ...], taken: set[MigPlacement], amount: tuple[int, int]
+    some: tuple[MigProfile, ...], taken: set[MigPlacement], amount: tuple[int, int]
 ) -> None:
     """Compared with sets of slices. Memory is a byte less than so many MiB, as many, and a byte more."""
     memory = max(0, amount[0] * MIB + amount[1])
     slices = frozenset(each for at in taken for each in range(at.start, at.start + at.size))
 
     expected = reference.place_instance(some, slices, -(-memory // MIB))
-    found = find_place(profiles(some), taken, memory)
+    found = find_place(some, taken, memory)
 
     assert (None if expected is None else (expected[0].name, *expected[1:])) == (
         None if found is None else (found[0].name, found[1].start, found[1].size)
@@ -80,7 +80,7 @@ def test_the_smallest_instance_with_a_place_is_made(
 
 
 def test_an_a100_fills_from_both_ends() -> None:
-    by_name = {each.name: each for each in profiles(A100)}
+    by_name = {each.name: each for each in A100}
     taken: list[MigPlacement] = []
     for name in ("3g.20gb", "2g.10gb", "1g.5gb", "1g.5gb"):
         placement = free_mig_placement(by_name[name], taken)
@@ -92,14 +92,14 @@ def test_an_a100_fills_from_both_ends() -> None:
 
 @pytest.mark.parametrize(("mib", "name"), [(100, "1g.5gb"), (129, "2g.10gb"), (300, "3g.20gb"), (1000, "7g.40gb")])
 def test_memory_decides_on_the_profile(mib: int, name: str) -> None:
-    found = find_place(profiles(A100), (), mib * MIB)
+    found = find_place(A100, (), mib * MIB)
 
     assert found is not None
     assert name == found[0].name
 
 
 def test_of_profiles_with_equal_memory_the_one_with_fewer_slices_is_made() -> None:
-    found = find_place(profiles(tuple(reversed(A100))), {place(4, 4)}, 512 * MIB)
+    found = find_place(tuple(reversed(A100)), {place(4, 4)}, 512 * MIB)
 
     assert found is not None
     assert ("3g.20gb", 0) == (found[0].name, found[1].start)

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 import pytest
 from decision_support import NODE, admitted, container, granted, machine, node, pod, refused
+from fact_support import mig_device
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +25,6 @@ from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceN
 from topoalign.core.model.requests import AdmissionRules, Mode
 from topoalign.core.model.topology.device_names import name_device
 from topoalign.core.model.topology.device_offers import Offer
-from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology, VirtualFunction
 from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.placement.preference import prefer
@@ -51,10 +51,7 @@ def offering(*offers: Offer, topology: Topology = PLAIN) -> Topology:
 
 def with_mig() -> Topology:
     """GPU 3 is cut into two MIG instances, NIC 1 has two virtual functions."""
-    instances = tuple(
-        MigDevice(uuid=DeviceID(f"MIG-{i}"), profile="1g.10gb", gpu_instance=i, compute_instance=0, memory=10 << 30)
-        for i in range(2)
-    )
+    instances = tuple(mig_device(f"MIG-{i}", i) for i in range(2))
     functions = tuple(VirtualFunction(pci=f"0000:99:00.{i}") for i in range(2))
     gpus = (*PLAIN.gpus[:3], msgspec.structs.replace(PLAIN.gpus[3], mig=instances))
     nics = (PLAIN.nics[0], msgspec.structs.replace(PLAIN.nics[1], virtual_functions=functions))

@@ -11,7 +11,7 @@ import pytest
 from decision_support import machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_reference import PALETTES, at_random
+from seam_reference import PALETTES, at_random
 
 from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.model.decisions import PreferenceQuestion

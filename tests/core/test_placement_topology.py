@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_reference import at_random
-from seam_reference import naive_rank
+from seam_reference import at_random, naive_rank
 
 from topoalign.core.admission.alternatives import rank_alternatives
 from topoalign.core.model.decisions import PlacementContext, PreferenceQuestion

@@ -5,8 +5,16 @@ from random import Random
 import pytest
 from decision_support import GIB, container, machine, node, pod
 from faults_support import THOROUGH
-from feasibility_support import demand_of, some_machine, some_pod, some_rules
-from realignment_support import Holders, held_by, refused_after_ends, with_pod
+from feasibility_support import (
+    Holders,
+    demand_of,
+    held_by,
+    refused_after_ends,
+    some_machine,
+    some_pod,
+    some_rules,
+    with_pod,
+)
 
 from topoalign.core.admission.feasibility import need_of
 from topoalign.core.admission.free_amounts import count_free

@@ -2,16 +2,16 @@
 
 import msgspec
 import pytest
+from fact_support import NODE, allocated, block, changed, ids, reservation, reserved_container
 from hypothesis import given
 from hypothesis import strategies as st
-from reservation_support import GPU, NIC, NODE, allocated, block, changed, container, ids, reservation
 
 from topoalign.core import wire
 from topoalign.core.model.allocations import Allocation, MemoryBlock, Owner
 from topoalign.core.model.errors import Undecodable
 from topoalign.core.model.events import ContainerUsage, UsageObserved
 from topoalign.core.model.holdings import Amount
-from topoalign.core.model.ids import CPU, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.ids import CPU, GPU, NIC, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules
 from topoalign.core.model.requests import ContainerRequest, PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
@@ -54,7 +54,7 @@ def rest(state: NodeReservations, now: float = 100.0) -> list[tuple[ReservedCont
 
 
 def test_a_message_replaces_all_reservations_of_the_node() -> None:
-    first, second = reservation("a", container("GPU-0")), reservation("b", container("GPU-1"))
+    first, second = reservation("a", reserved_container("GPU-0")), reservation("b", reserved_container("GPU-1"))
 
     state = after(first).apply(changed(second, seq=2), 2, 101.0)
 
@@ -64,7 +64,7 @@ def test_a_message_replaces_all_reservations_of_the_node() -> None:
 
 def test_a_reservation_ends_by_the_readers_own_clock() -> None:
     """Counted from receipt, to the second."""
-    state = after(reservation("a", container("GPU-0"), seconds=30.0), now=100.0)
+    state = after(reservation("a", reserved_container("GPU-0"), seconds=30.0), now=100.0)
 
     assert [10.0] == [each.seconds_left for each in state.held(120.0)]
     assert () == state.held(130.0)
@@ -73,7 +73,7 @@ def test_a_reservation_ends_by_the_readers_own_clock() -> None:
 
 def test_a_message_that_repeats_a_reservation_does_not_prolong_it() -> None:
     """Each reader counts from its own receipt, so every message would add the time that it was under way."""
-    held = reservation("a", container("GPU-0"), seconds=30.0)
+    held = reservation("a", reserved_container("GPU-0"), seconds=30.0)
     state = after(held, now=100.0)
 
     repeated = state.apply(changed(held, seq=2), 2, 110.0)
@@ -85,12 +85,12 @@ def test_a_message_that_repeats_a_reservation_does_not_prolong_it() -> None:
 
 
 def test_each_part_is_held_until_the_node_shows_it() -> None:
-    state = after(reservation("a", container("GPU-0", "GPU-1", cpus="0-3", memory=(block(),))))
+    state = after(reservation("a", reserved_container("GPU-0", "GPU-1", cpus="0-3", memory=(block(),))))
 
     state = state.observe(listing(entry("a", cpus="4-7")))
-    assert [(container("GPU-0", "GPU-1", memory=(block(),)),)] == rest(state)
+    assert [(reserved_container("GPU-0", "GPU-1", memory=(block(),)),)] == rest(state)
     state = state.observe(listing(entry("a", cpus="4-7", memory=(block(),))))
-    assert [(container("GPU-0", "GPU-1"),)] == rest(state)
+    assert [(reserved_container("GPU-0", "GPU-1"),)] == rest(state)
     assert ((), ()) == state.ended(100.0)
     state = state.observe(holding(allocated("GPU-1", "GPU-0", pod="a")))
     assert [] == rest(state)
@@ -99,38 +99,41 @@ def test_each_part_is_held_until_the_node_shows_it() -> None:
 
 def test_what_was_shown_once_stays_shown() -> None:
     """The container may end at once: nothing is reserved for it any more."""
-    state = after(reservation("a", container("GPU-0"))).observe(holding(allocated("GPU-0", pod="a")))
+    state = after(reservation("a", reserved_container("GPU-0"))).observe(holding(allocated("GPU-0", pod="a")))
 
     assert [] == rest(state.observe(holding()))
-    assert [] == rest(state.apply(changed(reservation("a", container("GPU-0")), seq=2), 2, 101.0), 101.0)
+    assert [] == rest(state.apply(changed(reservation("a", reserved_container("GPU-0")), seq=2), 2, 101.0), 101.0)
 
 
 def test_a_pod_that_got_other_devices_holds_its_reserved_ones_no_more() -> None:
     """Known only once the allocation has its owner: until then both are held."""
-    state = after(reservation("a", container("GPU-0")))
+    state = after(reservation("a", reserved_container("GPU-0")))
 
-    assert [(container("GPU-0"),)] == rest(state.observe(holding(allocated("GPU-5"))))
+    assert [(reserved_container("GPU-0"),)] == rest(state.observe(holding(allocated("GPU-5"))))
     assert [] == rest(state.observe(holding(allocated("GPU-5", pod="a"))))
 
 
 @pytest.mark.parametrize("pod", ["", "b"])
 def test_an_allocation_of_another_pod_shows_nothing(pod: str) -> None:
     """What is known of a node lags: the allocation may be that of a pod which had the device before the reservation."""
-    state = after(reservation("a", container("GPU-0"))).observe(holding(allocated("GPU-0", pod=pod)))
+    state = after(reservation("a", reserved_container("GPU-0"))).observe(holding(allocated("GPU-0", pod=pod)))
 
-    assert [(container("GPU-0"),)] == rest(state)
+    assert [(reserved_container("GPU-0"),)] == rest(state)
 
 
 def test_a_node_knows_from_its_own_record_what_it_gave() -> None:
     """That is never behind, and does not know the owner yet."""
-    state = after(reservation("a", container("GPU-0", "GPU-1"))).observe(holding(allocated("GPU-0")), own=True)
+    state = after(reservation("a", reserved_container("GPU-0", "GPU-1"))).observe(holding(allocated("GPU-0")), own=True)
 
-    assert [(container("GPU-1"),)] == rest(state)
+    assert [(reserved_container("GPU-1"),)] == rest(state)
 
 
 def test_pods_that_got_what_was_reserved_for_one_another_have_swapped() -> None:
     """A kubelet cannot tell equal pods apart: what the first one left is now reserved for the second one."""
-    both = reservation("a", container("GPU-0", "GPU-1")), reservation("b", container("GPU-2", "GPU-3"))
+    both = (
+        reservation("a", reserved_container("GPU-0", "GPU-1")),
+        reservation("b", reserved_container("GPU-2", "GPU-3")),
+    )
     state = after(*both).observe(holding(allocated("GPU-2", "GPU-1", pod="a")))
 
     assert ["b"] == [each.pod for each in state.held(100.0)]
@@ -144,11 +147,11 @@ def test_pods_that_got_what_was_reserved_for_one_another_have_swapped() -> None:
 
 def test_a_pod_does_not_swap_with_itself() -> None:
     """A container has what was reserved for another one of its pod: that is held once, and what it left is nobody's."""
-    pod = reservation("a", container("GPU-0", name="one"), container("GPU-1", name="two"))
+    pod = reservation("a", reserved_container("GPU-0", name="one"), reserved_container("GPU-1", name="two"))
     facts = holding(allocated("GPU-1", pod="a", name="one"))
     state = after(pod).observe(facts)
 
-    assert ((), [(container("GPU-1", name="two"),)]) == (state.swaps, rest(state))
+    assert ((), [(reserved_container("GPU-1", name="two"),)]) == (state.swaps, rest(state))
     held = with_reserved(facts, facts, state.held(100.0)).allocations.values()
     assert ["GPU-1"] == [device for each in held for device in each.device_ids]
 
@@ -159,15 +162,17 @@ def test_cpus_and_memory_go_with_swapped_devices() -> None:
     reserved there beside what it holds would count it twice. What the node has shown of the second stays.
     """
     there = msgspec.structs.replace(block(), nodes=(1,))
-    first = reservation("a", container("GPU-0", cpus="0-3", memory=(block(),)))
-    second = reservation("b", container("GPU-1", cpus="8-11", memory=(there,)))
-    other = reservation("b", container("GPU-1", cpus="8-13", memory=(msgspec.structs.replace(there, size=2048),)))
+    first = reservation("a", reserved_container("GPU-0", cpus="0-3", memory=(block(),)))
+    second = reservation("b", reserved_container("GPU-1", cpus="8-11", memory=(there,)))
+    other = reservation(
+        "b", reserved_container("GPU-1", cpus="8-13", memory=(msgspec.structs.replace(there, size=2048),))
+    )
     facts = holding(allocated("GPU-1", pod="a"))
 
     (alike,) = with_first_shown(first, second).observe(facts).held(100.0)
     (larger,) = with_first_shown(first, other).observe(facts).held(100.0)
 
-    assert (container("GPU-0", cpus="0-3", memory=(block(),)),) == alike.containers
+    assert (reserved_container("GPU-0", cpus="0-3", memory=(block(),)),) == alike.containers
     assert (ids("GPU-0"), "8-13", 2048) == (
         larger.containers[0].devices[GPU],
         larger.containers[0].cpus,
@@ -182,20 +187,20 @@ def with_first_shown(*reservations: Reservation) -> NodeReservations:
 
 def test_a_pod_leaves_to_the_next_what_was_left_for_it() -> None:
     """Each of three equal pods gets what was reserved for another one: the last one has what the first one left."""
-    three = [reservation(pod, container(gpu)) for pod, gpu in (("a", "GPU-0"), ("b", "GPU-1"), ("c", "GPU-2"))]
+    three = [reservation(pod, reserved_container(gpu)) for pod, gpu in (("a", "GPU-0"), ("b", "GPU-1"), ("c", "GPU-2"))]
     first = allocated("GPU-0", pod="c", number=1)
     second = allocated("GPU-1", pod="a", number=2)
     for own in (False, True):
         state = after(*three).observe(holding(first), own=own).observe(holding(first, second), own=own)
 
-        assert [(container("GPU-2"),)] == rest(state)
+        assert [(reserved_container("GPU-2"),)] == rest(state)
         assert ["b"] == [each.pod for each in state.held(100.0)]
-        assert [(container("GPU-2"),)] == rest(state.apply(changed(*three, seq=2), 2, 101.0))
+        assert [(reserved_container("GPU-2"),)] == rest(state.apply(changed(*three, seq=2), 2, 101.0))
 
 
 def test_a_decision_counts_swapped_devices_and_none_twice() -> None:
     """GPU-1 belongs to pod a, so what is held for b is GPU-0; a device that anybody has is not held beside that."""
-    both = reservation("a", container("GPU-0")), reservation("b", container("GPU-1"))
+    both = reservation("a", reserved_container("GPU-0")), reservation("b", reserved_container("GPU-1"))
     facts = holding(allocated("GPU-1", pod="a"))
     held = {each for held in with_reserved(facts, facts, both).allocations.values() for each in held.device_ids}
     other = holding(allocated("GPU-1"))
@@ -207,9 +212,9 @@ def test_a_decision_counts_swapped_devices_and_none_twice() -> None:
 @pytest.mark.parametrize("other", [entry("b", cpus="0-3"), entry("a", name="side", cpus="0-3")])
 def test_what_other_containers_have_shows_nothing(other: CheckpointEntry) -> None:
     """A pod that was created again under its name has another UID."""
-    state = after(reservation("a", container(cpus="0-3"))).observe(listing(other))
+    state = after(reservation("a", reserved_container(cpus="0-3"))).observe(listing(other))
 
-    assert [(container(cpus="0-3"),)] == rest(state)
+    assert [(reserved_container(cpus="0-3"),)] == rest(state)
 
 
 @pytest.mark.parametrize("unknown", ["", "cannot be read"])
@@ -218,16 +223,18 @@ def test_podresources_shows_what_a_checkpoint_does_not_tell(unknown: str) -> Non
     owner = Owner(namespace=Namespace("default"), pod=PodName("a"), container=ContainerName("main"))
     seen = listing(containers=(ContainerUsage(owner=owner, cpus="0-3"),), unknown=unknown)
 
-    state = after(reservation("a", container(cpus="0-3"))).observe(seen)
+    state = after(reservation("a", reserved_container(cpus="0-3"))).observe(seen)
 
     assert [not unknown] == [bool(rest(state))]
 
 
 def test_companions_end_with_the_gpus_of_their_container() -> None:
     """They come with the GPUs' Allocate or not at all."""
-    state = after(reservation("a", container("GPU-0", co_allocated=("mlx5_0",))))
+    state = after(reservation("a", reserved_container("GPU-0", co_allocated=("mlx5_0",))))
 
-    assert [(container(co_allocated=("mlx5_0",)),)] == rest(state.observe(holding(allocated("GPU-0")), own=True))
+    assert [(reserved_container(co_allocated=("mlx5_0",)),)] == rest(
+        state.observe(holding(allocated("GPU-0")), own=True)
+    )
     assert [] == rest(state.observe(holding(allocated("GPU-0", pod="a"))))
 
 
@@ -283,7 +290,7 @@ def test_a_decision_becomes_a_reservation_and_allocations_again() -> None:
 def test_what_is_held_is_what_is_reserved_without_what_was_seen(pods: list[int], seen: list[int]) -> None:
     """In whatever order it is seen. The naive reference is a set of GPUs for each pod; pod 0 stands for none."""
     expected = {f"p{pod}": {f"GPU-{gpu}" for gpu in range(8) if pods[gpu] == pod} for pod in {*pods} - {0}}
-    state = after(*(reservation(pod, container(*sorted(gpus))) for pod, gpus in expected.items()))
+    state = after(*(reservation(pod, reserved_container(*sorted(gpus))) for pod, gpus in expected.items()))
 
     for gpu in seen:
         state = state.observe(holding(allocated(f"GPU-{gpu}")), own=True)
@@ -297,7 +304,7 @@ def test_what_is_held_is_what_is_reserved_without_what_was_seen(pods: list[int],
 
 def test_a_reservation_travels_on_a_subject_of_its_own() -> None:
     """Of several registries each is a writer: their ids never meet."""
-    event = changed(reservation("a", container("GPU-0")), seq=7, writer="r.1")
+    event = changed(reservation("a", reserved_container("GPU-0")), seq=7, writer="r.1")
     message = wire.encode_event(event, 0.0)
 
     assert "topoalign.v1.reservation.node-1" == message.subject == wire.reservation_subject(NODE)
@@ -317,33 +324,33 @@ def test_a_node_state_takes_no_reservations() -> None:
     """They are no fact of the node."""
     state = holding(allocated("GPU-0"))
 
-    assert state is state.apply(changed(reservation("a", container("GPU-1"))))
+    assert state is state.apply(changed(reservation("a", reserved_container("GPU-1"))))
 
 
 def test_memory_of_each_size_is_a_part() -> None:
     both = (block(), block("hugepages-2Mi"))
-    state = after(reservation("a", container(memory=both))).observe(listing(entry("a", memory=both[:1])))
+    state = after(reservation("a", reserved_container(memory=both))).observe(listing(entry("a", memory=both[:1])))
 
     assert [ResourceName("hugepages-2Mi")] == [each.resource for each in rest(state)[0][0].memory]
 
 
 def test_what_an_init_container_holds_shows_nothing_of_the_next_one() -> None:
     """It takes over the devices, and comes with more: its own part is shown when it has them."""
-    first = msgspec.structs.replace(container("GPU-0", name="first"), role="init")
-    state = after(reservation("a", first, container("GPU-0", "GPU-1", co_allocated=("mlx5_0",))))
+    first = msgspec.structs.replace(reserved_container("GPU-0", name="first"), role="init")
+    state = after(reservation("a", first, reserved_container("GPU-0", "GPU-1", co_allocated=("mlx5_0",))))
 
     seen = state.observe(holding(allocated("GPU-0")), own=True)
 
-    assert [(container("GPU-0", "GPU-1", co_allocated=("mlx5_0",)),)] == rest(seen)
+    assert [(reserved_container("GPU-0", "GPU-1", co_allocated=("mlx5_0",)),)] == rest(seen)
 
 
 def test_an_init_container_takes_over_what_an_earlier_one_holds() -> None:
     """Its part is shown when it holds what is new of it, and all at once when a later container has its turn."""
     first, second = (
-        msgspec.structs.replace(container(*gpus, name=name), role="init")
+        msgspec.structs.replace(reserved_container(*gpus, name=name), role="init")
         for name, *gpus in (("first", "GPU-0"), ("second", "GPU-0", "GPU-1"))
     )
-    main = container("GPU-0", "GPU-1", "GPU-2")
+    main = reserved_container("GPU-0", "GPU-1", "GPU-2")
     state = after(reservation("a", first, second, main))
 
     begun = state.observe(holding(allocated("GPU-0")), own=True)
@@ -358,9 +365,9 @@ def test_an_init_container_takes_over_what_an_earlier_one_holds() -> None:
 def test_what_was_held_before_a_reservation_shows_nothing_of_it() -> None:
     """The record keeps what a container had for some seconds after its end."""
     before = allocated("GPU-0")
-    state = NodeReservations().apply(changed(reservation("a", container("GPU-0"))), 1, 100.0, [before.id])
+    state = NodeReservations().apply(changed(reservation("a", reserved_container("GPU-0"))), 1, 100.0, [before.id])
 
-    assert [(container("GPU-0"),)] == rest(state.observe(holding(before), own=True))
+    assert [(reserved_container("GPU-0"),)] == rest(state.observe(holding(before), own=True))
     assert [] == rest(state.observe(holding(allocated("GPU-0", number=2)), own=True))
 
 
@@ -375,46 +382,46 @@ def test_a_nic_is_not_shown_by_a_function_that_was_held_before() -> None:
 
 def test_a_message_that_comes_again_makes_nothing_once_more() -> None:
     """Else what was reserved for the pod would be held beside what another has got instead of its own."""
-    first, second = reservation("a", container("GPU-0")), reservation("b", container("GPU-1"))
+    first, second = reservation("a", reserved_container("GPU-0")), reservation("b", reserved_container("GPU-1"))
     message = changed(first, second, seq=2, made=("uid-a",))
     state = NodeReservations().apply(message, 2, 100.0).observe(holding(allocated("GPU-1", pod="a")))
 
     again = state.apply(message, 2, 101.0).observe(holding())
 
-    assert [(container("GPU-0"),)] == rest(state) == rest(again)
+    assert [(reserved_container("GPU-0"),)] == rest(state) == rest(again)
     assert ["uid-b"] == [each.pod_uid for each in again.held(101.0)]
 
 
 def test_what_a_pod_has_taken_is_swapped_for_who_is_heard_of_later() -> None:
     """The reservation of b is received after a was seen with its device."""
-    first, second = reservation("a", container("GPU-0")), reservation("b", container("GPU-1"))
+    first, second = reservation("a", reserved_container("GPU-0")), reservation("b", reserved_container("GPU-1"))
     seen = holding(allocated("GPU-1", pod="a"))
 
     state = after(first).observe(seen).apply(changed(first, second, seq=2, made=("uid-b",)), 2, 100.0).observe(seen)
 
-    assert [(container("GPU-0"),)] == rest(state)
+    assert [(reserved_container("GPU-0"),)] == rest(state)
     assert state is state.observe(seen)
 
 
 def test_a_part_that_was_shown_is_not_swapped() -> None:
     """The init container of b has run on GPU-1, and a gets that before b's next container does."""
-    init = msgspec.structs.replace(container("GPU-1", name="first"), role="init")
-    both = reservation("a", container("GPU-0")), reservation("b", init, container("GPU-1"))
+    init = msgspec.structs.replace(reserved_container("GPU-1", name="first"), role="init")
+    both = reservation("a", reserved_container("GPU-0")), reservation("b", init, reserved_container("GPU-1"))
     ran = holding(allocated("GPU-1", pod="b", name="first"))
     state = after(*both).observe(ran).observe(holding(allocated("GPU-1", pod="a")))
 
-    assert [(container("GPU-0"),)] == rest(state)
+    assert [(reserved_container("GPU-0"),)] == rest(state)
 
 
 def of_gang(pod: str, *, planned: bool = True) -> Reservation:
     """Of a pod of the gang `g`."""
-    return msgspec.structs.replace(reservation(pod, container("GPU-0"), gang="g"), planned=planned)
+    return msgspec.structs.replace(reservation(pod, reserved_container("GPU-0"), gang="g"), planned=planned)
 
 
 def test_what_is_planned_stands_after_what_is_about_to_be_bound() -> None:
     """A pod of the gang keeps no place before another pod once it is to be bound itself; nobody else changes places."""
     planned = [of_gang("a"), of_gang("b")]
-    single, other = reservation("q", container("GPU-1")), reservation("r", container("GPU-2"))
+    single, other = reservation("q", reserved_container("GPU-1")), reservation("r", reserved_container("GPU-2"))
     bound = of_gang("b", planned=False)
     first = in_order_of_binds(planned, [single])
     second = in_order_of_binds(first, [bound])
@@ -430,7 +437,7 @@ def test_a_plan_that_an_earlier_registry_repeats_is_about_to_be_bound() -> None:
     """It leaves out what it does not know, and appends what it reserves: everybody's own order stays."""
     written = msgspec.json.encode(of_gang("b")).replace(b'"planned":true', b'"unknown":true')
     repeated = msgspec.json.decode(written, type=Reservation)
-    single, bound = reservation("q", container("GPU-1")), of_gang("a", planned=False)
+    single, bound = reservation("q", reserved_container("GPU-1")), of_gang("a", planned=False)
 
     assert (False, True) == (repeated.planned, of_gang("b").planned)
     assert (bound, repeated, single) == in_order_of_binds((of_gang("a"), repeated), [bound, single])
@@ -438,20 +445,20 @@ def test_a_plan_that_an_earlier_registry_repeats_is_about_to_be_bound() -> None:
 
 def test_what_was_held_by_nobody_known_is_swapped_once_that_is_known() -> None:
     """On the node itself: the kubelet comes for b first, which gets what is reserved for a, and tells of b later."""
-    both = reservation("a", container("GPU-0")), reservation("b", container("GPU-1"))
+    both = reservation("a", reserved_container("GPU-0")), reservation("b", reserved_container("GPU-1"))
     unbound = msgspec.structs.replace(allocated("GPU-0", pod="b"), owner=None, pod_uid="")
     state = after(*both).observe(holding(unbound), own=True)
 
-    assert [(container("GPU-1"),)] == rest(state)
+    assert [(reserved_container("GPU-1"),)] == rest(state)
     known = holding(allocated("GPU-0", pod="b"))
-    assert [(container("GPU-1"),)] == rest(state.observe(known, own=True))
+    assert [(reserved_container("GPU-1"),)] == rest(state.observe(known, own=True))
     assert {"uid-a"} == {each.pod_uid for each in state.observe(known, own=True).held(100.0)}
 
 
 def with_slots(pod: str, large: str, small: str, init_name: str) -> Reservation:
     """Of a pod whose app container takes a slot with more over from its init container, and has another one."""
     amounts = {DeviceID(slot): Amount(cores=cores, memory=0) for slot, cores in ((large, 60), (small, 5))}
-    init, app = container(large, name=init_name), container(large, small, name="app")
+    init, app = reserved_container(large, name=init_name), reserved_container(large, small, name="app")
     return reservation(
         pod,
         msgspec.structs.replace(init, role="init", slots={DeviceID(large): amounts[DeviceID(large)]}),

@@ -4,11 +4,11 @@ from itertools import product
 from random import Random
 
 import msgspec
+from fact_support import NODE, allocated, changed, ids, reservation, reserved_container
 from hypothesis import given
 from hypothesis import strategies as st
-from reservation_support import GPU, NIC, NODE, allocated, changed, container, ids, reservation
 
-from topoalign.core.model.ids import ContainerName, DeviceID, ResourceName
+from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, ResourceName
 from topoalign.core.model.reservations import ReservedContainer
 from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import Gpu, Nic, NumaNode, Topology
@@ -51,7 +51,9 @@ def test_the_answer_is_that_of_a_naive_reading(seed: int) -> None:
         taken = [free.pop() for _ in range(min(len(free), chance.randrange(3)))]
         if taken:
             wanted.append((pod, f"c{len(wanted)}", taken))
-    pods = {pod: [container(*gpus, name=name) for of, name, gpus in wanted if of == pod] for pod, _, _ in wanted}
+    pods = {
+        pod: [reserved_container(*gpus, name=name) for of, name, gpus in wanted if of == pod] for pod, _, _ in wanted
+    }
     made = [reservation(pod, *each, seconds=chance.choice((0.0, 30.0))) for pod, each in pods.items()]
     message = changed(*(msgspec.structs.replace(each, planned=chance.random() < 0.3) for each in made))
     given_away = chance.sample(GPUS, chance.randrange(3))
@@ -92,8 +94,8 @@ def test_the_nic_of_a_container_follows_its_gpus() -> None:
 def test_what_is_given_or_over_is_reserved_no_more() -> None:
     reserved = NodeReservations().apply(
         changed(
-            reservation("a", container("GPU-0", "GPU-1", co_allocated=("mlx5_0",))),
-            reservation("b", container("GPU-2"), seconds=5.0),
+            reservation("a", reserved_container("GPU-0", "GPU-1", co_allocated=("mlx5_0",))),
+            reservation("b", reserved_container("GPU-2"), seconds=5.0),
         ),
         1,
         100.0,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 from decision_support import node
-from reservation_support import changed, reservation
+from fact_support import changed, reservation
 from slot_support import in_slots
 from unit_support import DGX
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 from decision_support import GIB, container, machine, node, pod
-from realignment_support import with_pod
+from feasibility_support import with_pod
 from slot_support import CORES, MEMORY, WITH_NUMA_NODES, in_slots
 
 from topoalign.core.admission import share_alignment
@@ -39,7 +39,7 @@ def part(cpus: int, cores: int) -> ContainerRequest:
 def asking(cpus: int, cores: int, rules: AdmissionRules = RULES, gpus: str = "") -> PodDemand:
     """`gpus`: the only ones that the pod accepts."""
     said = {"nvidia.com/use-gpuuuid": gpus} if gpus else {}
-    return read_pod(msgspec.structs.replace(pod(part(cpus, cores), name="new"), annotations=said), rules)
+    return read_pod(pod(part(cpus, cores), name="new", annotations=said), rules)
 
 
 def holding(*held: Held, hardware: Topology | None = None, rules: AdmissionRules = RULES) -> NodeState:

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 import pytest
 from decision_support import GIB, container, machine, node, pod
-from realignment_support import with_pod
+from feasibility_support import with_pod
 from slot_support import CORES, MEMORY, PLAIN, WITH_NUMA_NODES, asks, given, holding, in_slots
 
 from topoalign.core.admission.admit import admit
@@ -68,7 +68,7 @@ def test_topoalign_aligns_slots_that_no_kubelet_does(policy: Policy, compat: Lit
     state = holding(node(shared()), (0, 60, 100), (2, 80, 100))
     first = with_pod(state, read_pod(pod(container(cpus=8, gib=1), name="first"), rules))
     assert first is not None
-    asked = msgspec.structs.replace(pod(with_cpus(2)), annotations={"hami.io/gpu-scheduler-policy": "binpack"})
+    asked = pod(with_cpus(2), annotations={"hami.io/gpu-scheduler-policy": "binpack"})
 
     decision = admit(first[0], asked, rules)
 

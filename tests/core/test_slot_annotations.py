@@ -20,7 +20,9 @@ from hami_slot_support import (
     USE_UUID,
     WEIGHTS,
     Used,
+    annotations,
     mixed,
+    state_of,
     usage,
 )
 from hypothesis import assume, settings
@@ -34,7 +36,7 @@ from topoalign.core.demand.shares import are_on_one_node
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import CPU
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Policy
 from topoalign.core.state.fold import NodeState
 
 
@@ -97,37 +99,12 @@ ALIGNED = [
 ]
 
 
-def saying(
-    annotations: Mapping[str, str], *containers: ContainerRequest, init: Sequence[ContainerRequest] = ()
-) -> PodRequest:
-    return msgspec.structs.replace(pod(*containers, init=init), annotations=dict(annotations))
-
-
 def gpus_of(state: NodeState, decision: object, place: int = 0) -> set[int]:
     assert isinstance(decision, Admission), decision
     return {*given(state, decision.allocations[place])}
 
 
-@st.composite
-def annotations(draw: st.DrawFn) -> dict[str, str]:
-    says: dict[str, str] = {}
-    for key, values in (
-        (POLICY, [None, "binpack", "spread", "mutex", "topology-aware"]),
-        (BIND, [None, None, "true", "false"]),
-        (USE_TYPE, [None, None, None, "a100", "H100,L4", "nvidia"]),
-        (NO_TYPE, [None, None, None, "l4", "80gb"]),
-        (USE_UUID, [None, None, None, "GPU-0,GPU-2,GPU-3", "GPU-1", "GPU-4,GPU-9"]),
-        (NO_UUID, [None, None, None, "GPU-0", "GPU-2,GPU-8"]),
-    ):
-        if (value := draw(st.sampled_from(values))) is not None:
-            says[key] = value
-    if says.get(POLICY) in ("binpack", "spread") and draw(st.booleans()):
-        says[WEIGHTS] = draw(
-            st.sampled_from(["slot=0,core=1,memory=0", "slot=1,core=1,memory=3", "slot=2,core=0,memory=1"])
-        )
-    return says
-
-
+chosen = annotations(("binpack", "spread", "mutex", "topology-aware"), ("binpack", "spread"))
 wanted = st.tuples(
     st.integers(1, 3),
     st.sampled_from([0, 20, 50, 100]),
@@ -136,19 +113,20 @@ wanted = st.tuples(
 )
 
 
-def state_of(used: Used) -> NodeState:
-    return holding(node(mixed()), *((gpu, cores, memory) for gpu, held in used.items() for cores, memory in held))
-
-
-@drawn(usage(MIXED_SIZES, (0, 10, 40), (1, 4_000, 15_000)), wanted, annotations(), st.sampled_from(BOTH))
+@drawn(
+    usage(MIXED_SIZES, (0, 10, 40), (1, 4_000, 15_000)),
+    wanted,
+    chosen,
+    st.sampled_from(BOTH),
+)
 def test_gpus_are_those_that_the_annotations_choose(
     used: Used, asked: tuple[int, int, int, int], says: dict[str, str], rules: AdmissionRules
 ) -> None:
     count, cores, memory, percentage = asked
     assume(cores or memory or percentage)
-    reference, state = Reference(used, asked, says), state_of(used)
+    reference, state = Reference(used, asked, says), state_of(used, mixed())
 
-    decision = admit(state, saying(says, asks(count, memory, cores, percentage)), rules)
+    decision = admit(state, pod(asks(count, memory, cores, percentage), annotations=says), rules)
 
     sets = reference.sets()
     assert isinstance(decision, Admission) == bool(sets), decision
@@ -161,16 +139,21 @@ def test_gpus_are_those_that_the_annotations_choose(
 
 
 @settings(max_examples=60)
-@drawn(usage(MIXED_SIZES, (0, 10, 40), (1, 4_000, 15_000)), wanted, annotations(), st.sampled_from(ALIGNED))
+@drawn(
+    usage(MIXED_SIZES, (0, 10, 40), (1, 4_000, 15_000)),
+    wanted,
+    chosen,
+    st.sampled_from(ALIGNED),
+)
 def test_no_alignment_leads_to_other_gpus(
     used: Used, asked: tuple[int, int, int, int], says: dict[str, str], rules: AdmissionRules
 ) -> None:
     """Wherever a policy aligns a container, it gets GPUs that its pod accepts, or nothing."""
     count, cores, memory, percentage = asked
     assume(cores or memory or percentage)
-    state = state_of(used)
+    state = state_of(used, mixed())
 
-    decision = admit(state, saying(says, asks(count, memory, cores, percentage)), rules)
+    decision = admit(state, pod(asks(count, memory, cores, percentage), annotations=says), rules)
 
     if isinstance(decision, Admission):
         assert tuple(sorted(gpus_of(state, decision))) in Reference(used, asked, says).sets()
@@ -190,9 +173,9 @@ def test_no_alignment_leads_to_other_gpus(
 def test_a_node_without_room_on_such_gpus_says_why(
     says: dict[str, str], asked: ContainerRequest, code: str, rules: AdmissionRules
 ) -> None:
-    state = state_of({0: [(5, 100)], 1: [(5, 20_000)], 2: [(5, 100)]})
+    state = state_of({0: [(5, 100)], 1: [(5, 20_000)], 2: [(5, 100)]}, mixed())
 
-    refusal = refused(state, saying(says, asked), rules)
+    refusal = refused(state, pod(asked, annotations=says), rules)
 
     assert code == refusal.code
     assert refusal.finding.startswith("limits[nvidia.com/gpu")
@@ -211,7 +194,7 @@ def test_a_node_without_room_on_such_gpus_says_why(
     ],
 )
 def test_lists_that_accept_no_gpu_of_the_node_are_named(says: dict[str, str], why: str, rules: AdmissionRules) -> None:
-    refusal = refused(node(mixed()), saying(says, asks(memory=1)), rules)
+    refusal = refused(node(mixed()), pod(asks(memory=1), annotations=says), rules)
     lists = {"of another type": f" ({USE_TYPE}, {NO_TYPE})", "not among the uuids": f" ({USE_UUID}, {NO_UUID})"}
     for reason, keys in lists.items():
         why = why.replace(reason, reason + keys)
@@ -223,7 +206,7 @@ def test_lists_that_accept_no_gpu_of_the_node_are_named(says: dict[str, str], wh
 def test_where_the_alignment_leaves_none_of_the_gpus_it_is_split() -> None:
     """A kubelet aligns to the first NUMA node, and the only GPU that is accepted is on the second."""
     aligned = AdmissionRules(mode=Mode.KUBELET, policy=Policy.SINGLE_NUMA_NODE)
-    asked = saying({USE_UUID: "GPU-3"}, asks(memory=100))
+    asked = pod(asks(memory=100), annotations={USE_UUID: "GPU-3"})
 
     refusal = refused(node(mixed(WITH_NUMA_NODES)), asked, aligned)
 
@@ -250,15 +233,15 @@ def test_weights_say_which_gpu_is_fullest(says: dict[str, str], expected: int, r
     """
     state = holding(node(in_slots(DGX, 10, 2)), (0, 49, 4_096), *((1, cores, 2_731) for cores in (4, 3, 3)))
 
-    assert {expected} == {*given(state, admitted(state, saying(says, asks(cores=40, memory=4_096)), rules)[0])}
+    assert {expected} == {*given(state, admitted(state, pod(asks(cores=40, memory=4_096), annotations=says), rules)[0])}
 
 
 def test_a_share_by_percentage_counts_what_it_is_of_each_gpu() -> None:
     """With half of the memory GPU-0 would be full to 24000 of 40000 MiB, GPU-1 to 50000 of 80000."""
-    state = state_of({0: [(0, 4_000)], 1: [(0, 10_000)]})
+    state = state_of({0: [(0, 4_000)], 1: [(0, 10_000)]}, mixed())
     says = {POLICY: "spread", USE_UUID: "GPU-0,GPU-1", WEIGHTS: "slot=0,core=0,memory=1"}
 
-    assert {0} == gpus_of(state, admit(state, saying(says, asks(percentage=50)), BEST))
+    assert {0} == gpus_of(state, admit(state, pod(asks(percentage=50), annotations=says), BEST))
 
 
 def test_a_kubelet_that_leaves_no_choice_must_not_take_two_numa_nodes() -> None:
@@ -269,8 +252,8 @@ def test_a_kubelet_that_leaves_no_choice_must_not_take_two_numa_nodes() -> None:
     state, asked = holding(node(mixed()), *full), asks(2, memory=10)
     aligned = AdmissionRules(mode=Mode.KUBELET, policy=Policy.BEST_EFFORT)
 
-    assert "ShareSplit" == refused(state, saying({BIND: "true"}, asked), aligned).code
-    assert {0, 2} == gpus_of(state, admit(state, saying({}, asked), aligned))
+    assert "ShareSplit" == refused(state, pod(asked, annotations={BIND: "true"}), aligned).code
+    assert {0, 2} == gpus_of(state, admit(state, pod(asked, annotations={}), aligned))
 
 
 def test_no_hint_promises_gpus_of_two_numa_nodes_to_who_binds_to_one() -> None:
@@ -284,7 +267,7 @@ def test_no_hint_promises_gpus_of_two_numa_nodes_to_who_binds_to_one() -> None:
     )
     aligned = AdmissionRules(policy=Policy.RESTRICTED)
 
-    assert {2, 3} == gpus_of(state, admit(state, saying({BIND: "true"}, with_cpus), aligned))
+    assert {2, 3} == gpus_of(state, admit(state, pod(with_cpus, annotations={BIND: "true"}), aligned))
 
 
 @pytest.mark.parametrize("rules", BOTH)
@@ -292,18 +275,21 @@ def test_a_list_of_uuids_takes_the_mig_instances_of_its_gpus(rules: AdmissionRul
     state = node(in_slots(in_mig_mode(machine(), [4_864, 9_856], [4_864, 4_864]), SLOTS, 2))
     says = {USE_UUID: "GPU-1", BIND: "true"}
 
-    found = admitted(state, saying(says, asks(2, memory=100)), rules)[0]
+    found = admitted(state, pod(asks(2, memory=100), annotations=says), rules)[0]
 
     assert ["MIG-1-0", "MIG-1-1"] == sorted(base_of(slot) for slot in found.slots)
-    assert "NotEnoughShareGpus" == refused(state, saying(says, asks(3, memory=100)), rules).code
+    assert "NotEnoughShareGpus" == refused(state, pod(asks(3, memory=100), annotations=says), rules).code
 
 
 @pytest.mark.parametrize("rules", BOTH)
 def test_containers_of_a_pod_that_wants_unused_gpus_have_one_each(rules: AdmissionRules) -> None:
     """An init container has ended when the next one starts, which takes its slot over."""
-    state = state_of({0: [(5, 100)]})
-    asked = saying(
-        {POLICY: "mutex"}, asks(memory=10), asks(memory=10, name="two"), init=[asks(memory=20, name="first")]
+    state = state_of({0: [(5, 100)]}, mixed())
+    asked = pod(
+        asks(memory=10),
+        asks(memory=10, name="two"),
+        init=[asks(memory=20, name="first")],
+        annotations={POLICY: "mutex"},
     )
 
     first, main, two = (gpus_of(state, admit(state, asked, rules), place) for place in range(3))
@@ -322,7 +308,7 @@ def test_a_share_that_minds_the_topology_breaks_no_pair() -> None:
     asked = asks(memory=100)
 
     mindful, default = (
-        gpus_of(state, admit(state, saying(says, asked), BEST)) for says in ({POLICY: "topology-aware"}, {})
+        gpus_of(state, admit(state, pod(asked, annotations=says), BEST)) for says in ({POLICY: "topology-aware"}, {})
     )
 
     assert {3} == mindful
@@ -330,7 +316,7 @@ def test_a_share_that_minds_the_topology_breaks_no_pair() -> None:
 
 
 def test_what_annotations_choose_is_told_to_be_by_reservation() -> None:
-    asked = saying({POLICY: "spread"}, asks(memory=100))
+    asked = pod(asks(memory=100), annotations={POLICY: "spread"})
 
     told, unreadable = (
         admit(state, asked, KUBELET).explanation.notes for state in (node(mixed()), node(machine(gpus=MIXED_NODES)))

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import msgspec
 import pytest
 from decision_support import NODE, node, pod
-from reservation_support import changed, reservation
+from fact_support import changed, reservation
 from slot_support import MIB, asks, holding, in_mig_mode, in_slots
 from unit_support import DGX, KUBELET, admitted
 
@@ -179,7 +179,7 @@ def test_a_container_that_is_shown_is_not_told_its_slots_again() -> None:
 def strict(state: NodeState, name: str, *containers: tuple[int, int]) -> Reservation:
     """As `reserved`, for a pod that limits its GPUs."""
     asked = [asks(gpus, memory=memory, cores=20, name=f"c{place}") for place, (gpus, memory) in enumerate(containers)]
-    request = msgspec.structs.replace(pod(*asked, name=name), annotations={"nvidia.com/nouse-gpuuuid": FIRST})
+    request = pod(*asked, name=name, annotations={"nvidia.com/nouse-gpuuuid": FIRST})
     return reserved_for(f"uid-{name}", request, admitted(state, request, KUBELET), 60.0)
 
 

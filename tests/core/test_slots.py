@@ -114,14 +114,14 @@ def test_more_gpus_than_there_are_is_refused(rules: AdmissionRules) -> None:
 
 def test_annotations_choose_the_gpus_of_slots_without_an_amount_too() -> None:
     """A node that offers whole GPUs under the same name does not read them."""
-    asked = msgspec.structs.replace(pod(asks()), annotations={"nvidia.com/use-gputype": "H100"})
+    asked = pod(asks(), annotations={"nvidia.com/use-gputype": "H100"})
 
     assert "NoGpuAccepted" == refused(node(in_slots(DGX)), asked, KUBELET).code
     assert isinstance(admit(node(DGX), asked, KUBELET), Admission)
 
 
 def test_what_a_pod_without_slots_says_about_cards_is_not_read() -> None:
-    asked = msgspec.structs.replace(pod(container(gpus=1)), annotations={"hami.io/gpu-scheduler-policy": "mine"})
+    asked = pod(container(gpus=1), annotations={"hami.io/gpu-scheduler-policy": "mine"})
 
     assert isinstance(admit(node(DGX), asked, KUBELET), Admission)
 

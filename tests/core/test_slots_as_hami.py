@@ -11,23 +11,22 @@ from hami_slot_support import (
     BIND,
     MIXED_SIZES,
     NAMES,
-    NO_TYPE,
-    NO_UUID,
     NODES,
     NVLINKS,
     POLICY,
     SIZES,
     SLOTS,
-    USE_TYPE,
     USE_UUID,
     WEIGHTS,
     Used,
+    annotations,
     as_hami,
     hardware,
     mixed,
     state_of,
     usage,
 )
+from hami_support import request
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -39,13 +38,13 @@ from topoalign.core.admission.admit import admit
 from topoalign.core.admission.gang_plan import has_its_own
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import GPU
-from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, PodRequest, Policy
+from topoalign.core.model.requests import AdmissionRules, ContainerRequest, Mode, Policy
 from topoalign.core.model.topology.device_offers import Offer, Slots
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.share_amounts import held_by_slot, offered_in_slots, sum_amounts
 
 WEIGHED = (None, "binpack", "spread", "topology-aware", "binpack,numa", "numa,spread", "mutex,topology-aware")
-POLICIES = (*WEIGHED, "mutex", "numa", "numa,mutex", "topology-aware,binpack")
+POLICIES = (*filter(None, WEIGHED), "mutex", "numa", "numa,mutex", "topology-aware,binpack")
 Asked = tuple[int, int, int, int]
 """GPUs, cores, MiB, percentage."""
 
@@ -72,7 +71,7 @@ def expected(used: Used, asked: list[Asked], says: Mapping[str, str]) -> list[se
             worth = (50 if NODES[a] == NODES[b] else 10) + 100 * NVLINKS.get((min(a, b), max(a, b)), 0)
             scores[f"GPU-{a}"] |= {f"GPU-{b}": worth} if a != b else {}
     requests = [
-        [reference.Request(count=count, cores=cores, memory=memory, percent=101 if memory else percentage or 100)]
+        [request(count=count, cores=cores, memory=memory, percent=101 if memory else percentage or 100)]
         for count, cores, memory, percentage in asked
     ]
     weights = [int(each.partition("=")[2]) for each in says.get(WEIGHTS, "slot=1,core=1,memory=1").split(",")]
@@ -80,27 +79,6 @@ def expected(used: Used, asked: list[Asked], says: Mapping[str, str]) -> list[se
         reference.Node(cards, scores=scores), list(requests), 0, says, (weights[0], weights[1], weights[2])
     )
     return None if isinstance(placed, str) else [{int(uuid[4:]) for uuid, _, _ in given} for given in placed[0]]
-
-
-@st.composite
-def annotations(draw: st.DrawFn) -> dict[str, str]:
-    says: dict[str, str] = {}
-    policy = draw(st.sampled_from(POLICIES))
-    for key, values in (
-        (POLICY, [policy]),
-        (BIND, [None, None, "true", "false"]),
-        (USE_TYPE, [None, None, None, "a100", "H100,L4", "nvidia"]),
-        (NO_TYPE, [None, None, None, "l4", "80gb"]),
-        (USE_UUID, [None, None, None, "GPU-0,GPU-2,GPU-3", "GPU-1", "GPU-4,GPU-9"]),
-        (NO_UUID, [None, None, None, "GPU-0", "GPU-2,GPU-8"]),
-    ):
-        if (value := draw(st.sampled_from(values))) is not None:
-            says[key] = value
-    if policy in WEIGHED and draw(st.booleans()):
-        says[WEIGHTS] = draw(
-            st.sampled_from(["slot=0,core=1,memory=0", "slot=1,core=1,memory=4", "slot=2,core=0,memory=1"])
-        )
-    return says
 
 
 asked = st.tuples(
@@ -114,10 +92,6 @@ asked = st.tuples(
 BOTH = [as_hami(BEST), as_hami(KUBELET)]
 
 
-def saying(says: Mapping[str, str], *containers: ContainerRequest) -> PodRequest:
-    return msgspec.structs.replace(pod(*containers), annotations=dict(says))
-
-
 def asking(several: list[Asked]) -> list[ContainerRequest]:
     return [
         asks(count, memory, cores, percentage, name=f"c{place}")
@@ -126,19 +100,19 @@ def asking(several: list[Asked]) -> list[ContainerRequest]:
 
 
 @settings(max_examples=60)
-@drawn(usage(), st.lists(asked, min_size=1, max_size=2), annotations(), st.sampled_from(BOTH))
+@drawn(usage(), st.lists(asked, min_size=1, max_size=2), annotations(POLICIES, WEIGHED), st.sampled_from(BOTH))
 def test_containers_get_the_gpus_that_hami_would_choose(
     used: Used, several: list[Asked], says: dict[str, str], rules: AdmissionRules
 ) -> None:
     """On the whole machine, one container after the other; where HAMi finds none, neither does the node."""
     state, wanted = state_of(used), expected(used, several, says)
 
-    decision = admit(state, saying(says, *asking(several)), rules)
+    decision = admit(state, pod(*asking(several), annotations=says), rules)
 
     assert (wanted is not None) == isinstance(decision, Admission), decision
     if isinstance(decision, Admission):
         assert wanted == [{*given(state, each)} for each in decision.allocations]
-        assert decision == admit(state, saying(says, *asking(several)), rules)
+        assert decision == admit(state, pod(*asking(several), annotations=says), rules)
 
 
 def check_amounts(state: NodeState) -> None:
@@ -163,7 +137,7 @@ def test_whatever_hami_would_oversell_no_gpu_has_more_held_than_it_offers() -> N
             wanted = asks(
                 chance.choice([1, 1, 2]), chance.choice([0, 3_000]), chance.choice([0, 20, 100]), chance.choice([0, 30])
             )
-            request = msgspec.structs.replace(saying(says, wanted), name=f"p{number}")
+            request = msgspec.structs.replace(pod(wanted, annotations=says), name=f"p{number}")
             decision = admit(state, request, rules)
             outcomes.add(isinstance(decision, Admission))
             if isinstance(decision, Admission):
@@ -208,7 +182,7 @@ def test_the_documented_example_is_decided_so(says: dict[str, str], gpu: int, ru
     topology = in_slots(msgspec.structs.replace(plain, gpus=sized), 10)
     state = holding(node(topology), (0, 30, 4_096), (1, 0, 4_096), (1, 0, 4_096))
 
-    assert {gpu} == {*given(state, admitted(state, saying(says, asks(cores=40, memory=4_096)), rules)[0])}
+    assert {gpu} == {*given(state, admitted(state, pod(asks(cores=40, memory=4_096), annotations=says), rules)[0])}
 
 
 @pytest.mark.parametrize("rules", BOTH)
@@ -217,7 +191,7 @@ def test_what_the_walk_throws_away_is_lost_as_in_hami(rules: AdmissionRules) -> 
     Best connected GPUs of one NUMA node: the walk ends on node 0, of which one GPU is full, and forgets the three of node 1.
     """
     state = state_of({2: [(0, 1_024)] * 4})
-    request = saying({POLICY: "topology-aware", BIND: "true"}, asks(2, memory=1_024))
+    request = pod(asks(2, memory=1_024), annotations={POLICY: "topology-aware", BIND: "true"})
 
     refusal = refused(state, request, rules)
 
@@ -229,7 +203,7 @@ def test_what_the_walk_throws_away_is_lost_as_in_hami(rules: AdmissionRules) -> 
 @pytest.mark.parametrize("rules", BOTH)
 def test_whole_gpus_are_unused_ones_where_hami_would_share_them(rules: AdmissionRules) -> None:
     """Of 200 cores HAMi gives 100 to a container that wants a GPU for itself, beside others; of 50 it gives none."""
-    whole = saying({POLICY: "binpack"}, asks(cores=100, memory=1_024))
+    whole = pod(asks(cores=100, memory=1_024), annotations={POLICY: "binpack"})
     doubled = state_of({0: [(20, 1_024)]}, hardware(Slots(core_scaling=2.0)))
 
     assert {4: (200, 1_024)} == given(doubled, admitted(doubled, whole, rules)[0])
@@ -243,20 +217,18 @@ def test_gpus_of_no_known_numa_node_are_on_none(rules: AdmissionRules) -> None:
     says = {BIND: "true", POLICY: "binpack", USE_UUID: "GPU-0,GPU-1,GPU-4"}
     state = holding(node(mixed()), (4, 10, MIXED_SIZES[4] // 2), (0, 10, 1_000))
 
-    assert {0, 1} == {*given(state, admitted(state, saying(says, asks(2, memory=100)), rules)[0])}
+    assert {0, 1} == {*given(state, admitted(state, pod(asks(2, memory=100), annotations=says), rules)[0])}
 
 
 @pytest.mark.parametrize("rules", BOTH)
 def test_instances_for_one_container_are_of_different_gpus(rules: AdmissionRules) -> None:
     """HAMi may take several of one GPU. The fullest of three has no place for another instance of 20 GiB."""
-    cores = (15, 29, 43, 58, 100)
-    profiles = tuple(msgspec.structs.replace(each, cores=some) for each, some in zip(A100, cores, strict=True))
-    gpus = [msgspec.structs.replace(gpu, mig=(), mig_profiles=profiles) for gpu in DGX.gpus[:3]]
+    gpus = [msgspec.structs.replace(gpu, mig=(), mig_profiles=A100) for gpu in DGX.gpus[:3]]
     offer = Offer(resource=GPU, devices=tuple(gpu.id for gpu in gpus), replicas=7, slots=Slots(instances=True))
     topology = msgspec.structs.replace(DGX, gpus=(*gpus, *DGX.gpus[3:]), offers=(offer,))
     state = holding(node(topology), (0, 43, 20 * 1024), (0, 43, 20 * 1024), (1, 15, 5 * 1024))
 
-    got = admitted(state, saying({POLICY: "binpack"}, asks(2, memory=11 * 1024)), rules)[0]
+    got = admitted(state, pod(asks(2, memory=11 * 1024), annotations={POLICY: "binpack"}), rules)[0]
 
     assert {1: (43, 20 * 1024), 2: (43, 20 * 1024)} == given(state, got)
 
@@ -269,13 +241,13 @@ def test_instances_for_one_container_are_of_different_gpus(rules: AdmissionRules
     ],
 )
 def test_words_that_hami_would_pass_over_are_refused(says: dict[str, str], found: str) -> None:
-    refusal = refused(node(hardware()), saying(says, asks(memory=1)), as_hami(KUBELET))
+    refusal = refused(node(hardware()), pod(asks(memory=1), annotations=says), as_hami(KUBELET))
 
     assert ("InvalidShare", True) == (refusal.code, found in refusal.finding)
 
 
 def test_lists_of_policies_are_for_nodes_where_hami_chooses() -> None:
-    request = saying({POLICY: "numa,mutex"}, asks(memory=1))
+    request = pod(asks(memory=1), annotations={POLICY: "numa,mutex"})
     allocations = admitted(node(hardware()), request, as_hami(KUBELET))
 
     assert "InvalidShare" == refused(node(hardware()), request, KUBELET).code

@@ -4,15 +4,15 @@ from random import Random
 
 import msgspec
 from decision_support import node
+from fact_support import allocated, changed, reservation, reserved_container
 from hypothesis import given
 from hypothesis import strategies as st
-from reservation_support import GPU, allocated, changed, container, reservation
 from slot_support import MIB, in_slots
 from unit_support import DGX
 
 from topoalign.core.model.events import AllocationGranted
 from topoalign.core.model.holdings import Amount
-from topoalign.core.model.ids import DeviceID
+from topoalign.core.model.ids import GPU, DeviceID
 from topoalign.core.model.reservations import Reservation
 from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import NodeReservations
@@ -22,7 +22,7 @@ Asked = dict[DeviceID, Amount]
 
 
 def waits(pod: str, asked: Asked) -> Reservation:
-    return reservation(pod, msgspec.structs.replace(container(*asked), slots=asked))
+    return reservation(pod, msgspec.structs.replace(reserved_container(*asked), slots=asked))
 
 
 def gets(state: NodeState, pod: str, slots: list[DeviceID]) -> NodeState:

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import msgspec
 import pytest
+from fact_support import mig_device
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.events import TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName, ResourceName
 from topoalign.core.model.topology.device_links import Link
 from topoalign.core.model.topology.device_offers import Offer
-from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import (
     Cpu,
     Gpu,
@@ -158,7 +158,7 @@ def test_devices_of_one_plugin_share_its_resource() -> None:
 
 def test_parts_have_ids_of_their_own() -> None:
     """A MIG instance and a virtual function are known by their ids alone, as cards are."""
-    mig = MigDevice(uuid=DeviceID("one"), profile="1g.10gb", gpu_instance=0, compute_instance=0, memory=1)
+    mig = mig_device("one", 0, memory=1)
     function = VirtualFunction(pci="one")
     cut, nic = Gpu(id=A, index=0, mig=(mig,)), Nic(id=DeviceID("mlx5_0"), index=0, virtual_functions=(function,))
 

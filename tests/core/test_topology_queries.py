@@ -4,6 +4,7 @@ from itertools import combinations
 
 import msgspec
 import pytest
+from fact_support import mig_device
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from topoalign.core.model.topology.cpu_topology import invert_groups
 from topoalign.core.model.topology.cpuset import parse_cpuset
 from topoalign.core.model.topology.device_links import Link, PcieClass
 from topoalign.core.model.topology.device_names import name_device
-from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import (
     Cpu,
     Fabric,
@@ -127,7 +127,7 @@ def test_near_a_device_are_the_nodes_that_it_has() -> None:
 
 
 def test_a_device_is_called_by_its_index_and_its_part() -> None:
-    mig = MigDevice(uuid=DeviceID("MIG-1"), profile="1g.10gb", gpu_instance=0, compute_instance=0, memory=1)
+    mig = mig_device("MIG-1", 0, memory=1)
     plain = machine()
     topology = msgspec.structs.replace(
         plain,

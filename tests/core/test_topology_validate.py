@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import msgspec
 import pytest
+from fact_support import mig_device
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import DeviceID, ResourceName
 from topoalign.core.model.topology.device_links import Link, PcieClass
-from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, PciBridge, PluginDevice, Topology
 from topoalign.core.model.topology.topology_checks import MOST_CPUS, MOST_GPUS, validate
 
@@ -42,7 +42,7 @@ def cpu(id: int, core: int = 0, node: int = 0, socket: int = 0, uncore: int = 0)
     return Cpu(id=id, core=core, socket=socket, node=node, uncore=uncore)
 
 
-MIG = MigDevice(uuid=DeviceID("MIG-1"), profile="1g.10gb", gpu_instance=0, compute_instance=0, memory=1)
+MIG = mig_device("MIG-1", 0, memory=1)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from decision_support import node
-from reservation_support import changed, reservation
+from fact_support import changed, reservation
 from unit_support import CORES, DGX, KUBELET, MEMORY, in_units
 
 from topoalign.core.admission.prediction import to_kubelet_rules

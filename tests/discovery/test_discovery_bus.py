@@ -9,7 +9,7 @@ from discovery_support import NODE, QUIET_SECONDS, World, discovery_with, invent
 from structlog.testing import capture_logs
 
 from topoalign.core import wire
-from topoalign.core.model.errors import BadRequest, DriverFault, Unavailable
+from topoalign.core.model.errors import BadRequest, BusUnavailable, DriverFault, Unavailable
 from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.requests import NodeRequest
@@ -32,11 +32,11 @@ def world() -> World:
 
 async def test_a_bus_that_was_away_gets_only_the_newest(world: World) -> None:
     """It may have stored what it did not confirm, so a repetition has the same id."""
-    world.bus.cut = True
+    world.bus.refusal = BusUnavailable("cut")
     async with world.running():
         await world.becomes(inventory(0, 1, 2))
         await world.becomes(inventory(0, 1, 2, 3))
-        world.bus.cut = False
+        world.bus.refusal = None
         await world.clock.advance(60.0)
 
         assert [(TopologyDiscovered, 3), (DeviceHealthChanged, 3)] == [
@@ -51,12 +51,11 @@ async def test_a_bus_that_is_away_is_logged_once_for_each_reason(world: World) -
     with capture_logs() as logs:
         async with world.running():
             for _ in range(2):
-                world.bus.cut = True
                 world.discovery.announce()
                 for tries in range(10):
-                    world.bus.why = f"no way to {tries % 2}"
+                    world.bus.refusal = BusUnavailable(f"no way to {tries % 2}")
                     await world.clock.advance(LONGEST_PAUSE)
-                world.bus.cut = False
+                world.bus.refusal = None
                 await world.clock.advance(LONGEST_PAUSE)
 
     told = [line["finding"] for line in logs if line["event"] == "bus does not confirm"]
@@ -75,10 +74,10 @@ async def test_news_that_comes_during_a_publication_is_published_too(world: Worl
 
 
 async def test_a_publication_is_repeated_under_its_id_until_it_is_stored(world: World) -> None:
-    world.bus.cut = True
+    world.bus.refusal = BusUnavailable("cut")
     async with world.running():
         await world.clock.advance(FIRST_PAUSE * 3)
-        world.bus.cut = False
+        world.bus.refusal = None
         await world.clock.advance(FIRST_PAUSE * 16)
 
         assert 2 == len(await world.said())
@@ -258,9 +257,9 @@ async def test_the_services_of_its_process_hear_the_news_without_the_bus(world: 
     async with world.running(), background() as tasks:
         tasks.start_soon(hear)
         await world.clock.advance(POLL_SECONDS)
-        world.bus.cut = world.bus.away = True
+        world.bus.away = True
         await world.becomes(inventory(0, 1, 2))
-        world.bus.cut = world.bus.away = False
+        world.bus.away = False
         world.bus.open = anyio.Event()
         await world.becomes(inventory(0, 1, 2, 3))
         await world.becomes(inventory(0, 1, 2, 3, 4))

@@ -5,13 +5,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from discovery_support import HOLD_DOWN_SECONDS, NODE, QUIET_SECONDS, READ_SECONDS, World, inventory
+from fact_support import mig_device
 
 from topoalign.core import wire
 from topoalign.core.model.errors import BadRequest, DriverFault, Unavailable
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, HealthState
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.maintenance import DevicesRequest, Override
-from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, Topology
 from topoalign.core.ports import HardwareEvent, Inventory, Occurrence
 from topoalign.discovery.device_record import NAME
@@ -48,10 +48,7 @@ async def said(world: World) -> list[DeviceHealthChanged]:
 
 def parted() -> Inventory:
     """Two GPUs with addresses, one of them with two MIG instances, and a NIC."""
-    parts = tuple(
-        MigDevice(uuid=DeviceID(f"MIG-{i}"), profile="1g.10gb", gpu_instance=i, compute_instance=0, memory=1)
-        for i in (1, 2)
-    )
+    parts = tuple(mig_device(f"MIG-{i}", i, memory=1) for i in (1, 2))
     gpus = (Gpu(id=A, index=0, pci="0000:07:00.0", mig=parts), Gpu(id=B, index=1, pci="0000:0f:00.0"))
     nics = (Nic(id=DeviceID("mlx5_0"), index=0, pci="0000:09:00.0"),)
     return Inventory(topology=Topology(gpus=gpus, nics=nics), health=dict.fromkeys((A, B, nics[0].id), HEALTHY))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kill_support import Agents
+from e2e.agents import Agents
 
 
 @pytest.fixture

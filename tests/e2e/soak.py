@@ -23,8 +23,8 @@ from time import monotonic
 from urllib.request import urlopen
 
 import anyio
+from e2e.agents import ended, holders, kill, on_disk
 from e2e_support import environment
-from kill_support import ended, holders, kill, on_disk
 from kubelet_support import pod
 
 from topoalign.client import Client
@@ -125,11 +125,9 @@ class Soak:
     def __init__(self, folder: Path, seconds: float) -> None:
         self.folder, self.seconds, self.tally = folder, seconds, Tally()
         self.nats = Nats(folder / "nats")
-        plugins, resources = folder / "device-plugins", folder / "pod-resources"
-        plugins.mkdir()
-        resources.mkdir()
         machine = load_machine("dgx-a100").topology
-        self.kubelet = FakeKubelet(plugins, resources, machine, AdmissionRules(policy=Policy.BEST_EFFORT))
+        rules = AdmissionRules(policy=Policy.BEST_EFFORT)
+        self.kubelet = FakeKubelet(folder / "device-plugins", folder / "pod-resources", machine, rules)
         self.http = free_port()
         self.state = NodeState(node=NODE)
         self.pids: dict[str, int] = {}

@@ -12,8 +12,8 @@ from urllib.request import urlopen
 
 import anyio
 import pytest
+from e2e.agents import Agents, Life, agreeing, holders, kill, on_disk
 from faults_support import sample
-from kill_support import Agents, Life, agreeing, holders, kill, on_disk
 from kubelet_support import learn_owners, pod
 from strace_support import injected, needs_strace
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -9,17 +10,17 @@ from pathlib import Path
 import anyio
 import pytest
 from bus_support import stopped
+from e2e.agents import TOGETHER, Agents, Life, alive, kill, on_disk
 from e2e_support import pod
 from faults_support import sample
 from grpclib.client import Stream
 from grpclib.const import Cardinality
-from kill_support import TOGETHER, Agents, Life, alive, kill, on_disk
 from strace_support import injected, needs_strace
 
 from topoalign.allocator.ledger import journal_format
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.events import Allocation, AllocationGranted, Owner
-from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, NodeName
+from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, NodeName, ResourceName
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.kubelet_client import FAILURES, call_in_own_task
 from topoalign.runtime.nats_bus import connect_bus
@@ -35,7 +36,29 @@ BATCH = 4
 """Allocates of a batch, each for a GPU of its own."""
 
 
-class Batch(Life):
+class OnePod(Life):
+    """A node whose first agent allocates for one pod."""
+
+    async def allocate(self, agent: int) -> bool:
+        """Arms the agent and has devices allocated. Returns whether all are."""
+        self.arm.touch()
+        return isinstance(await self.kubelet.admit(pod("first", gpus=3, nics=1)), Admission)
+
+    async def give_the_rest(self, compact_after: int = 1_000) -> None:
+        """With a second agent. What the kubelet has given to no pod is there for another, and all views agree."""
+        self.arm.unlink(missing_ok=True)
+        agent = self.start(compact_after=compact_after)
+        await self.listed()
+        held = Counter[ResourceName]()
+        for running in self.kubelet.running.values():
+            for _, resource, devices in running.parts():
+                held[resource] += len(devices)
+        decision = await self.kubelet.admit(pod("second", gpus=8 - held[GPU], nics=10 - held[NIC]))
+        assert isinstance(decision, Admission), decision
+        await self.end_in_agreement(agent)
+
+
+class Batch(OnePod):
     """A node whose first agent gets its Allocates all at once, as no kubelet sends them. Each that is answered is a pod."""
 
     entries: list[int]
@@ -109,7 +132,7 @@ class Batch(Life):
         await super().give_the_rest(compact_after)
 
 
-async def killed_while_allocating(life: Life, step: int, compact_after: int) -> bool:
+async def killed_while_allocating(life: OnePod, step: int, compact_after: int) -> bool:
     """Returns whether the first agent survived the allocation."""
     async with anyio.create_task_group() as tasks:
         await tasks.start(life.kubelet.run)
@@ -124,7 +147,7 @@ async def killed_while_allocating(life: Life, step: int, compact_after: int) -> 
     return survived
 
 
-async def killed_while_starting(life: Life, step: int) -> None:
+async def killed_while_starting(life: OnePod, step: int) -> None:
     async with anyio.create_task_group() as tasks:
         await tasks.start(life.kubelet.run)
         first = life.start()
@@ -148,7 +171,7 @@ async def killed_while_starting(life: Life, step: int) -> None:
         tasks.cancel_scope.cancel()
 
 
-async def killed_by_kernel(life: Life, calls: str, nth: int) -> bool:
+async def killed_by_kernel(life: OnePod, calls: str, nth: int) -> bool:
     """As `killed_while_allocating`, at the nth of these calls. Returns whether the first agent survived it."""
     life.environment["TOPOALIGN_RECONCILE_SECONDS"] = "3600"  # so that all calls are those of the allocation
     async with anyio.create_task_group() as tasks:
@@ -196,7 +219,7 @@ async def test_an_agent_killed_at_any_step_of_an_allocation_recovers(
 
         async def one(step: int) -> None:
             async with turn:
-                life = Life(short_folder / str(step), NodeName(f"node-{step}"), nats, bus, agents)
+                life = OnePod(short_folder / str(step), NodeName(f"node-{step}"), nats, bus, agents)
                 if await killed_while_allocating(life, step, compact_after):
                     survived.append(step)
 
@@ -243,7 +266,7 @@ async def test_an_agent_killed_at_any_step_of_its_start_recovers(short_folder: P
         async def one(step: int) -> None:
             async with turn:
                 await killed_while_starting(
-                    Life(short_folder / str(step), NodeName(f"node-{step}"), nats, bus, agents), step
+                    OnePod(short_folder / str(step), NodeName(f"node-{step}"), nats, bus, agents), step
                 )
 
         async with anyio.create_task_group() as tasks:
@@ -257,10 +280,10 @@ CALLS = {"fsync": range(1, 25), "rename,renameat,renameat2": range(1, 11), "send
 
 @needs_strace
 @pytest.mark.parametrize(
-    ("asked", "calls"), [*((Life, calls) for calls in CALLS), (Batch, "fsync"), (Batch, "sendto,sendmsg")]
+    ("asked", "calls"), [*((OnePod, calls) for calls in CALLS), (Batch, "fsync"), (Batch, "sendto,sendmsg")]
 )
 async def test_an_agent_killed_at_the_nth_call_of_an_allocation_recovers(
-    short_folder: Path, agents: Agents, asked: type[Life], calls: str
+    short_folder: Path, agents: Agents, asked: type[OnePod], calls: str
 ) -> None:
     """An agent killed at the nth system call of an allocation, or of a batch, agrees with the kubelet afterwards."""
     survived: dict[int, bool] = {}

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import anyio
 import pytest
+from e2e.agents import IS_BUSY, TOGETHER, Agents, Life, agreeing, ended, on_disk
 from faults_support import THOROUGH
 from instance_support import instance_line, profile_lines
-from kill_support import IS_BUSY, TOGETHER, Agents, Life, agreeing, ended, on_disk
 from kubelet_support import two_nodes
 from nvml_support import address, host_tree
 from share_support import DEFAULT

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import anyio
 import msgspec
 import pytest
+from e2e.agents import TOGETHER, Agents, Life, agreeing
+from fact_support import changed
 from faults_support import THOROUGH
-from kill_support import TOGETHER, Agents, Life, agreeing
-from reservation_support import changed
 from share_support import BLOCKS, DEFAULT, NAMES, OTHER_ORDER
 from vcuda_support import TWO, Host, Read, read_config, with_addresses
 

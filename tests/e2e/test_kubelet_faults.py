@@ -59,8 +59,7 @@ def folder() -> Iterator[Path]:
 
 @asynccontextmanager
 async def kubelet_of(folder: Path) -> AsyncIterator[tuple[FakeKubelet, SlowPodResources]]:
-    for name in ("device-plugins", "unused", "pod-resources"):
-        (folder / name).mkdir(exist_ok=True)
+    (folder / "pod-resources").mkdir(exist_ok=True)
     kubelet = FakeKubelet(folder / "device-plugins", folder / "unused", load_machine("dgx-a100").topology, RULES)
     slow = SlowPodResources(kubelet)
     server = GrpcServer(slow, folder / "pod-resources" / "kubelet.sock", "directory")

@@ -52,14 +52,12 @@ async def test_pods_go_on_while_nats_is_away_and_all_events_arrive_later(
     folder: Path,
 ) -> None:
     """NATS is not there when the node comes up, comes, goes again, and comes back with its store."""
-    plugins, resources = folder / "device-plugins", folder / "pod-resources"
-    for directory in (plugins, resources):
-        directory.mkdir()
     async with local_nats(folder / "nats") as first_url:
         port = int(first_url.rsplit(":", 1)[1])
     url = f"nats://127.0.0.1:{port}"
     machine = load_machine("dgx-a100").topology
-    kubelet = FakeKubelet(plugins, resources, machine, AdmissionRules(policy=Policy.BEST_EFFORT))
+    rules = AdmissionRules(policy=Policy.BEST_EFFORT)
+    kubelet = FakeKubelet(folder / "device-plugins", folder / "pod-resources", machine, rules)
     async with anyio.create_task_group() as tasks:
         await tasks.start(kubelet.run)
         async with in_one_process(None, environment(NODE, url, folder), ("discovery", "hinting", "allocator")):

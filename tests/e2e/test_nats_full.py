@@ -45,10 +45,8 @@ def settings(folder: Path, port: int | None, room: str) -> str:
 
 async def test_a_full_store_stops_no_allocation_and_all_arrives_later(folder: Path) -> None:
     """C37: NATS comes back with room for a kilobyte. Pods come and go; metrics and readiness say what the bus refuses."""
-    plugins, resources = folder / "device-plugins", folder / "pod-resources"
-    for directory in (plugins, resources):
-        directory.mkdir()
-    kubelet = FakeKubelet(plugins, resources, load_machine("dgx-a100").topology, AdmissionRules())
+    machine = load_machine("dgx-a100").topology
+    kubelet = FakeKubelet(folder / "device-plugins", folder / "pod-resources", machine, AdmissionRules())
     async with killable(folder / "nats", whole=settings(folder / "nats", None, ROOM)) as server:
         more = {**environment(NODE, server.url, folder), "TOPOALIGN_HTTP_PORT": "0"}
         async with anyio.create_task_group() as tasks:

@@ -74,10 +74,8 @@ async def agent(text: str) -> AsyncIterator[Agent]:
     with short_directory() as folder:
         config, log = folder / "topoalign.yaml", folder / "log"
         config.write_text(text)
-        plugins, resources = folder / "device-plugins", folder / "pod-resources"
-        plugins.mkdir()
-        resources.mkdir()
-        kubelet = FakeKubelet(plugins, resources, load_machine("dgx-a100").topology, RESTRICTED)
+        machine = load_machine("dgx-a100").topology
+        kubelet = FakeKubelet(folder / "device-plugins", folder / "pod-resources", machine, RESTRICTED)
         settings = environment(NodeName("node-1"), "nats://127.0.0.1:9", folder) | {
             "TOPOALIGN_CONFIG": str(config),
             "TOPOALIGN_LOG_FORMAT": "json",

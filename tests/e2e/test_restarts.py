@@ -7,8 +7,8 @@ from pathlib import Path
 
 import anyio
 import pytest
+from e2e.agents import Agents, Life, agreeing, assert_said_once, ended, holders, kill
 from faults_support import THOROUGH
-from kill_support import Agents, Life, agreeing, assert_said_once, ended, holders, kill
 from kubelet_support import pod
 
 from topoalign.core.model.decisions import Admission, Decision

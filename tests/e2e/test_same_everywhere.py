@@ -7,7 +7,7 @@ import anyio
 import httpx
 import msgspec
 import pytest
-from e2e_support import SERVICES, allocate, as_process, described, in_one_process, pod, release
+from e2e_support import SERVICES, allocate, answering, as_process, in_one_process, pod, release
 
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.ids import NodeName
@@ -33,7 +33,7 @@ def settings(tmp_path: Path) -> dict[str, str]:
 
 async def scenario(bus: Bus) -> list[object]:
     """A morning on a node: what was decided for each pod."""
-    await described(bus, NODE)
+    await answering(bus, NODE)
     story: list[object] = []
     for asked in (
         pod("four", gpus=4, cpus=48, memory=200),

@@ -85,10 +85,8 @@ async def listed(
     script: str, folder: Path, **settings: str
 ) -> AsyncIterator[tuple[Process, BufferedByteReceiveStream]]:
     """A node agent that this script runs and whose GPUs a kubelet has listed; and what it prints."""
-    plugins, resources = folder / "device-plugins", folder / "pod-resources"
-    for directory in (plugins, resources):
-        directory.mkdir()
-    kubelet = FakeKubelet(plugins, resources, load_machine("dgx-a100").topology, AdmissionRules())
+    machine = load_machine("dgx-a100").topology
+    kubelet = FakeKubelet(folder / "device-plugins", folder / "pod-resources", machine, AdmissionRules())
     others = {name: value for name, value in os.environ.items() if not name.startswith("TOPOALIGN_")}  # of tests
     async with local_nats(folder / "nats") as nats, anyio.create_task_group() as tasks:
         await tasks.start(kubelet.run)

@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from e2e_support import allocate, as_process, described, pod
+from e2e_support import allocate, answering, as_process, pod
 
 from topoalign.cli import link, root
 from topoalign.client import Client
@@ -64,7 +64,7 @@ async def test_requests_given_up_while_it_was_stopped_are_refused_later(
         }
         async with as_process("node", settings, tmp_path / "log") as process:
             with anyio.fail_after(60):
-                await described(bus, NODE)
+                await answering(bus, NODE)
             now = await reading(bus)
             process.send_signal(signal.SIGSTOP)
             try:

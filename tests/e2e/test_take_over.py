@@ -80,8 +80,6 @@ def folder() -> Iterator[Path]:
 
 @asynccontextmanager
 async def place(folder: Path) -> AsyncIterator[Place]:
-    for name in ("device-plugins", "pod-resources"):
-        (folder / name).mkdir()
     kubelet = FakeKubelet(
         folder / "device-plugins", folder / "pod-resources", load_machine("dgx-a100").topology, AdmissionRules()
     )

@@ -7,13 +7,15 @@ import anyio
 import msgspec
 import pytest
 from containers_support import CDI_FILE as FILE
-from containers_support import DRIVER, LIBRARIES, Host, machine, nodes_of, plugin, request
+from containers_support import DRIVER, LIBRARIES, Host, machine, nodes_of, request
+from device_allocations_support import MemoryAllocator
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from kubelet_support import MemoryAllocator
+from kubelet_support import served
 
 from topoalign.allocator.containers.containers import POLL_SECONDS
-from topoalign.core.model.ids import NIC, DeviceID
+from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
+from topoalign.core.model.ids import GPU, NIC, DeviceID
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.plugin_config.configuration import Configuration
 from topoalign.testing.manual_clock import ManualClock, all_tasks_blocked
@@ -155,14 +157,14 @@ async def test_a_container_that_would_fail_gets_no_device_and_readiness_says_why
     assert finding in reason
     assert remedy in reason
 
-    async with plugin(allocator, containers) as client:
+    async with served(DevicePlugin(GPU, allocator, containers)) as client:
         with pytest.raises(GRPCError) as refused:
             await client.allocate(request("GPU-a"))
     assert Status.UNAVAILABLE == refused.value.status
     assert finding in str(refused.value.message)
     assert {} == allocator.state.allocations
 
-    async with plugin(allocator, containers, NIC) as client:
+    async with served(DevicePlugin(NIC, allocator, containers)) as client:
         (nic,) = (await client.allocate(request("mlx5_0"))).container_responses
     assert "mlx5_0" == nic.envs["TOPOALIGN_NICS"], "NICs need none of this"
 

@@ -5,9 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from device_allocations_support import MemoryAllocator, recorded
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from kubelet_support import MemoryAllocator, recorded, served, two_nodes
+from kubelet_support import served, two_nodes
 
 from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.allocator.ledger.ledger import Ledger

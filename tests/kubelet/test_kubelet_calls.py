@@ -7,10 +7,11 @@ from contextlib import AbstractAsyncContextManager, aclosing, suppress
 import anyio
 import msgspec
 import pytest
+from device_allocations_support import MemoryAllocator
 from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from kubelet_support import MemoryAllocator, served, short_directory, two_nodes
+from kubelet_support import served, short_directory, two_nodes
 
 from topoalign.allocator.device_plugin import plugin_server as watches
 from topoalign.allocator.device_plugin.listing import EncodedDevices
@@ -193,8 +194,10 @@ async def test_nics_of_a_described_machine_bring_no_device_files() -> None:
 
 
 async def test_a_device_in_use_is_nobodys_fault() -> None:
-    async with plugin(MemoryAllocator(two_nodes())) as client:
-        await client.allocate(allocate(["GPU-0"]))
+    allocator = MemoryAllocator(two_nodes())
+    async with plugin(allocator) as client:
+        await client.allocate(allocate(["GPU-0", "GPU-1"]))
+        allocator.record.show("train", DeviceID("GPU-0"), DeviceID("GPU-1"))
         with pytest.raises(GRPCError) as caught:
             await client.allocate(allocate(["GPU-0"]))
 
@@ -225,7 +228,7 @@ async def test_preferences_are_the_desks() -> None:
     async with plugin(MemoryAllocator(two_nodes())) as client:
         answer = await client.get_preferred_allocation(prefer(["GPU-3", "GPU-1", "GPU-2"], ["GPU-2"], 2))
 
-        assert [["GPU-2", "GPU-1"]] == [response.device_i_ds for response in answer.container_responses]
+        assert [["GPU-1", "GPU-2"]] == [response.device_i_ds for response in answer.container_responses]
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ import anyio
 import pytest
 import structlog
 from betterproto2 import Message
+from device_allocations_support import MemoryAllocator
 from grpclib.client import Channel
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from hpack import Encoder
-from kubelet_support import MemoryAllocator, frame, node, serving, short_directory, two_nodes
+from kubelet_support import frame, node, serving, short_directory, two_nodes
 
 from topoalign.allocator.device_plugin.plugin_server import MOST_OTHERS, DevicePlugin
 from topoalign.core.model.events import DeviceHealth, HealthState

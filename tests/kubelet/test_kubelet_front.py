@@ -10,8 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 import structlog
+from device_allocations_support import MemoryAllocator
 from grpclib.client import Channel
-from kubelet_support import MemoryAllocator, node, offers, pod, short_directory, two_nodes
+from kubelet_support import node, offers, pod, short_directory, two_nodes
 from slot_support import in_slots
 
 from topoalign.allocator.device_plugin.front import KubeletFront
@@ -529,7 +530,4 @@ async def looking(clock: ManualClock, true: Callable[[], bool]) -> None:
 
 
 def stand_in(directory: Path, machine: Topology = MACHINE, clock: ManualClock | None = None) -> FakeKubelet:
-    plugins, resources = directory / "device-plugins", directory / "pod-resources"
-    plugins.mkdir(exist_ok=True)
-    resources.mkdir(exist_ok=True)
-    return FakeKubelet(plugins, resources, machine, AdmissionRules(), clock)
+    return FakeKubelet(directory / "device-plugins", directory / "pod-resources", machine, AdmissionRules(), clock)

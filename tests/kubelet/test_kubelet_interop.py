@@ -5,7 +5,8 @@ from typing import Any
 import anyio
 import grpc
 import pytest
-from kubelet_support import MemoryAllocator, short_directory, two_nodes
+from device_allocations_support import MemoryAllocator
+from kubelet_support import short_directory, two_nodes
 
 from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.core.model.ids import GPU

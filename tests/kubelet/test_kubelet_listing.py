@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from fact_support import mig_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubelet_support import NODE, two_nodes
@@ -55,7 +56,7 @@ def nodes(draw: st.DrawFn) -> NodeState:
 
 
 def instance(uuid: str) -> MigDevice:
-    return MigDevice(uuid=DeviceID(uuid), profile="1g.10gb", gpu_instance=1, compute_instance=0, memory=1)
+    return mig_device(uuid, 1, memory=1)
 
 
 def state_of(topology: Topology, health: dict[DeviceID, DeviceHealth]) -> NodeState:

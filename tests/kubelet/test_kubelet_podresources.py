@@ -8,7 +8,8 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from kubelet_support import MemoryAllocator, Node, node, pod, short_directory, two_nodes
+from device_allocations_support import MemoryAllocator
+from kubelet_support import Node, node, pod, short_directory, two_nodes
 from structlog.testing import capture_logs
 
 from topoalign.allocator.ports import KubeletListing, ReportedDevices, ResourceEntry
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.anyio
 
 
 def client_of(it: Node) -> PodResourcesClient:
-    return PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock())
+    return PodResourcesClient(it.kubelet.pod_resources_dir / "kubelet.sock", it.kubelet.plugins_dir, ManualClock())
 
 
 async def listed(it: Node) -> KubeletListing:
@@ -58,7 +59,7 @@ async def test_a_checkpoint_older_than_the_socket_is_of_the_kubelet_before() -> 
     async with node(two_nodes()) as it:
         await it.kubelet.admit(pod("train", gpus=1))
         after = await listed(it)
-        began = it.pod_resources.stat().st_mtime_ns
+        began = (it.kubelet.pod_resources_dir / "kubelet.sock").stat().st_mtime_ns
         os.utime(it.kubelet.plugins_dir / device_checkpoint.NAME, ns=(began - 1, began - 1))
         before = await listed(it)
 
@@ -329,7 +330,7 @@ async def test_only_containers_that_stay_are_listed() -> None:
         await it.kubelet.admit(staged)
 
         response = await call_once(
-            it.pod_resources,
+            it.kubelet.pod_resources_dir / "kubelet.sock",
             lambda channel: v1.PodResourcesListerStub(channel).list(v1.ListPodResourcesRequest()),
             SystemClock(),
             5,
@@ -344,7 +345,7 @@ async def test_allocatable_resources_and_single_pods_can_be_asked_for() -> None:
 
         clock = SystemClock()
         everything = await call_once(
-            it.pod_resources,
+            it.kubelet.pod_resources_dir / "kubelet.sock",
             lambda channel: v1.PodResourcesListerStub(channel).get_allocatable_resources(
                 v1.AllocatableResourcesRequest()
             ),
@@ -352,7 +353,7 @@ async def test_allocatable_resources_and_single_pods_can_be_asked_for() -> None:
             5,
         )
         single = await call_once(
-            it.pod_resources,
+            it.kubelet.pod_resources_dir / "kubelet.sock",
             lambda channel: v1.PodResourcesListerStub(channel).get(
                 v1.GetPodResourcesRequest(pod_name="train", pod_namespace="default")
             ),
@@ -364,7 +365,7 @@ async def test_allocatable_resources_and_single_pods_can_be_asked_for() -> None:
         assert [0, 1] == single.pod_resources.containers[0].cpu_ids
         with pytest.raises(KubeletAway, match="not found"):
             await call_once(
-                it.pod_resources,
+                it.kubelet.pod_resources_dir / "kubelet.sock",
                 lambda channel: v1.PodResourcesListerStub(channel).get(v1.GetPodResourcesRequest(pod_name="none")),
                 clock,
                 5,

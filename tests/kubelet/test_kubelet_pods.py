@@ -6,13 +6,13 @@ from typing import Any
 
 import anyio
 import pytest
-from kubelet_support import MemoryAllocator, node, offers, pod, two_nodes
+from device_allocations_support import MemoryAllocator
+from kubelet_support import node, offers, pod, two_nodes
 
 from topoalign.allocator.device_plugin import plugin_server
-from topoalign.allocator.ports import AskedDevices
 from topoalign.core.model.decisions import Admission, Decision, Refusal
 from topoalign.core.model.errors import InvalidField, StateFault
-from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
+from topoalign.core.model.events import DeviceHealth, HealthState
 from topoalign.core.model.ids import GPU, NIC, ContainerName, DeviceID, Namespace, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest, Policy, Scope
 from topoalign.kubelet.grpc.api import v1beta1
@@ -163,19 +163,11 @@ async def test_an_app_container_takes_over_the_devices_of_an_init_container() ->
         init_containers=(ContainerRequest(name=ContainerName("warm-up"), requests=one, limits=one),),
         containers=(ContainerRequest(name=MAIN, requests=one, limits=one),),
     )
-    allocator = SharingDesk(MACHINE)
+    allocator = MemoryAllocator(MACHINE)
     async with node(MACHINE, allocator=allocator) as it:
         decision = admitted(await it.kubelet.admit(staged))
 
         assert [("GPU-0",), ("GPU-0",)] == [allocation.devices[GPU] for allocation in decision.allocations]
-
-
-class SharingDesk(MemoryAllocator):
-    """Lets a set of devices be allocated again, as containers of one pod do."""
-
-    async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
-        self.release_all()
-        return await super().allocate(resource, containers)
 
 
 async def test_a_pod_that_comes_while_the_kubelet_is_stopped_waits_for_its_start() -> None:

@@ -6,8 +6,9 @@ from random import Random
 from types import FrameType
 
 import pytest
+from device_allocations_support import recorded
 from faults_support import sample
-from kubelet_support import pod, recorded, two_nodes
+from kubelet_support import pod, two_nodes
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.device_plugin.plugin_server import DevicePlugin

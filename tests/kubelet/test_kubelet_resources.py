@@ -5,7 +5,8 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from kubelet_support import MemoryAllocator, Node, node, offers, two_nodes
+from device_allocations_support import MemoryAllocator
+from kubelet_support import Node, node, offers, two_nodes
 
 from topoalign.allocator.device_plugin.plugin_server import socket_path
 from topoalign.allocator.device_plugin.registration import POLL_SECONDS
@@ -117,8 +118,7 @@ async def test_held_devices_are_not_all_devices_before_the_hardware_is_known() -
     """
     before = MemoryAllocator(MACHINE)
     await before.allocate(GPU, [list(GPUS[:4])])
-    allocator = MemoryAllocator(None)
-    allocator.state = msgspec.structs.replace(allocator.state, allocations=before.state.allocations)
+    allocator = MemoryAllocator(None, before.journal)
     seen: set[int] = set()
 
     def look(kubelet: FakeKubelet) -> bool:

@@ -14,12 +14,13 @@ import grpc
 import pytest
 import structlog
 from betterproto2 import Message
+from device_allocations_support import MemoryAllocator
 from grpclib.client import Channel
 from grpclib.const import Cardinality, Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from kubelet_support import MemoryAllocator, serving, short_directory, two_nodes
+from kubelet_support import serving, short_directory, two_nodes
 
 from topoalign.allocator.device_plugin.plugin_server import MOST_OTHERS, DevicePlugin
 from topoalign.core.model.errors import StateFault
@@ -89,7 +90,7 @@ async def test_the_largest_request_that_is_taken_is_read_whole() -> None:
 )
 async def test_bytes_that_are_no_request_are_the_callers_fault(body: bytes) -> None:
     allocator = MemoryAllocator(two_nodes())
-    async with serving(allocator) as server:
+    async with serving(DevicePlugin(GPU, allocator)) as server:
         status, message = await raw_call(server, ALLOCATE, struct.pack(">?I", False, len(body)) + body)
 
         assert str(Status.INVALID_ARGUMENT.value) == status
@@ -245,7 +246,7 @@ async def test_a_process_of_another_user_is_not_served_and_logged_once() -> None
     socket would let it in. Its requests reach nobody.
     """
     allocator = MemoryAllocator(two_nodes())
-    async with serving(allocator) as server:
+    async with serving(DevicePlugin(GPU, allocator)) as server:
         os.chmod(server.path.parent, 0o755)
         os.chmod(server.path, 0o666)
         with structlog.testing.capture_logs() as logs:
@@ -306,7 +307,11 @@ async def test_stopping_lets_a_call_that_has_begun_end_and_takes_no_new_one() ->
     allocator = MemoryAllocator(two_nodes())
     allocator.pause = anyio.Event()
     answers: list[v1beta1.AllocateResponse] = []
-    async with serving(allocator) as server, client(server) as stub, anyio.create_task_group() as tasks:
+    async with (
+        serving(DevicePlugin(GPU, allocator)) as server,
+        client(server) as stub,
+        anyio.create_task_group() as tasks,
+    ):
 
         async def call() -> None:
             answers.append(await stub.allocate(ONE_GPU))
@@ -325,7 +330,11 @@ async def test_stopping_lets_a_call_that_has_begun_end_and_takes_no_new_one() ->
 async def test_a_call_that_does_not_end_does_not_hold_the_stop_for_ever() -> None:
     allocator = MemoryAllocator(two_nodes())
     allocator.pause = anyio.Event()
-    async with serving(allocator) as server, client(server) as stub, anyio.create_task_group() as tasks:
+    async with (
+        serving(DevicePlugin(GPU, allocator)) as server,
+        client(server) as stub,
+        anyio.create_task_group() as tasks,
+    ):
 
         async def call() -> None:
             with pytest.raises((GRPCError, StreamTerminatedError)):

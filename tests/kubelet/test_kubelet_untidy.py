@@ -7,7 +7,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from kubelet_support import GIB, MemoryAllocator, Node, node, offers, pod, two_nodes
+from device_allocations_support import MemoryAllocator
+from kubelet_support import GIB, Node, node, offers, pod, two_nodes
 
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.demand.pod_demand import read_pod
@@ -30,16 +31,8 @@ WHOLE_CORES = AdmissionRules(
 )
 
 
-class GivingDesk(MemoryAllocator):
-    """Lets the kubelet have what it asks for: the kubelet's record is what counts here."""
-
-    async def allocate(self, resource: Any, containers: Any) -> Any:
-        self.release_all()
-        return await super().allocate(resource, containers)
-
-
 def untidy(rules: AdmissionRules = RULES, clock: ManualClock | None = None) -> Any:
-    return node(MACHINE, allocator=GivingDesk(MACHINE), rules=rules, clock=clock)
+    return node(MACHINE, allocator=MemoryAllocator(MACHINE), rules=rules, clock=clock)
 
 
 def listed(root: Path) -> dict[str, set[str]]:
@@ -123,7 +116,9 @@ async def test_a_plugin_writes_the_checkpoint_and_a_pod_resources_call_cleans_it
         await admitted(it, "train", gpus=1)
         await it.kubelet.remove(DEFAULT, PodName("train"))
         if asked_before:
-            async with PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock()) as client:
+            async with PodResourcesClient(
+                it.kubelet.pod_resources_dir / "kubelet.sock", it.kubelet.plugins_dir, ManualClock()
+            ) as client:
                 await client.listing()
         after_the_look = listed(it.directory)["devices"]
         it.allocator.judge({DeviceID("GPU-7"): DeviceHealth(state=HealthState.UNHEALTHY)})
@@ -290,7 +285,9 @@ async def test_a_kubelet_without_its_checkpoint_gives_devices_in_use_again() -> 
         (it.kubelet.plugins_dir / "kubelet_internal_checkpoint").unlink()
         await it.kubelet.start()
         await until_offered(it, clock)
-        async with PodResourcesClient(it.pod_resources, it.kubelet.plugins_dir, ManualClock()) as client:
+        async with PodResourcesClient(
+            it.kubelet.pod_resources_dir / "kubelet.sock", it.kubelet.plugins_dir, ManualClock()
+        ) as client:
             listing = await client.listing()
         second = await it.kubelet.admit(pod("second", gpus=8))
 
@@ -315,12 +312,13 @@ async def test_what_an_init_container_left_is_used_again_by_chance() -> None:
             assert isinstance(decision, Admission)
             used.update(decision.allocations[-1].devices[GPU])
             await it.kubelet.remove(DEFAULT, each.name)
+            it.allocator.release_all()
 
     assert {"GPU-0", "GPU-1"} == used
 
 
 def chancy() -> Any:
-    return node(MACHINE, allocator=GivingDesk(MACHINE), rules=RULES, chance=Random(1))
+    return node(MACHINE, allocator=MemoryAllocator(MACHINE), rules=RULES, chance=Random(1))
 
 
 async def test_another_kubelet_reads_back_all_that_was_given() -> None:

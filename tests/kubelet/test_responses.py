@@ -16,13 +16,13 @@ from containers_support import (
     WHOLE,
     Host,
     machine,
-    plugin,
     request,
     told,
 )
+from device_allocations_support import MemoryAllocator
 from hypothesis import given
 from hypothesis import strategies as st
-from kubelet_support import MemoryAllocator
+from kubelet_support import served
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.containers.responses import (
@@ -33,6 +33,7 @@ from topoalign.allocator.containers.responses import (
     ResponseWriter,
     device_node,
 )
+from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Gpu, Topology
@@ -259,7 +260,7 @@ async def test_a_call_is_answered_by_the_configuration_it_began_with(host: Host)
     allocator = MemoryAllocator(machine())
     allocator.pause = anyio.Event()
     answers = []
-    async with plugin(allocator, containers) as client, anyio.create_task_group() as tasks:
+    async with served(DevicePlugin(GPU, allocator, containers)) as client, anyio.create_task_group() as tasks:
 
         async def ask() -> None:
             answers.append(await client.allocate(request("GPU-a")))

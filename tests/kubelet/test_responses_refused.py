@@ -4,11 +4,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from containers_support import MIG, Host, machine, plugin, request, told
+from containers_support import MIG, Host, machine, request, told
+from device_allocations_support import MemoryAllocator
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from kubelet_support import MemoryAllocator
+from kubelet_support import served
 
+from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.plugin_config.configuration import Configuration
@@ -26,7 +28,7 @@ def host(tmp_path: Path) -> Host:
 async def refusal(host: Host, configuration: Configuration, *ids: str, on: Topology, resource: ResourceName) -> str:
     """What the kubelet is told where nothing was allocated."""
     allocator = MemoryAllocator(on)
-    async with plugin(allocator, host.containers(configuration), resource) as client:
+    async with served(DevicePlugin(resource, allocator, host.containers(configuration))) as client:
         with pytest.raises(GRPCError) as refused:
             await client.allocate(request(*ids))
     assert {} == allocator.state.allocations, "what cannot be told is not recorded either"

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 from containers_support import request
 from decision_support import admitted, refused
+from device_allocations_support import MemoryAllocator
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from kubelet_support import MemoryAllocator, Node, pod, two_nodes
+from kubelet_support import Node, pod, two_nodes
 from kubelet_support import node as kubelet_node
 from mps_support import MpsNode
 from serving_support import configured

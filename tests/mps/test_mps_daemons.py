@@ -37,6 +37,14 @@ QUARTER = "name: nvidia.com/gpu, replicas: 4"
 FEW = ResourceName("nvidia.com/few")
 
 
+def behave(node: MpsNode, how: str, so: bool = True) -> None:
+    """The program `fails` to start, is `unresponsive`, `refuses` limits, is `noisy` at SIGTERM, or `stubborn`."""
+    if so:
+        (node.folder / how).touch()
+    else:
+        (node.folder / how).unlink()
+
+
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -91,14 +99,14 @@ async def test_a_killed_daemon_is_started_again_with_its_limits(node: MpsNode) -
 
 async def test_pauses_grow_until_a_daemon_has_served_for_a_minute(node: MpsNode) -> None:
     node.share(QUARTER)
-    node.behave("fails")
+    behave(node, "fails")
     with capture_logs() as logs:
         async with node.up():
             for failures, pause in enumerate((1.0, 2.0, 4.0), start=1):
                 await node.until(partial(has_failed, node, failures))
                 await node.clock.advance(pause)
             await node.until(partial(has_failed, node, 4))
-            node.behave("fails", so=False)
+            behave(node, "fails", so=False)
             await node.clock.advance(8)
             await node.until(node.serving)
             await node.clock.advance(STEADY_SECONDS)
@@ -116,7 +124,7 @@ def has_failed(node: MpsNode, times: int) -> bool:
 
 async def test_a_daemon_that_does_not_take_its_limits_is_not_announced(node: MpsNode) -> None:
     node.share(QUARTER)
-    node.behave("refuses")
+    behave(node, "refuses")
     async with node.up():
         await node.until(lambda: "did not take the limit of 25 per cent" in node.reason())
 
@@ -125,7 +133,7 @@ async def test_a_daemon_that_does_not_take_its_limits_is_not_announced(node: Mps
 
 async def test_a_daemon_that_takes_no_commands_is_ended_in_time(node: MpsNode) -> None:
     node.share(QUARTER)
-    node.behave("unresponsive")
+    behave(node, "unresponsive")
     async with node.up():
         await node.until((node.root / GPU / "pipe" / "nvidia-cuda-mps-control.pid").exists)
         pid = node.pid()
@@ -140,12 +148,12 @@ async def test_a_daemon_that_stops_answering_is_withdrawn_until_it_answers(node:
     async with node.up():
         await node.until(node.serving)
         pid = node.pid()
-        node.behave("unresponsive")
+        behave(node, "unresponsive")
         await node.clock.advance(HEALTH_SECONDS)
         await node.until(lambda: node.serving() is None)
         assert "does not answer" in node.reason()
 
-        node.behave("unresponsive", so=False)
+        behave(node, "unresponsive", so=False)
         await node.clock.advance(HEALTH_SECONDS)
         await node.until(node.serving)
         assert pid == node.pid(), "it is the same daemon: its clients go on"
@@ -170,12 +178,12 @@ async def test_a_daemon_whose_limits_were_changed_is_withdrawn_without_them(node
     async with node.up():
         await node.until(node.serving)
         pid = node.pid()
-        node.behave("refuses")
+        behave(node, "refuses")
         (node.root / GPU / "pipe" / "percentage").write_text("100.0\n")
         await node.clock.advance(HEALTH_SECONDS)
         await node.until(lambda: node.serving() is None)
         assert "did not take the limit of 25 per cent" in node.reason()
-        node.behave("refuses", so=False)
+        behave(node, "refuses", so=False)
         await node.clock.advance(HEALTH_SECONDS)
         await node.until(node.serving)
         assert pid == node.pid()
@@ -184,7 +192,7 @@ async def test_a_daemon_whose_limits_were_changed_is_withdrawn_without_them(node
 @pytest.mark.parametrize("how", ["noisy", "stubborn"])
 async def test_a_daemon_that_does_not_quit_is_ended_by_signals(node: MpsNode, how: str) -> None:
     node.share(QUARTER)
-    node.behave(how)
+    behave(node, how)
     async with node.up():
         await node.until(node.serving)
         pid = node.pid()

@@ -4,23 +4,20 @@ import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 import pytest
-from anyio.abc import TaskGroup
 from hypothesis import given
 from hypothesis import strategies as st
 from kubelet_support import NODE
-from mps_limits_support import MEMORY_LIMIT, THREADS, Announced, LimitedSlotNode, by_mps, own
 from mps_support import MpsNode
-from share_support import DEFAULT, NAMES, OTHER_ORDER, SMALL, ShareNode, running
-from slot_node_support import EACH, MACHINE, SLOTS, Ask
+from share_support import NAMES, OTHER_ORDER, SMALL, ShareNode
+from slot_node_support import EACH, MACHINE, MEMORY_LIMIT, SLOTS, THREADS, Announced, Ask, LimitedSlotNode, own
 from slot_support import MIB, in_slots
-from unit_support import CORES, in_units, spread
+from unit_support import CORES, in_units, limited, spread
 
 from topoalign.allocator.containers.host_files import ContainerUnready
 from topoalign.allocator.containers.mps import client_limits
@@ -35,12 +32,6 @@ from topoalign.mps.daemon import HEALTH_SECONDS
 from topoalign.plugin_config.file_watch import POLL_SECONDS
 from topoalign.plugin_config.mps_files import Serves
 
-
-def limited_slot_node() -> AbstractAsyncContextManager[tuple[LimitedSlotNode, TaskGroup]]:
-    """Its daemon is not ready yet."""
-    return running(LimitedSlotNode)
-
-
 pytestmark = pytest.mark.anyio
 
 BOTH = frozenset({DeviceID("GPU-0"), DeviceID("GPU-1")})
@@ -51,30 +42,26 @@ Names = tuple[ResourceName, ResourceName]
 class UnitNode(ShareNode):
     """As `ShareNode`, limited by MPS."""
 
-    def __init__(self, directory: Path, names: Names) -> None:
+    def __init__(self, directory: Path, names: Names = NAMES) -> None:
         super().__init__(directory, SMALL, names, Policy.NONE, None)
         self.mps = Announced(directory / "mps", names[0], SMALL)
         self.containers = self.mps.containers
 
     def offered(self, machine: Topology) -> Topology:
-        return by_mps(super().offered(machine))
+        return limited(super().offered(machine), sharing="mps", limiter=None)
 
     async def limits(self, pod: PodRequest) -> list[dict[str, str]]:
         """What each answer says beside GPUs, pipes and mounts, which are in all alike: of computing time first."""
         assert isinstance(await self.kubelet.admit(pod, f"uid-{pod.name}"), Admission)
-        answers = {of: each for (_, of), each in self.kubelet.running[DEFAULT, pod.name].responses.items()}
+        answers = {of: each for (_, of), each in self.answers(pod.name).items()}
         assert 1 == len({each.envs["NVIDIA_VISIBLE_DEVICES"] for each in answers.values()})
         return [own(answers[name], self.mps) for name in self.names if name in answers]
-
-
-def unit_node(names: Names = NAMES) -> AbstractAsyncContextManager[tuple[UnitNode, TaskGroup]]:
-    return running(lambda directory: UnitNode(directory, names))
 
 
 @ORDERS
 async def test_each_half_of_a_share_says_its_own_limit(names: Names) -> None:
     """The kubelet puts the two answers together; one daemon serves both, so pipes and mounts are equal."""
-    async with unit_node(names) as (it, _):
+    async with UnitNode.running(names) as (it, _):
         it.mps.announcement.publish(it.mps.serves)
 
         assert [{THREADS: "20"}, {MEMORY_LIMIT: "0=1024M"}] == await it.limits(it.pod("p", (20, 4)))
@@ -85,7 +72,7 @@ async def test_each_half_of_a_share_says_its_own_limit(names: Names) -> None:
 
 @ORDERS
 async def test_a_share_of_two_gpus_has_a_limit_of_memory_for_each(names: Names) -> None:
-    async with unit_node(names) as (it, _):
+    async with UnitNode.running(names) as (it, _):
         it.mps.announcement.publish(it.mps.serves)
         pod = spread(it.pod("p", (60, 8)), 2)
         it.reserve(pod)
@@ -96,7 +83,7 @@ async def test_a_share_of_two_gpus_has_a_limit_of_memory_for_each(names: Names) 
 async def test_units_are_refused_while_their_daemon_is_away() -> None:
     """Whichever half is asked for first; a daemon of shares, which has limits for all, is not taken either."""
     for names in (NAMES, OTHER_ORDER):
-        async with unit_node(names) as (it, _):
+        async with UnitNode.running(names) as (it, _):
             assert it.containers is not None
             for serves, why in ((None, "is not ready"), (Serves(devices=it.mps.serves.devices, replicas=100), "other")):
                 if serves is not None:
@@ -113,7 +100,7 @@ async def test_units_are_refused_while_their_daemon_is_away() -> None:
 
 
 async def test_slots_have_the_limits_of_their_reservation_or_an_equal_part() -> None:
-    async with limited_slot_node() as (it, _):
+    async with LimitedSlotNode.running() as (it, _):
         assert "is not ready" in str(await it.admit_pod(it.asking("a", Ask())))
         it.mps.announcement.publish(it.mps.serves)
         for name, ask, expected in (
@@ -122,7 +109,7 @@ async def test_slots_have_the_limits_of_their_reservation_or_an_equal_part() -> 
             ("c", Ask(cores=100), {MEMORY_LIMIT: f"0={EACH}M"}),
         ):
             pod = it.asking(name, ask)
-            it.reserve_beside(pod)
+            it.reserve(pod)
             assert isinstance(await it.admit_pod(pod), Admission)
             await it.check([str(pod) for _, pod in it.kubelet.running])
 
@@ -189,7 +176,7 @@ class FormerOffer(msgspec.Struct):
 
 def test_a_limit_by_mps_is_told_in_words_that_earlier_versions_read() -> None:
     """C46: a new value of `limiter` would have them pass the node's topology over."""
-    topology = by_mps(in_units(SMALL, 2))
+    topology = limited(in_units(SMALL, 2), sharing="mps", limiter=None)
     event = TopologyDiscovered(node=NODE, epoch=1, revision=1, boot_id="b", source="nvml", topology=topology)
     message = wire.encode_event(event, 0)
     read = msgspec.convert(json.loads(message.body)["topology"]["offers"], list[FormerOffer])

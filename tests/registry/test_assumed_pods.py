@@ -9,9 +9,9 @@ import anyio
 import pytest
 from api_server_support import shown_pod
 from decision_support import container, machine, pod
+from fact_support import reservation
+from fact_support import reserved_container as reserved
 from registry_support import World
-from reservation_support import container as reserved
-from reservation_support import reservation
 from view_support import NODE, RULES, OneNode, Says, asked
 
 from topoalign.core.model.errors import TopoalignError

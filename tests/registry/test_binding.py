@@ -10,7 +10,7 @@ import anyio
 import msgspec
 import pytest
 from binding_support import Registry, Site, running
-from reservation_support import container, reservation
+from fact_support import reservation, reserved_container
 
 from topoalign.core import wire
 from topoalign.core.model.allocations import Allocation, Owner
@@ -601,7 +601,7 @@ async def test_a_node_is_asked_again_after_another_registry_has_reserved_there(
     async def fits(node: NodeName, pod: PodToSchedule) -> str:
         asked.append(pod.request.name)
         if len(asked) == 1:
-            cpus = reservation("x", container(cpus="0-1"))
+            cpus = reservation("x", reserved_container(cpus="0-1"))
             await other.reservations.write([ReservationChange(node=node, position=0, made=(cpus,))])
             await all_tasks_blocked()
         return ""

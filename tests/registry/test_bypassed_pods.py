@@ -6,8 +6,8 @@ import httpx
 import msgspec
 import pytest
 from api_server_support import shown_pod
+from fact_support import changed, reservation, reserved_container
 from registry_support import World
-from reservation_support import changed, container, reservation
 from view_support import NODE
 
 from topoalign.core.model.ids import GPU
@@ -134,7 +134,11 @@ async def test_a_pod_that_another_registry_bound_is_not_reported(world: World, l
             await bind_past(world, "p")
         position = other.of(NODE).position
         await other.write(
-            [ReservationChange(node=NODE, position=position, made=(reservation("p", container("0"), uid=uid),))]
+            [
+                ReservationChange(
+                    node=NODE, position=position, made=(reservation("p", reserved_container("0"), uid=uid),)
+                )
+            ]
         )
         await other.write([ReservationChange(node=NODE, position=other.of(NODE).position, cancelled=(uid,))])
         if not late:
@@ -216,7 +220,7 @@ async def test_a_reservation_has_time_to_come_after_the_bind(world: World, comes
         await world.clock.advance(1)
         early = len(reports)
         if comes:
-            bypassed.observe(changed(reservation("p", container("0"), uid=uid)))
+            bypassed.observe(changed(reservation("p", reserved_container("0"), uid=uid)))
         await world.clock.advance(CHECK_SECONDS)
 
     assert (0, 0 if comes else 1) == (early, len(reports))
@@ -228,7 +232,7 @@ async def test_a_pod_whose_reservation_has_ended_in_any_way_is_not_reported(worl
     uid = await add(world, "p")
     reports = list[PodEvent]()
     bypassed = BypassedPods(world.clock, reports.append, lambda node: {GPU}, lambda: None, "")
-    of_pod = (reservation("p", container("0"), uid=uid),) if how == "reservations" else (uid,)
+    of_pod = (reservation("p", reserved_container("0"), uid=uid),) if how == "reservations" else (uid,)
     async with background() as tasks:
         tasks.start_soon(bypassed.run)
         bypassed.observe(msgspec.structs.replace(changed(), **{how: of_pod}))

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from decision_support import container, machine, node, pod
 from faults_support import THOROUGH
-from realignment_support import Holders, held_by, with_pod
+from feasibility_support import Holders, held_by, with_pod
 from view_support import NODE, OneNode, asked
 
 from topoalign.core.admission.feasibility import need_of

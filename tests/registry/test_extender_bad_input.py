@@ -115,7 +115,7 @@ async def test_a_pod_that_cannot_be_meant_is_refused_for_good(name: str) -> None
     assert ([], {}, "") == tuple(refused[1][key] for key in ("NodeNames", "FailedNodes", "Error"))
     assert (200, [{"Host": "a", "Score": 0}, {"Host": "b", "Score": 0}]) == scores
     assert (200, {"NodeNameToMetaVictims": {}}) == helped
-    assert scheduling.untouched
+    assert not (scheduling.pods or scheduling.bound)
 
 
 @pytest.mark.parametrize(("amount", "count"), [('"1e9"', 10**9), ('"1e3"', 1_000), ("1000000000", 10**9), ("0", 0)])
@@ -142,7 +142,7 @@ async def test_a_body_that_is_no_call_is_answered_with_an_error(name: str, verb:
 
     assert 400 == status
     assert {"code", "finding", "remedy"} == answer.keys()
-    assert scheduling.untouched
+    assert not (scheduling.pods or scheduling.bound)
 
 
 async def test_an_unknown_node_is_for_the_cluster_to_refuse() -> None:
@@ -170,7 +170,7 @@ async def test_another_method_type_or_address_is_refused() -> None:
     assert [(405, "MethodNotAllowed")] * 2 + [(415, "UnsupportedMediaType")] + [(404, "NotFound")] * 2 == [
         (status, answer["code"]) for status, answer in found
     ]
-    assert scheduling.untouched
+    assert not (scheduling.pods or scheduling.bound)
 
 
 async def test_no_other_protocol_is_begun() -> None:
@@ -240,7 +240,7 @@ async def test_more_nodes_than_a_cluster_has_are_refused_unread(verb: str, nodes
 
     assert (400, "InvalidField") == (status, answer["code"])
     assert "more than 20000 nodes" in answer["finding"]
-    assert scheduling.untouched
+    assert not (scheduling.pods or scheduling.bound)
 
 
 async def test_a_slow_body_and_a_slow_head_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +257,7 @@ async def test_a_slow_body_and_a_slow_head_are_answered(monkeypatch: pytest.Monk
 
     assert [408, 408, 408, 400] == [status for status, _, _ in found]
     assert ["TooSlow"] * 3 + ["BadRequest"] == [answer["code"] for _, _, answer in found]
-    assert scheduling.untouched
+    assert not (scheduling.pods or scheduling.bound)
 
 
 async def test_a_slow_head_behind_a_whole_request_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +319,7 @@ async def test_what_is_long_and_no_body_is_refused_and_does_nothing(headers: dic
             status, _, answer = parsed(await client.rest(sent))
 
     assert (431, "TooLarge") == (status, answer["code"])
-    assert scheduling.untouched
+    assert not (scheduling.pods or scheduling.bound)
 
 
 async def test_a_head_of_just_under_64_kib_passes() -> None:
@@ -352,7 +352,7 @@ async def test_half_a_request_is_no_call_and_harms_nobody() -> None:
         with RawClient(url) as client:
             client.socket.sendall(request[:-5])
         await all_tasks_blocked()
-        assert scheduling.untouched
+        assert not (scheduling.pods or scheduling.bound)
         with RawClient(url) as client:
             status, _, answer = parsed(await client.answer(request))
 
@@ -402,4 +402,4 @@ async def test_preempt_refuses_victims_that_are_none() -> None:
             found.append((await send(url, "preempt", body))[0])
 
     assert [400] * 5 == found
-    assert scheduling.untouched
+    assert not (scheduling.pods or scheduling.bound)

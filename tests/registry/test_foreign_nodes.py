@@ -1,6 +1,6 @@
 """Nodes that HAMi runs: a registry shows them from their annotations and offers them to no pod, until HAMi is gone."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from api_server_support import shown_pod
 from decision_support import container, pod
-from hami_node_support import encode_register, requesting
 from registry_support import World
 from starlette.applications import Starlette
 from structlog.testing import capture_logs
@@ -22,6 +21,7 @@ from topoalign.core.model.decisions import Resolvability
 from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.quality import NodePacking
 from topoalign.core.scoring.scorers import Scoring, scorer_by_name
+from topoalign.core.sharing.hami.node_annotations import REQUESTING
 from topoalign.core.sharing.hami.registration import RegisteredGpu
 from topoalign.registry.api import Api
 from topoalign.registry.foreign_nodes import LOOK_SECONDS
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.anyio
 OTHER = NodeName("hami-node")
 TWO = asked(pod(container("main", gpus=2)))
 CARD = RegisteredGpu(id="GPU-h0", slots=10, memory=81559, cores=100, type="NVIDIA H100", healthy=True)
-TEXT = encode_register([CARD, msgspec.structs.replace(CARD, id="GPU-h1", index=1, numa=1)])
+TEXT = msgspec.json.encode([CARD, msgspec.structs.replace(CARD, id="GPU-h1", index=1, numa=1)]).decode()
 OLD_TEXT = "GPU-h0,10,16384,100,NVIDIA-V100,0,true:GPU-h1,10,16384,100,NVIDIA-V100,1,false:"
 
 
@@ -70,7 +70,7 @@ def hami_pod(name: str, text: str, node: str) -> dict[str, Any]:
 
 def ago(world: World, seconds: float) -> str:
     """The handshake as HAMi's scheduler wrote it so long ago."""
-    return requesting(datetime.fromtimestamp(world.clock.wall(), UTC).replace(tzinfo=None) - timedelta(seconds=seconds))
+    return f"{REQUESTING}_{datetime.fromtimestamp(world.clock.wall() - seconds, UTC):%Y-%m-%d %H:%M:%S}"
 
 
 def verdict(scheduling: SchedulingService, node: NodeName = NODE, asked: PodToSchedule = TWO) -> str:
@@ -244,7 +244,7 @@ async def test_a_pod_is_not_bound_to_a_node_that_hami_runs(world: World) -> None
 
 
 @pytest.mark.parametrize(
-    "register", ["{", "x" * 2_000_000, encode_register([msgspec.structs.replace(CARD, slots=10**9)])]
+    "register", ["{", "x" * 2_000_000, msgspec.json.encode([msgspec.structs.replace(CARD, slots=10**9)]).decode()]
 )
 async def test_cards_that_cannot_be_read_are_told_once(world: World, register: str) -> None:
     """The node is HAMi's all the same."""

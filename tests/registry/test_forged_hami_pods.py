@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 import pytest
 from api_server_support import shown_pod
-from hami_node_support import encode_register
 
 from topoalign.core.demand.share_annotations import DEVICES_ALLOCATED, HANDSHAKE, REGISTER
 from topoalign.core.model.ids import NodeName
@@ -16,7 +15,7 @@ from topoalign.testing.manual_clock import ManualClock
 
 NODE = NodeName("left")
 CARD = RegisteredGpu(id="GPU-h0", slots=10, memory=81559, cores=100, type="NVIDIA H100", healthy=True)
-TEXT = encode_register([CARD])
+TEXT = msgspec.json.encode([CARD]).decode()
 SHARE = "GPU-h0,NVIDIA,4096,20:;"
 GPUS = {"nvidia.com/gpu": "1"}
 CPUS = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi", "hugepages-2Mi": "2Mi"}
@@ -94,7 +93,9 @@ def test_a_share_of_a_card_keeps_the_node(
     assert ("ContestedNode", 1) == (foreign.refusal(NODE), foreign.pods(NODE))
 
 
-@pytest.mark.parametrize("register", ["[]", encode_register([msgspec.structs.replace(CARD, id="GPU-h9")]), "{"])
+@pytest.mark.parametrize(
+    "register", ["[]", msgspec.json.encode([msgspec.structs.replace(CARD, id="GPU-h9")]).decode(), "{"]
+)
 def test_a_pod_counts_whichever_cards_are_registered_now(foreign: ForeignNodes, register: str) -> None:
     """A plugin without a driver registers none, and one that leaves out a card registers it no more: it has holders yet."""
     see_pod(foreign, SHARE, GPUS)

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from api_server_support import shown_pod
 from binding_support import Registry, Site, running
+from registry_support import watch_of
 from view_support import SETTLED
-from watch_support import watch_of
 
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE

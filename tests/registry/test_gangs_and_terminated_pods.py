@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-import anyio
 import pytest
 from api_server_support import shown_pod
+from bus_support import FailingBus
 from decision_support import machine
 from registry_support import World
 from view_support import NODE, RULES, Says
@@ -12,31 +12,15 @@ from view_support import NODE, RULES, Says
 from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import GANG, GANG_SIZE
-from topoalign.core.ports import Message
 from topoalign.registry.scheduling.binding.gang_binding import GangWaits
-from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.manual_clock import all_tasks_blocked
 
 pytestmark = pytest.mark.anyio
 
 
-class HalfAway(MemoryBus):
-    """Stores no single message while it is away; batches it stores."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.away = False
-
-    async def publish(self, message: Message, expected_last: int | None = None) -> int:
-        await anyio.lowlevel.checkpoint()
-        if self.away:
-            raise BusUnavailable("no answer")
-        return await super().publish(message, expected_last)
-
-
 async def test_a_gang_gets_nothing_that_is_still_reserved_for_a_terminated_pod() -> None:
     """S16. Its end is known, and is not stored yet: another registry would see devices that are reserved for two pods."""
-    bus = HalfAway()
+    bus = FailingBus()
     world = World(bus=bus)
     other = Says(NodeName("node-2"), machine(), RULES)
     for says in (world.says, other):
@@ -55,14 +39,14 @@ async def test_a_gang_gets_nothing_that_is_still_reserved_for_a_terminated_pod()
         await world.rounds()
         await scheduling.bind("ml", "a", create("a"), NODE)
         await all_tasks_blocked()
-        bus.away = True
+        bus.refusal = BusUnavailable("no answer")
         world.kubernetes.delete_pod("ml", "a", grace=0)
         one, _two = (create(name, **{GANG: "g", GANG_SIZE: "2"}) for name in ("b", "c"))
         await all_tasks_blocked()
         with pytest.raises(GangWaits):
             await scheduling.bind("ml", "b", one, NODE)
         waiting = reserved([NODE, other.node])
-        bus.away = False
+        bus.refusal = None
         await world.clock.advance(1)
         await all_tasks_blocked()
         await scheduling.bind("ml", "b", one, NODE)

@@ -44,7 +44,7 @@ def test_the_registry_predicts_what_the_node_decides() -> None:
             BIND: chance.choice(["true", "false"]),
         }
         wanted = asks(chance.randint(1, 3), chance.choice([1, 20_000]), chance.choice([0, 60, 100]))
-        request = msgspec.structs.replace(pod(wanted), annotations=says)
+        request = pod(wanted, annotations=says)
 
         refused = it.scheduler.filter(asked(request), (NODE,)).refused
         decision = admit(it.says.state, request, rules)
@@ -59,7 +59,7 @@ def test_the_registry_predicts_what_the_node_decides() -> None:
 
 def test_lists_of_policies_pass_where_a_node_reads_them() -> None:
     """On a cluster without such nodes, and once they are gone, they can be meant on none."""
-    request = msgspec.structs.replace(pod(asks(memory=1)), annotations=LIST)
+    request = pod(asks(memory=1), annotations=LIST)
     it = world(RULES)
     it.view.renew()
     with pytest.raises(InvalidShare, match="is no policy"):
@@ -78,7 +78,7 @@ def test_lists_of_policies_pass_where_a_node_reads_them() -> None:
 
 def test_a_node_that_chooses_otherwise_from_now_on_is_read_anew() -> None:
     """Its hardware is the same, and its kubelet's rules are not."""
-    it, request = world(RULES), msgspec.structs.replace(pod(asks(memory=1)), annotations=LIST)
+    it, request = world(RULES), pod(asks(memory=1), annotations=LIST)
 
     it.says.rules = HAMI
     it.tell((it.says.usage(),))

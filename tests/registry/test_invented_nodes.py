@@ -4,10 +4,9 @@ import httpx
 import pytest
 from api_server_support import shown_pod
 from decision_support import container, machine, pod
-from fact_support import Writer
+from fact_support import Writer, reservation
+from fact_support import reserved_container as reserved
 from registry_support import World
-from reservation_support import container as reserved
-from reservation_support import reservation
 from view_support import NODE, RULES, Says, asked
 
 from topoalign.client import superseded

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from api_server_support import POD, followed, shown_pod
+from api_server_support import POD, followed, shown_pod, until_synced
+from bus_support import receive
 
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import NodeName
@@ -46,12 +47,12 @@ def with_user(server: FakeApiServer, folder: Path, user: dict[str, object]) -> s
 async def test_a_broken_watch_goes_on_where_it_was(server: FakeApiServer, api: HttpKubernetes) -> None:
     """Nothing is listed again: a restart of the API server costs one request of each follower."""
     async with followed(api.pods()) as pods:
-        await pods.until_synced()
+        await until_synced(pods)
         server.cluster.add_pod(shown_pod("before"))
-        await pods.one()
+        await pods.receive()
         server.end_watches()
         server.cluster.add_pod(shown_pod("after"))
-        told = await pods.one()
+        told = await pods.receive()
 
     assert "after" == told.name
     assert 1 == server.requests["LIST pods"]
@@ -63,10 +64,10 @@ async def test_a_line_of_a_watch_may_come_in_two_chunks(
     monkeypatch.setattr(watching, "APART", 1)
 
     async with followed(api.pods()) as pods:
-        await pods.until_synced()
+        await until_synced(pods)
         for number in range(5):
             server.cluster.add_pod(shown_pod(f"p-{number}"))
-        told = await pods.next(5)
+        told = await receive(pods, 5)
 
     assert [f"p-{number}" for number in range(5)] == [each.name for each in told]
     assert 1 == server.requests["WATCH pods"]
@@ -78,7 +79,7 @@ async def test_a_long_list_comes_in_pages(server: FakeApiServer, api: HttpKubern
     server.faults.add("LIST pods", Harm.REFUSE, status=429)
 
     async with followed(api.pods()) as pods:
-        told = await pods.until_synced()
+        told = await until_synced(pods)
 
     assert 2 * PAGE + 1 == len({each.name for each in told if isinstance(each, SeenPod)})
     assert 1 + 3 == server.requests["LIST pods"]
@@ -91,7 +92,7 @@ async def test_a_page_of_a_list_may_take_longer_than_a_call(server: FakeApiServe
 
     connected = connect_kubernetes(where, SystemClock(), "replica-1", call_seconds=0.05)
     async with connected as api, followed(api.pods()) as pods:
-        await pods.until_synced()
+        await until_synced(pods)
 
     assert 1 == server.requests["LIST pods"]
 
@@ -101,10 +102,10 @@ async def test_a_list_that_expires_between_pages_begins_again(server: FakeApiSer
         server.cluster.add_pod(shown_pod(f"p-{number}"))
 
     async with followed(api.pods()) as pods:
-        await pods.one()
+        await pods.receive()
         server.cluster.delete_pod("ml", "p-0")
         server.cluster.pods.compact()
-        told = await pods.until_synced()
+        told = await until_synced(pods)
 
     assert {f"p-{number}" for number in range(1, PAGE + 2)} <= {each.name for each in told if isinstance(each, SeenPod)}
     assert 2 + 2 == server.requests["LIST pods"]
@@ -116,9 +117,9 @@ async def test_a_watch_that_fails_is_tried_again(server: FakeApiServer, api: Htt
     server.faults.add("WATCH pods", harm, 2)
 
     async with followed(api.pods()) as pods:
-        await pods.until_synced()
+        await until_synced(pods)
         server.cluster.add_pod(POD)
-        told = await pods.one()
+        told = await pods.receive()
 
     assert "p" == told.name
     assert api.trouble is None
@@ -129,8 +130,8 @@ async def test_a_watch_refused_with_410_lists_again(server: FakeApiServer, api: 
     server.faults.add("WATCH pods", Harm.REFUSE, status=410)
 
     async with followed(api.pods()) as pods:
-        await pods.until_synced()
-        await pods.until_synced()
+        await until_synced(pods)
+        await until_synced(pods)
 
     assert 2 == server.requests["LIST pods"]
 
@@ -139,13 +140,13 @@ async def test_bookmarks_carry_a_quiet_watch_over_lost_history(server: FakeApiSe
     """Other objects change while no pod does: the watch still resumes after the newest version, without a list."""
     cluster = server.cluster
     async with followed(api.pods()) as pods:
-        await pods.until_synced()
+        await until_synced(pods)
         cluster.add_node("node-1")
         await server.asked("BOOKMARK pods", server.requests["BOOKMARK pods"] + 2)
         cluster.pods.compact()
         server.end_watches()
         cluster.add_pod(POD)
-        told = await pods.one()
+        told = await pods.receive()
 
     assert "p" == told.name
     assert 1 == server.requests["LIST pods"]
@@ -157,7 +158,7 @@ async def test_why_nothing_is_followed_is_told(server: FakeApiServer, api: HttpK
     async with followed(api.pods()) as pods:
         await server.asked("LIST pods", 2)
         told = api.trouble
-        await pods.until_synced()
+        await until_synced(pods)
 
     assert "/api/v1/pods: HTTP status 403: refused on demand" == told
     assert api.trouble is None
@@ -168,10 +169,10 @@ async def test_an_object_of_another_form_is_skipped(server: FakeApiServer, api: 
     server.cluster.add_pod(POD)
 
     async with followed(api.pods()) as pods:
-        told = await pods.until_synced()
+        told = await until_synced(pods)
         server.cluster.pods.merge(("ml", "odd"), {"spec": {"containers": 1}})
         server.cluster.bind("ml", "p", {"target": {"name": NODE}})
-        bound = await pods.one()
+        bound = await pods.receive()
 
     assert ["p", Synced()] == [told[0].name, told[1]]
     assert NODE == bound.node

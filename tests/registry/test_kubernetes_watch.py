@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 from api_server_support import shown_pod
-from reservation_support import reservation
+from fact_support import reservation
+from registry_support import watch_of
 from view_support import SETTLED
-from watch_support import watch_of
 
 from topoalign.core.model.errors import BusRefused
 from topoalign.core.model.ids import NodeName

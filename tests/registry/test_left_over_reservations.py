@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from binding_support import Registry, Site, running
-from reservation_support import container, reservation
+from fact_support import reservation, reserved_container
 
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AdmissionRules, Mode
@@ -40,7 +40,7 @@ async def registry(site: Site) -> AsyncIterator[Registry]:
 
 async def left_over(registry: Registry) -> str:
     """A GPU is reserved for a pod that the watch has not reported; the UID of the pod."""
-    made = reservation("gone", container("GPU-0"))
+    made = reservation("gone", reserved_container("GPU-0"))
     await registry.reservations.write([ReservationChange(node=NODE, position=0, made=(made,))])
     return made.pod_uid
 

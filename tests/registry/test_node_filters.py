@@ -12,11 +12,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from cluster_support import TIME
 from faults_support import THOROUGH
 from hypothesis import given
 from hypothesis import strategies as st
-from view_support import Says, asked, scheduler_of, some_request, some_says, tell_all
+from view_support import TIME, Says, asked, scheduler_of, some_request, some_says, tell_all
 
 from topoalign.cli import whole_cluster as kubectl
 from topoalign.core.demand.node_filters import (

@@ -8,10 +8,9 @@ from random import Random
 import msgspec
 import pytest
 from api_server_support import shown_pod
-from cluster_support import TIME
 from decision_support import container, machine, pod
 from registry_support import World
-from view_support import NODE, RULES, OneNode, Says, asked, some_request, some_says
+from view_support import NODE, RULES, TIME, OneNode, Says, asked, some_request, some_says
 
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.free_amounts import count_free

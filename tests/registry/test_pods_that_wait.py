@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 from decision_support import container, machine, pod
-from reservation_support import container as reserved
-from reservation_support import reservation
+from fact_support import reservation
+from fact_support import reserved_container as reserved
 from view_support import NODE, RULES, OneNode, asked
 
 from topoalign.core.model.ids import GPU

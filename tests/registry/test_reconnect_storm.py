@@ -4,11 +4,10 @@ from contextlib import AsyncExitStack
 
 import anyio
 import pytest
-from cluster_support import TIME
 from decision_support import container, machine, pod
 from faults_support import THOROUGH
 from registry_support import World
-from view_support import RULES, Says, asked
+from view_support import RULES, TIME, Says, asked
 
 from topoalign.core import wire
 from topoalign.core.model.ids import NodeName

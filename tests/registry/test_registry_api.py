@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from cluster_support import HOSTILE, TIME, allocation, announce, gpu, tell, topology
 from starlette.applications import Starlette
 from use_support import GIB, UIDS, in_pod, measurement, on_host, process, use
+from view_support import HOSTILE, TIME, allocation, announce, gpu, tell, topology
 
 from topoalign.core import wire
 from topoalign.core.model.errors import DriverFault

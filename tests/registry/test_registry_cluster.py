@@ -4,9 +4,9 @@ from itertools import chain
 
 import msgspec
 import pytest
-from cluster_support import allocation, announce, tell
 from hypothesis import given
 from hypothesis import strategies as st
+from view_support import allocation, announce, tell
 
 from topoalign.client import Delivery
 from topoalign.core.model.events import (

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from cluster_support import HOSTILE, allocation, announce, gpu, tell
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from view_support import HOSTILE, allocation, announce, gpu, tell
 
 from topoalign.core.model.events import AllocationReleased
 from topoalign.core.model.ids import AllocationID, NodeName

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
-from cluster_support import heard_of
 from prometheus_client import CollectorRegistry
 from pytest import MonkeyPatch
+from view_support import heard_of
 
 from topoalign.client import Client
 from topoalign.client.stored_records import forget_node

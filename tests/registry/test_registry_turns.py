@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import anyio
 import httpx
 import pytest
-from cluster_support import allocation, announce
 from starlette.applications import Starlette
+from view_support import allocation, announce
 
 from topoalign.core.model.events import Allocation
 from topoalign.core.model.ids import AllocationID, NodeName

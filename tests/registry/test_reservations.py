@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from reservation_support import NODE, allocated, changed, container, reservation
+from fact_support import NODE, allocated, changed, reservation, reserved_container
 
 from topoalign.core import wire
 from topoalign.core.model.errors import BusConflict, BusUnavailable, NotFound
@@ -54,7 +54,7 @@ class Replica:
         self.reservations.observe(NODE)
 
     async def reserve(self, pod: str, *gpus: str, node: NodeName = NODE, seconds: float = 30.0) -> None:
-        made = reservation(pod, container(*gpus), seconds=seconds)
+        made = reservation(pod, reserved_container(*gpus), seconds=seconds)
         await self.reservations.write(
             [ReservationChange(node=node, position=self.reservations.of(node).position, made=(made,))]
         )
@@ -210,7 +210,7 @@ async def test_registries_conflict_over_a_real_server(tmp_path: Path) -> None:
             await stale.reserve("b", "GPU-0")
         stale.reservations = ClusterReservations(bus, ManualClock(), "r3", stale.facts)
         gang = [
-            ReservationChange(node=node, position=0, made=(reservation("c", container("GPU-0")),))
+            ReservationChange(node=node, position=0, made=(reservation("c", reserved_container("GPU-0")),))
             for node in (OTHER, NODE)
         ]
         with pytest.raises(BusConflict):
@@ -277,7 +277,7 @@ async def test_a_reservation_that_the_node_shows_is_consumed() -> None:
     bus, clock = MemoryBus(), ManualClock()
     one = Replica(bus, clock, "r1")
     async with running(one):
-        made = reservation("a", container("GPU-0", name="one"), container("GPU-1", name="two"))
+        made = reservation("a", reserved_container("GPU-0", name="one"), reserved_container("GPU-1", name="two"))
         await one.reservations.write([ReservationChange(node=NODE, position=0, made=(made,))])
         one.shows("one")
         assert [["two"]] == [[held.container for held in each.containers] for each in one.reservations.held(NODE)]
@@ -478,7 +478,7 @@ async def test_messages_of_a_stream_that_was_replaced_are_taken_in() -> None:
     one = Replica(bus, ManualClock(), "r1")
     async with running(one):
         for position, pod in ((5, "a"), (1, "b")):
-            event = changed(reservation(pod, container("GPU-0")), writer="r2", seq=position)
+            event = changed(reservation(pod, reserved_container("GPU-0")), writer="r2", seq=position)
             bus.sent.send_nowait(Received(message=wire.encode_event(event, 0.0), position=position))
         await all_tasks_blocked()
 
@@ -490,7 +490,9 @@ async def test_a_writer_goes_on_counting_after_what_it_heard_of_itself() -> None
     """A write was given up and stored all the same: its number is used."""
     bus, clock = MemoryBus(), ManualClock()
     one = Replica(bus, clock, "r1")
-    given_up = msgspec.structs.replace(changed(reservation("a", container("GPU-0"))), epoch=one.reservations.epoch)
+    given_up = msgspec.structs.replace(
+        changed(reservation("a", reserved_container("GPU-0"))), epoch=one.reservations.epoch
+    )
     async with running(one):
         await bus.publish(wire.encode_event(given_up, 0.0))
         await all_tasks_blocked()

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from reservation_support import changed, container, reservation
+from fact_support import changed, reservation, reserved_container
 
 from topoalign.core.model.ids import NodeName
 from topoalign.core.state.node_reservations import NodeReservations
@@ -21,7 +21,7 @@ def test_the_nodes_of_a_pod_are_those_that_a_look_at_every_node_finds() -> None:
         elif chance.random() < 0.2:
             known[node] = known.get(node, NodeReservations())
         else:
-            event = changed(*(reservation(pod, container("GPU-0"), uid=pod) for pod in pods), seq=position)
+            event = changed(*(reservation(pod, reserved_container("GPU-0"), uid=pod) for pod in pods), seq=position)
             known[node] = known.get(node, NodeReservations()).apply(event, position, 0.0)
         expected = {pod: {node for node, each in known.items() if pod in each.until} for pod in "abcde"}
 

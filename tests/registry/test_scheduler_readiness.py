@@ -10,22 +10,20 @@ import anyio
 import httpx
 import pytest
 from api_server_support import shown_pod
+from bus_support import FailingBus
 from decision_support import container, pod
 from registry_support import World
 from slot_support import in_slots
 from unit_support import DGX
 from view_support import NODE, RULES, Says, asked
 
-from topoalign.core.model.errors import BusUnavailable
 from topoalign.core.model.requests import GANG, GANG_SIZE
-from topoalign.core.ports import Stream
 from topoalign.registry.kubernetes.objects import WOKEN
 from topoalign.registry.ports import GoneObject, NotReadYet, SeenPod, Synced
 from topoalign.registry.scheduling.service import NATS_AWAY_SECONDS, SchedulingService
 from topoalign.registry.service import PAUSE
 from topoalign.registry.settings import RegistrySettings
 from topoalign.runtime import health_pages
-from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.manual_clock import all_tasks_blocked
 from topoalign.testing.memory_kubernetes import MemoryKubernetes
@@ -34,26 +32,6 @@ pytestmark = pytest.mark.anyio
 
 OURS = "topoalign-scheduler"
 POD = asked(pod(container("main", gpus=2)))
-
-
-class NatsAway(MemoryBus):
-    """A bus that cannot be reached while `away` is set."""
-
-    away = True
-
-    @property
-    def connected(self) -> bool:
-        return not self.away
-
-    async def last_position(self, stream: Stream, subject: str = ">") -> int:
-        if self.away:
-            raise BusUnavailable("not connected")
-        return await super().last_position(stream, subject)
-
-    async def ask(self, subject: str, body: bytes, within: float) -> bytes:
-        if self.away:
-            raise BusUnavailable("not connected")
-        return await super().ask(subject, body, within)
 
 
 class PodsNotListed(MemoryKubernetes):
@@ -65,12 +43,15 @@ class PodsNotListed(MemoryKubernetes):
 
 
 @pytest.fixture
-def bus() -> NatsAway:
-    return NatsAway()
+def bus() -> FailingBus:
+    """NATS cannot be reached at first."""
+    bus = FailingBus()
+    bus.away = True
+    return bus
 
 
 @pytest.fixture
-def world(bus: NatsAway) -> World:
+def world(bus: FailingBus) -> World:
     world = World(bus=bus)
     world.settings = RegistrySettings(scheduler_port=0, scheduler_name=OURS)
     return world
@@ -119,7 +100,7 @@ async def pause(world: World) -> None:
     await all_tasks_blocked()
 
 
-async def test_a_registry_that_has_read_the_nodes_stays_ready_without_nats(world: World, bus: NatsAway) -> None:
+async def test_a_registry_that_has_read_the_nodes_stays_ready_without_nats(world: World, bus: FailingBus) -> None:
     """The nodes turn stale within the ten seconds in which they are asked, and the pods wait; afterwards they are woken."""
     bus.away = False
     world.kubernetes.add_node(NODE)
@@ -142,7 +123,7 @@ async def test_a_registry_that_has_read_the_nodes_stays_ready_without_nats(world
     assert (NODE,) == tuple(passed)
 
 
-async def test_a_registry_that_starts_without_nats_serves_the_webhook(world: World, bus: NatsAway) -> None:
+async def test_a_registry_that_starts_without_nats_serves_the_webhook(world: World, bus: FailingBus) -> None:
     """
     Filters are answered with an error, which the scheduler repeats; and the page stays as it is while nodes are read. Pods
     that another registry refused meanwhile are woken.
@@ -181,13 +162,15 @@ async def test_every_extended_resource_counts_before_nodes_are_read(world: World
         assert (True, []) == await review_pod(url, {"cpu": "1"}, nodeName="gpu-1")
 
 
-async def test_a_part_of_the_offers_denies_nothing_and_fills_in_nothing(world: World, bus: NatsAway) -> None:
+async def test_a_part_of_the_offers_denies_nothing_and_fills_in_nothing(world: World, bus: FailingBus) -> None:
     """Another node may have more memory, or offer the same without slots. With all offers both are judged."""
     machine = in_slots(DGX)
     world.says = Says(NODE, machine, RULES)
     large, small = {"nvidia.com/gpumem": "9000000"}, {"nvidia.com/gpumem": "1000"}
     scheduler = {"op": "add", "path": "/spec/schedulerName", "value": OURS}
+    bus.away = False
     await world.say(*world.says.all())
+    bus.away = True
     async with world.allocator(world.says), world.registry() as (scheduling, url):
         scheduling.view.offers.note(NODE, machine)
         unread = [await review_pod(url, large), await review_pod(url, large, gang="g"), await review_pod(url, small)]
@@ -201,7 +184,7 @@ async def test_a_part_of_the_offers_denies_nothing_and_fills_in_nothing(world: W
     assert allowed and "/spec/containers/0/resources/limits/nvidia.com~1gpu" in [each["path"] for each in changes]
 
 
-async def test_a_registry_that_has_not_listed_kubernetes_is_not_ready(bus: NatsAway) -> None:
+async def test_a_registry_that_has_not_listed_kubernetes_is_not_ready(bus: FailingBus) -> None:
     """Extender and webhook need the pods and nodes of Kubernetes."""
     world = World(PodsNotListed(FakeCluster()), bus)
     async with world.registry(), pages(world) as http:

@@ -5,10 +5,9 @@ from random import Random
 import msgspec
 import pytest
 from decision_support import container, machine, pod
-from fact_support import owner
+from fact_support import owner, reservation
+from fact_support import reserved_container as reserved
 from faults_support import THOROUGH
-from reservation_support import container as reserved
-from reservation_support import reservation
 from view_support import NODE, RULES, OneNode, Says, asked, scheduler_of, some_request, some_says, tell_all
 
 from topoalign.core.model.allocations import Allocation

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 from decision_support import container, pod
-from reservation_support import reservation
+from fact_support import reservation
 from view_support import NODE, RULES, OneNode, asked
 
 from topoalign.core.deviceshare.koordinator_names import JOINT_ANNOTATION

@@ -170,7 +170,7 @@ async def test_pods_of_a_planned_gang_pass_on_their_own_nodes(world: World) -> N
     for name in ("a", "b", "c"):
         shown = shown_pod(name, gpus=2)
         shown["metadata"]["annotations"] |= annotations
-        request = msgspec.structs.replace(pod(container("main", gpus=2), name=name), annotations=annotations)
+        request = pod(container("main", gpus=2), name=name, annotations=annotations)
         uid = str(world.kubernetes.add_pod(shown)["metadata"]["uid"])
         requests[name] = PodToSchedule(uid=uid, request=request)
     for node in (NODE, other.node):
@@ -202,7 +202,7 @@ async def test_a_gang_is_planned_on_nodes_that_its_pods_may_go_to(world: World) 
     for name in ("a", "b"):
         shown = shown_pod(name, gpus=4)
         shown["metadata"]["annotations"] |= annotations
-        request = msgspec.structs.replace(pod(container("main", gpus=4), name=name), annotations=annotations)
+        request = pod(container("main", gpus=4), name=name, annotations=annotations)
         request = msgspec.structs.replace(request, namespace=Namespace("ml"))
         uid = str(world.kubernetes.add_pod(shown)["metadata"]["uid"])
         requests[name] = PodToSchedule(uid=uid, request=request)

@@ -8,13 +8,23 @@ from random import Random
 
 import msgspec
 import pytest
+from fact_support import NODE, block, changed, ids, reservation, reserved_container
 from faults_support import THOROUGH
-from reservation_support import GPU, NIC, NODE, block, changed, container, ids, reservation
 from view_support import RULES, asked
 
 from topoalign.core.model.allocations import Allocation, MemoryBlock, Owner
 from topoalign.core.model.events import ContainerUsage, UsageObserved
-from topoalign.core.model.ids import CPU, AllocationID, ContainerName, DeviceID, Namespace, PodName, ResourceName
+from topoalign.core.model.ids import (
+    CPU,
+    GPU,
+    NIC,
+    AllocationID,
+    ContainerName,
+    DeviceID,
+    Namespace,
+    PodName,
+    ResourceName,
+)
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved, KubeletRules
 from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation, ReservedContainer
@@ -66,7 +76,9 @@ def some_reservation(
     found = []
     for name in CONTAINERS:
         gpus, nics = some_of(chance, gpus_left), some_of(chance, nics_left)
-        each = container(*gpus, name=name, cpus=some_cpus(chance), memory=some_memory(chance), co_allocated=nics)
+        each = reserved_container(
+            *gpus, name=name, cpus=some_cpus(chance), memory=some_memory(chance), co_allocated=nics
+        )
         if chance.random() < 0.5:
             each = msgspec.structs.replace(each, devices={**each.devices, NIC: nics}, co_allocated={})
         role = "init" if name == "first" and chance.random() < 0.5 else "app"

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 from decision_support import GIB, container, machine, node, pod
 from faults_support import THOROUGH
-from feasibility_support import demand_of
-from realignment_support import held_by, refused_after_ends, with_pod
+from feasibility_support import demand_of, held_by, refused_after_ends, with_pod
 from slot_support import WITH_NUMA_NODES, in_slots
 from unit_support import CORES, MEMORY, in_units
 from view_support import NODE, OneNode, asked

@@ -120,7 +120,7 @@ def test_a_node_is_offered_where_it_has_such_gpus() -> None:
     it.view.offers.note(NodeName("other"), Topology(gpus=(others,)))
 
     def said(annotations: dict[str, str]) -> str:
-        return code(it, msgspec.structs.replace(pod(asks(1, memory=100)), annotations=annotations))
+        return code(it, pod(asks(1, memory=100), annotations=annotations))
 
     assert "" == said({UUIDS: "GPU-1,GPU-7"}) == said({})
     assert "NoGpuAccepted" == said({UUIDS: "GPU-7"}) == said({"nvidia.com/use-gputype": "B200"})
@@ -130,7 +130,7 @@ def test_a_pod_for_gpus_that_no_node_has_is_denied() -> None:
     """By webhook and filter alike, as by `what-if`; one that some node has is enough."""
     it = world(shared())
     it.view.renew()
-    denied = msgspec.structs.replace(pod(asks(1, memory=100)), annotations={UUIDS: "GPU-7,GPU-8"})
+    denied = pod(asks(1, memory=100), annotations={UUIDS: "GPU-7,GPU-8"})
     allowed = msgspec.structs.replace(denied, annotations={UUIDS: "GPU-7,GPU-1"})
 
     for check in (it.scheduler.checks.check, lambda request: code(it, request)):
@@ -141,7 +141,7 @@ def test_a_pod_for_gpus_that_no_node_has_is_denied() -> None:
 
     assert "NoGpuAccepted" == refusal.code
     assert "4 not among the uuids (nvidia.com/use-gpuuuid" in refusal.finding
-    it.scheduler.checks.check(msgspec.structs.replace(pod(container(cpus=1)), annotations={UUIDS: "GPU-7"}))
+    it.scheduler.checks.check(pod(container(cpus=1), annotations={UUIDS: "GPU-7"}))
 
 
 def test_a_node_that_is_to_come_has_none_of_the_gpus_that_are_known() -> None:
@@ -152,7 +152,7 @@ def test_a_node_that_is_to_come_has_none_of_the_gpus_that_are_known() -> None:
     assert kind is not None
 
     def said(annotations: dict[str, str]) -> str:
-        request = msgspec.structs.replace(pod(asks(1, memory=100)), annotations=annotations)
+        request = pod(asks(1, memory=100), annotations=annotations)
         classes = PodClasses()
         return DecisionCache(it.view, classes).judge_empty(classes.of(asked(request)), kind)
 
@@ -165,8 +165,8 @@ def test_a_pod_for_a_gpu_that_is_in_use_may_wait_for_it() -> None:
     it = world(shared())
     held = {gpu: Amount(cores=0, memory=EACH * MIB) for gpu in ("GPU-0::0", "GPU-1::0")}
     it.view.reserve(NODE, [reserved("first", held)])
-    request = msgspec.structs.replace(pod(asks(1, memory=100)), annotations={UUIDS: "GPU-1"})
-    never = msgspec.structs.replace(pod(asks(2, memory=100)), annotations={UUIDS: "GPU-1"})
+    request = pod(asks(1, memory=100), annotations={UUIDS: "GPU-1"})
+    never = pod(asks(2, memory=100), annotations={UUIDS: "GPU-1"})
     refused = [it.scheduler.filter(asked(each), (NODE,)).refused[NODE] for each in (request, never)]
 
     assert [None, Resolvability.NEVER] == [each.resolvability for each in refused]
@@ -265,7 +265,7 @@ def test_pods_are_mistakable_by_what_they_say_of_gpus(
     """The last one has changed its annotations since it was reserved."""
 
     def pending_pod(annotations: dict[str, str]) -> PendingPod:
-        asked_for = msgspec.structs.replace(pod(asks(1, memory=100)), annotations=annotations)
+        asked_for = pod(asks(1, memory=100), annotations=annotations)
         return PendingPod(str(annotations), read_pod(asked_for, AdmissionRules()), True)
 
     assert expected is are_ambiguous(shared(), pending_pod(one), pending_pod(other))

@@ -6,11 +6,10 @@ from random import Random
 import msgspec
 import pytest
 from binding_support import Registry, Site, running
-from cluster_support import TIME
 from decision_support import container, machine, node, pod
-from realignment_support import with_pod
+from feasibility_support import with_pod
 from unit_support import CORES, KUBELET, MEMORY, asks, in_units, spread
-from view_support import NODE, RULES, OneNode, asked
+from view_support import NODE, RULES, TIME, OneNode, asked
 
 from topoalign.core.admission.prediction import predict
 from topoalign.core.admission.realignment import PendingPod

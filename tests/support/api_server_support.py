@@ -27,51 +27,27 @@ POD = shown_pod("p")
 
 
 def pod_of(shown: dict[str, Any]) -> SeenPod:
-    """The pod as the registry reads it."""
     return msgspec.convert(shown, ShownPod).to_seen()
 
 
 @asynccontextmanager
-async def followed(told: AsyncIterator[Any]) -> AsyncIterator["Followed"]:
-    """Follows a watch in a task of its own while the context is open."""
+async def followed(watch: AsyncIterator[Any]) -> AsyncIterator[MemoryObjectReceiveStream[Any]]:
+    """What a watch reports while the context is open, read in a task of its own."""
     send, receive = anyio.create_memory_object_stream[Any](1000)
 
     async def read() -> None:
-        async for each in told:
+        async for each in watch:
             await send.send(each)
 
     async with send, receive, anyio.create_task_group() as tasks:
         tasks.start_soon(read)
-        yield Followed(receive)
+        yield receive
         tasks.cancel_scope.cancel()
 
 
-class Followed:
-    """What was told by a watch."""
-
-    def __init__(self, received: MemoryObjectReceiveStream[Any]) -> None:
-        self._receive = received
-
-    async def one(self) -> Any:
-        """The next that is told."""
-        return await self._receive.receive()
-
-    async def next(self, number: int) -> list[Any]:
-        """The next that are told."""
-        return [await self.one() for _ in range(number)]
-
-    async def until_synced(self) -> list[Any]:
-        """What is told up to the next `Synced`, and it."""
-        told = [await self.one()]
-        while not isinstance(told[-1], Synced):
-            told.append(await self.one())
-        return told
-
-    def waiting(self) -> list[Any]:
-        """What was told and not taken yet."""
-        found = []
-        while True:
-            try:
-                found.append(self._receive.receive_nowait())
-            except anyio.WouldBlock:
-                return found
+async def until_synced(received: MemoryObjectReceiveStream[Any]) -> list[Any]:
+    """What is reported up to the next `Synced`, and it."""
+    reported = [await received.receive()]
+    while not isinstance(reported[-1], Synced):
+        reported.append(await received.receive())
+    return reported

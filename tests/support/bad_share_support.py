@@ -6,11 +6,10 @@ from typing import Any
 
 import httpx
 import msgspec
-from cluster_support import TIME
 from decision_support import machine
 from scheduling_support import go_json
 from unit_support import CORES, DGX, MEMORY, in_units
-from view_support import OneNode, Says, tell_all
+from view_support import TIME, OneNode, Says, tell_all
 
 from topoalign.cli.explain import pod_in
 from topoalign.core.admission.prediction import predict
@@ -75,7 +74,6 @@ def what_if(node: OneNode, given: dict[str, Any], directory: Path) -> str:
 
 
 async def review(http: httpx.AsyncClient, given: dict[str, Any], path: str) -> Any:
-    """The webhook's answer."""
     resource = {"group": "", "version": "v1", "resource": "pods"}
     request = {"uid": "r", "operation": "CREATE", "namespace": "team", "resource": resource, "object": given}
     asked = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}

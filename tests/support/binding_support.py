@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 from api_server_support import shown_pod
 from decision_support import machine, node
-from kubelet_support import ledger_of
+from device_allocations_support import ledger_of
 
 from topoalign.allocator.requests.admissions import Admissions, Predictions
 from topoalign.core.admission.admit import admit
@@ -78,7 +78,6 @@ class Site:
         bus: Bus,
         rules: AdmissionRules = RULES,
     ) -> AsyncIterator[None]:
-        """The allocators answer."""
         async with AsyncExitStack() as stack:
             for each in self.ledgers.values():
                 admissions = Admissions(
@@ -107,9 +106,7 @@ class ScriptedChecks(BindChecks):
         self.ended: tuple[str, ...] = ()
         """UIDs of terminated pods."""
         self.version = 0
-        self.assumed: set[tuple[NodeName, str]] = set()
         self.changed = anyio.Event()
-
         self.foreign = lambda node: ""
 
     def check_placement(self, pod: SeenPod, node: NodeName) -> None:
@@ -122,10 +119,10 @@ class ScriptedChecks(BindChecks):
         return nullcontext()
 
     def assume(self, node: NodeName, pod: PodToSchedule) -> None:
-        self.assumed.add((node, pod.uid))
+        pass
 
     def unassume(self, node: NodeName, uid: str) -> None:
-        self.assumed.discard((node, uid))
+        pass
 
     async def fits(self, node: NodeName, pod: PodToSchedule) -> str:
         return await self._fits(node, pod)
@@ -144,7 +141,6 @@ class ScriptedChecks(BindChecks):
             await self.changed.wait()
 
     def change(self) -> None:
-        """The nodes change."""
         self.version += 1
         self.changed.set()
         self.changed = anyio.Event()

@@ -4,16 +4,18 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import anyio
 from anyio.abc import SocketStream
 
 from topoalign.core import wire
-from topoalign.core.model.errors import BusUnavailable
+from topoalign.core.model.errors import BusUnavailable, Unavailable
 from topoalign.core.model.ids import NodeName
-from topoalign.core.ports import Bus, Message, Received
+from topoalign.core.ports import Bus, Message, Received, Stream
 from topoalign.runtime import nats_server
+from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.nats_bus import apply_stores
 
 
@@ -46,11 +48,11 @@ async def raw_nats(port: int) -> AsyncIterator[RawNats]:
         yield RawNats(stream)
 
 
+T = TypeVar("T")
 GRANTED = "topoalign.v1.allocation.node-1.granted"
 
 
 def said(number: int, subject: str = GRANTED) -> Message:
-    """A message of its own id."""
     return Message(subject=subject, headers={"Nats-Msg-Id": f"test.{number}"}, body=b'{"n":%d}' % number)
 
 
@@ -58,7 +60,46 @@ def granted(node: str, number: int) -> Message:
     return said(number, f"{wire.PREFIX}.allocation.{wire.encode_node_token(NodeName(node))}.granted")
 
 
-async def receive(messages: AsyncIterator[Received], count: int) -> list[Received]:
+class FailingBus(MemoryBus):
+    """A bus that refuses what is published, cannot be reached, is slow, or has lost what it had."""
+
+    refusal: Unavailable | None = None
+    away = False
+    emptied = False
+    tries = 0
+    """How often something was published, or was to be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = anyio.Event()
+        self.open.set()
+
+    @property
+    def connected(self) -> bool:
+        return not self.away
+
+    def _reach(self) -> None:
+        if self.away:
+            raise BusUnavailable("away")
+
+    async def publish(self, message: Message, expected_last: int | None = None) -> int:
+        self.tries += 1
+        await self.open.wait()
+        self._reach()
+        if self.refusal is not None:
+            raise self.refusal
+        return await super().publish(message, expected_last)
+
+    async def last_position(self, stream: Stream, subject: str = ">") -> int:
+        self._reach()
+        return 0 if self.emptied else await super().last_position(stream, subject)
+
+    async def ask(self, subject: str, body: bytes, within: float) -> bytes:
+        self._reach()
+        return await super().ask(subject, body, within)
+
+
+async def receive(messages: AsyncIterator[T], count: int) -> list[T]:
     return [await anext(messages) for _ in range(count)]
 
 

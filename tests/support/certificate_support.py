@@ -41,7 +41,6 @@ class Authority:
         self.openssl("req", "-x509", *new_key(folder / "ca.key"), *subject, "-out", str(self.certificate))
 
     def openssl(self, *arguments: str) -> None:
-        """Runs it in the folder."""
         subprocess.run(["openssl", *arguments], cwd=self.folder, check=True, capture_output=True)
 
     def issue(self, to: Path, name: str, until: datetime) -> None:
@@ -49,7 +48,7 @@ class Authority:
         to.mkdir(exist_ok=True)
         key, asked, made = (self.folder / f"{name}{ending}" for ending in (".key", ".csr", ".crt"))
         self.openssl("req", *new_key(key), "-subj", f"/CN={name}", "-out", str(asked))
-        dates = ["-startdate", "20200101000000Z", "-enddate", stamp(until)]
+        dates = ["-startdate", "20200101000000Z", "-enddate", f"{until:%Y%m%d%H%M%SZ}"]
         signing = ["-cert", str(self.certificate), "-keyfile", "ca.key", "-config", "openssl.cnf", "-batch", "-notext"]
         self.openssl("ca", *signing, *dates, "-in", str(asked), "-out", str(made))
         key.replace(to / "tls.key")
@@ -59,8 +58,3 @@ class Authority:
 def new_key(path: Path) -> list[str]:
     """The options of a new key, small and quick to make."""
     return ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(path)]
-
-
-def stamp(moment: datetime) -> str:
-    """As `openssl ca` reads it."""
-    return moment.strftime("%Y%m%d%H%M%SZ")

@@ -3,18 +3,18 @@
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from kubelet_support import MemoryAllocator, served
+from device_allocations_support import MemoryAllocator
+from fact_support import mig_device
+from kubelet_support import served
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
 from topoalign.core.model.ids import GPU, NIC, DeviceID, ResourceName
 from topoalign.core.model.topology.device_offers import Offer
-from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, NumaNode, Topology, VirtualFunction
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration
@@ -41,25 +41,19 @@ gpu3/gi1/ci1/access 42
 """
 
 
-def instance(uuid: str, index: int | None, gpu_instance: int, compute_instance: int = 0) -> MigDevice:
-    return MigDevice(
-        uuid=DeviceID(uuid),
-        profile="1g.10gb",
-        gpu_instance=gpu_instance,
-        compute_instance=compute_instance,
-        memory=10 << 30,
-        index=index,
-    )
-
-
 def machine() -> Topology:
     """GPUs whose index is not their minor; one of them shared, two divided by MIG; a NIC, and one with virtual functions."""
     gpus = (
         Gpu(id=DeviceID("GPU-a"), index=0, minor=7),
         Gpu(id=DeviceID("GPU-b"), index=2, minor=0),
         Gpu(id=DeviceID("GPU-c"), index=3, minor=2),
-        Gpu(id=DeviceID("GPU-d"), index=4, minor=4, mig=(instance("MIG-x", 0, 7), instance("MIG-y", 2, 9, 1))),
-        Gpu(id=DeviceID("GPU-e"), index=5, minor=3, mig=(instance("MIG-z", 0, 1),)),
+        Gpu(
+            id=DeviceID("GPU-d"),
+            index=4,
+            minor=4,
+            mig=(mig_device("MIG-x", 7, index=0), mig_device("MIG-y", 9, index=2, compute_instance=1)),
+        ),
+        Gpu(id=DeviceID("GPU-e"), index=5, minor=3, mig=(mig_device("MIG-z", 1, index=0),)),
     )
     nics = (
         Nic(id=DeviceID("mlx5_0"), index=0, pci="0000:0c:00.0", verbs="uverbs0"),
@@ -136,13 +130,6 @@ class Host:
         return found
 
 
-def plugin(
-    allocator: MemoryAllocator, containers: Containers, resource: ResourceName = GPU
-) -> AbstractAsyncContextManager[v1beta1.DevicePluginStub]:
-    """A client of the plugin of one resource."""
-    return served(DevicePlugin(resource, allocator, containers))
-
-
 def request(*ids: str) -> v1beta1.AllocateRequest:
     return v1beta1.AllocateRequest(container_requests=[v1beta1.ContainerAllocateRequest(devices_ids=list(ids))])
 
@@ -151,7 +138,8 @@ async def told(
     host: Host, configuration: Configuration, *ids: str, resource: ResourceName = GPU, on: Topology | None = None
 ) -> v1beta1.ContainerAllocateResponse:
     """What a container is told for which these are allocated."""
-    async with plugin(MemoryAllocator(on or machine()), host.containers(configuration), resource) as client:
+    plugin = DevicePlugin(resource, MemoryAllocator(on or machine()), host.containers(configuration))
+    async with served(plugin) as client:
         return (await client.allocate(request(*ids))).container_responses[0]
 
 

@@ -3,18 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
-from fact_support import HEALTHY, discovered, judged
+from fact_support import discovered, health_of, judged
 from merge_reference import all_but_14, uneven
 
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.hints.provider import HintRequest
 from topoalign.core.model.decisions import Admission, Decision, Refusal
-from topoalign.core.model.events import (
-    Allocation,
-    AllocationGranted,
-    DeviceHealth,
-    HealthState,
-)
+from topoalign.core.model.events import Allocation, AllocationGranted
 from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, NodeName, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, PodRequest
 from topoalign.core.model.topology.device_links import Link, PcieClass
@@ -74,10 +69,7 @@ def machine(
 
 def node(topology: Topology, unhealthy: Iterable[str] = (), name: NodeName = NODE) -> NodeState:
     """A node with this hardware, and all devices healthy but these."""
-    bad = set(unhealthy)
-    ill = DeviceHealth(state=HealthState.UNHEALTHY)
-    parents = dict.fromkeys(topology.parent_of(device) for devices in topology.devices.values() for device in devices)
-    health = {parent: ill if parent in bad else HEALTHY for parent in parents}
+    health = health_of(topology, {*unhealthy})
     return NodeState(node=name).apply(discovered(topology, name)).apply(judged(health, name))
 
 
@@ -97,8 +89,15 @@ def container(
     return ContainerRequest(name=ContainerName(name), requests=asked, limits=asked, sidecar=sidecar)
 
 
-def pod(*containers: ContainerRequest, init: Sequence[ContainerRequest] = (), name: str = "pod-1") -> PodRequest:
-    return PodRequest(name=PodName(name), init_containers=tuple(init), containers=containers)
+def pod(
+    *containers: ContainerRequest,
+    init: Sequence[ContainerRequest] = (),
+    name: str = "pod-1",
+    annotations: Mapping[str, str] = {},
+) -> PodRequest:
+    return PodRequest(
+        name=PodName(name), annotations={**annotations}, init_containers=tuple(init), containers=containers
+    )
 
 
 def asking(state: NodeState, pod: PodRequest, container: ContainerName | None, rules: AdmissionRules) -> HintRequest:

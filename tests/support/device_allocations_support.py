@@ -1,16 +1,24 @@
-"""An allocator without its front, and a kubelet's record as a test writes it."""
+"""Allocators without their front, and a kubelet's record as a test writes it."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
-from fact_support import HEALTHY, discovered, judged, owner
+from fact_support import HEALTHY, discovered, health_of, judged, owner
 
 from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import KubeletListing, PodResources, Poll, ReportedDevices, ResourceEntry, nothing_to_ask
+from topoalign.allocator.ports import (
+    AskedDevices,
+    KubeletListing,
+    PodResources,
+    Poll,
+    ReportedDevices,
+    ResourceEntry,
+    nothing_to_ask,
+)
 from topoalign.allocator.settings import AllocatorSettings
-from topoalign.core.model.errors import Unavailable
+from topoalign.core.model.errors import TopoalignError, Unavailable
 from topoalign.core.model.events import (
     Allocation,
     ContainerUsage,
@@ -20,7 +28,8 @@ from topoalign.core.model.events import (
 from topoalign.core.model.ids import GPU, DeviceID, NodeName, ResourceName
 from topoalign.core.model.requests import Placement
 from topoalign.core.model.topology.model import Gpu, NumaNode, Topology
-from topoalign.core.ports import Journal
+from topoalign.core.ports import Clock, Journal
+from topoalign.core.state.fold import NodeState
 from topoalign.core.state.node_reservations import NodeReservations
 from topoalign.kubelet.files.pod_directories import PodDirectories
 from topoalign.testing.manual_clock import ManualClock
@@ -128,7 +137,6 @@ class Node:
         return [event for event, _ in self.ledger.pending if isinstance(event, kind)]
 
     def allocation(self, *devices: DeviceID) -> Allocation:
-        """The live allocation of these devices."""
         (found,) = (a for a in self.ledger.state.allocations.values() if a.device_ids == frozenset(devices))
         return found
 
@@ -201,12 +209,86 @@ def start_allocations(
     The allocator as the kubelet's front calls it. `options`: fields of `AllocatorSettings` and parameters of
     `DeviceAllocations`. By default nothing is reserved, nothing watches the hardware, and nothing limits units.
     """
+    return made(ledger, pod_resources, **parts_of(options))
+
+
+def parts_of(options: dict[str, Any]) -> dict[str, Any]:
     fields = {name: options.pop(name) for name in AllocatorSettings.__struct_fields__ if name in options}
-    settings = AllocatorSettings(**{"node": NODE, "placement": Placement.BEST_EFFORT, **fields})
-    parts: dict[str, Any] = {
+    return {
+        "settings": AllocatorSettings(**{"node": NODE, "placement": Placement.BEST_EFFORT, **fields}),
         "unbound_seconds": 30.0,
         "ensure_fresh": nothing_to_ask,
         "reservations": Observed(),
         "starting": nothing_to_prepare,
+        **options,
     }
-    return made(ledger, pod_resources, settings, **parts | options)
+
+
+class MemoryAllocator(DeviceAllocations):
+    """The allocator with its record in memory and a kubelet that reports nothing; it can fail or pause."""
+
+    def __init__(self, machine: Topology | None, journal: MemoryJournal | None = None) -> None:
+        """`journal`: of the allocator before a restart."""
+        self.journal = journal or MemoryJournal()
+        self.ledger = Ledger(NODE, self.journal, ManualClock())
+        self.starting: list[tuple[DeviceID, ...]] = []
+        """The devices of containers that were about to start."""
+        self.fault: TopoalignError | None = None
+        self.pause: anyio.Event | None = None
+        self.started = anyio.Event()
+        self.record = KubeletRecord()
+        super().__init__(self.ledger, self.record, **parts_of({}))
+        if machine is not None:
+            self.discover(machine)
+
+    def discover(self, machine: Topology) -> None:
+        revision = self.state.topology.revision + 1 if self.state.topology is not None else 1
+        self.ledger.take_reading(discovered(machine, NODE, revision))
+        self.judge(health_of(machine))
+
+    def judge(self, health: dict[DeviceID, DeviceHealth]) -> None:
+        before = self.state.health
+        revision, known = (before.revision + 1, before.devices) if before is not None else (1, {})
+        self.ledger.take_reading(judged({**known, **health}, NODE, revision))
+
+    async def prefer(
+        self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
+    ) -> tuple[DeviceID, ...]:
+        self._raise()
+        return await super().prefer(resource, available, must_include, size)
+
+    async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
+        self.started.set()
+        if self.pause is not None:
+            await self.pause.wait()
+        self._raise()
+        return await super().allocate(resource, containers)
+
+    async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
+        self.starting.append(tuple(devices))
+        self._raise()
+
+    def release_all(self) -> None:
+        self.ledger.release(tuple(self.state.allocations), "released")
+
+    def _raise(self) -> None:
+        if self.fault is not None:
+            raise self.fault
+
+
+def ledger_of(known: Topology | NodeState, clock: Clock | None = None, journal: MemoryJournal | None = None) -> Ledger:
+    """A ledger with the hardware and health of this state, or of a machine whose devices are healthy."""
+    state = known if isinstance(known, NodeState) else MemoryAllocator(known).state
+    ledger = Ledger(state.node, journal or MemoryJournal(), clock or ManualClock())
+    assert state.topology is not None and state.health is not None
+    ledger.take_reading(state.topology)
+    ledger.take_reading(state.health)
+    return ledger
+
+
+def recorded(known: Topology | NodeState, placement: str = "best-effort") -> tuple[DeviceAllocations, Ledger]:
+    """The real allocator, its record in memory, with a kubelet that does not answer."""
+    ledger = ledger_of(known)
+    kubelet = KubeletRecord()
+    kubelet.answering = False
+    return start_allocations(ledger, kubelet, placement=placement), ledger

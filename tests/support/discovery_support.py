@@ -4,16 +4,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import anyio
+from bus_support import FailingBus
 
 from topoalign.core import wire
-from topoalign.core.model.errors import BusUnavailable, DriverFault
+from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.events import DeviceHealth, DeviceHealthChanged, Event, HealthState, TopologyDiscovered
 from topoalign.core.model.ids import DeviceID, NodeName
 from topoalign.core.model.processes import DeviceUse
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Bus as BusPort
-from topoalign.core.ports import Clock, Driver, Endpoint, Inventory, Listener, Message, Stream
+from topoalign.core.ports import Clock, Driver, Endpoint, Inventory, Listener, Stream
 from topoalign.discovery.announcer import Announcer
 from topoalign.discovery.device_record import RecordFile
 from topoalign.discovery.health_keeper import HealthKeeper
@@ -22,7 +22,6 @@ from topoalign.discovery.offering import NodeOffering
 from topoalign.discovery.service import Discovery, ReadingSettings
 from topoalign.discovery.xids import XidRules
 from topoalign.plugin_config.file_watch import ConfigurationFile
-from topoalign.runtime.memory_bus import MemoryBus
 from topoalign.runtime.metrics import registry_of
 from topoalign.runtime.node_bus import NodeBus
 from topoalign.runtime.tasks import background
@@ -103,41 +102,12 @@ def discovery_with(
     )
 
 
-class Bus(MemoryBus):
-    """A bus whose connection can be cut, that can be slow, and that can lose what it had."""
-
-    cut = False
-    why = "cut"
-    emptied = False
-    away = False
-
-    @property
-    def connected(self) -> bool:
-        return not self.away
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open = anyio.Event()
-        self.open.set()
-
-    async def publish(self, message: Message, expected_last: int | None = None) -> int:
-        if self.cut:
-            raise BusUnavailable(self.why)
-        await self.open.wait()
-        return await super().publish(message, expected_last)
-
-    async def last_position(self, stream: Stream, subject: str = ">") -> int:
-        if self.away:
-            raise BusUnavailable(self.why)
-        return 0 if self.emptied else await super().last_position(stream, subject)
-
-
 class World:
     def __init__(
         self, state_dir: Path = NOWHERE, boot_id: str = "boot", environment: Mapping[str, str] | None = None
     ) -> None:
         """`environment` configures what is offered."""
-        self.bus, self.clock, self.hardware, self.metrics = Bus(), ManualClock(), Hardware(), DiscoveryMetrics()
+        self.bus, self.clock, self.hardware, self.metrics = FailingBus(), ManualClock(), Hardware(), DiscoveryMetrics()
         self.registry = registry_of(self.metrics.figures())
         self.health_keeper = HealthKeeper(RecordFile(state_dir, boot_id), XidRules(), QUIET_SECONDS, self.clock)
         self.discovery = discovery_with(

@@ -1,5 +1,6 @@
-"""A disk that is soon full, and what is done to be sure that a disk has something."""
+"""A disk that is soon full, what is done to be sure that a disk has something, and a thread without the rights of root."""
 
+import ctypes
 import os
 import stat
 import subprocess
@@ -9,6 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+VERSION = 0x20080522
+"""Of the kernel's interface: two sets of 32 capabilities each."""
+LIBC = ctypes.CDLL(None, use_errno=True)
+Words = ctypes.Array[ctypes.c_uint32]
+"""Of each 32 capabilities those that are effective, permitted and inheritable."""
 
 
 @contextmanager
@@ -57,3 +64,20 @@ def syncs_and_renames(patch: pytest.MonkeyPatch) -> list[str]:
     for name in ("rename", "replace"):
         patch.setattr(os, name, noted(getattr(os, name), renamed))
     return calls
+
+
+def call(name: str, words: Words) -> None:
+    if getattr(LIBC, name)((ctypes.c_uint32 * 2)(VERSION, 0), words):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), name)
+
+
+@contextmanager
+def without_capabilities() -> Iterator[None]:
+    """This thread has none in the block, and those that it had afterwards."""
+    had = (ctypes.c_uint32 * 6)()
+    call("capget", had)
+    call("capset", (ctypes.c_uint32 * 6)(0, *had[1:3], 0, *had[4:]))
+    try:
+        yield
+    finally:
+        call("capset", had)

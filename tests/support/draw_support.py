@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from itertools import combinations
 
-from topoalign.core.model.events import Allocation, DeviceHealth, HealthState, Owner
-from topoalign.core.model.ids import GPU, NIC, AllocationID, ContainerName, DeviceID, Namespace, PodName
+from fact_support import owner
+
+from topoalign.core.model.events import Allocation, DeviceHealth, HealthState
+from topoalign.core.model.ids import GPU, NIC, AllocationID, DeviceID
 from topoalign.core.model.topology.model import Cpu, NumaNode, Topology
 from topoalign.tools.draw.scene import Box, DrawnLine, Scene, Text, text_width
 
@@ -16,7 +18,7 @@ def allocation(pod: str, gpus: Sequence[str] = (), nics: Sequence[str] = (), nam
     devices = {GPU: tuple(map(DeviceID, gpus)), NIC: tuple(map(DeviceID, nics))}
     return Allocation(
         id=AllocationID(f"id-{pod}"),
-        owner=Owner(namespace=Namespace(namespace), pod=PodName(pod), container=ContainerName("main")),
+        owner=owner(pod, namespace=namespace),
         devices={resource: ids for resource, ids in devices.items() if ids},
     )
 

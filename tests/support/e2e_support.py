@@ -13,11 +13,9 @@ from anyio.abc import Process
 from decision_support import container
 from decision_support import pod as pod_of
 
-from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.model.decisions import Decision
 from topoalign.core.model.errors import BusUnavailable
-from topoalign.core.model.events import DeviceHealthChanged, TopologyDiscovered
 from topoalign.core.model.ids import NodeName
 from topoalign.core.model.requests import AllocateRequest, PodRequest, ReleaseRequest
 from topoalign.core.ports import Bus
@@ -56,18 +54,6 @@ async def release(bus: Bus, node: NodeName, target: str) -> tuple[str, ...]:
     request = ReleaseRequest(node=node, target=target)
     body = await bus.ask(wire.admission_subject(node, "release"), msgspec.json.encode(request), 10)
     return wire.decode_answer(body, tuple[str, ...])
-
-
-async def described(bus: Bus, node: NodeName) -> None:
-    """Waits until the node's topology and health have been announced and its allocator answers."""
-    missing = {TopologyDiscovered, DeviceHealthChanged}
-    events = Client(bus).nodes(node=node)
-    async for delivery in events:
-        missing.discard(type(delivery.event))
-        if not missing:
-            break
-    await events.aclose()
-    await answering(bus, node)
 
 
 async def answering(bus: Bus, node: NodeName) -> None:

@@ -1,10 +1,15 @@
-"""Facts of a node for tests: of its discovery one by one, and of its allocator in the order in which it would say them."""
+"""
+Facts of a node for tests: of its discovery one by one, of the registries' reservations, and of its allocator in the order in
+which it would say them.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from topoalign.core.model.allocations import Allocation, MemoryBlock
 from topoalign.core.model.events import (
-    Allocation,
     AllocationBound,
     AllocationGranted,
     AllocationReleased,
@@ -14,13 +19,27 @@ from topoalign.core.model.events import (
     HealthState,
     LedgerEvent,
     Owner,
+    ReservationsChanged,
     TopologyDiscovered,
 )
-from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, Namespace, NodeName, PodName
+from topoalign.core.model.ids import (
+    GPU,
+    NIC,
+    AllocationID,
+    ContainerName,
+    DeviceID,
+    Namespace,
+    NodeName,
+    PodName,
+    ResourceName,
+)
+from topoalign.core.model.reservations import Reservation, ReservedContainer
+from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.state.fold import NodeState
 
 HEALTHY = DeviceHealth(state=HealthState.HEALTHY)
+NODE = NodeName("node-1")
 
 
 def discovered(
@@ -37,8 +56,21 @@ def judged(devices: Mapping[DeviceID, DeviceHealth], node: str = "node-1", revis
     return DeviceHealthChanged(node=NodeName(node), epoch=1, revision=revision, devices=dict(devices))
 
 
-def owner(pod: str, container: str = "main") -> Owner:
-    return Owner(namespace=Namespace("default"), pod=PodName(pod), container=ContainerName(container))
+def owner(pod: str, container: str = "main", namespace: str = "default") -> Owner:
+    return Owner(namespace=Namespace(namespace), pod=PodName(pod), container=ContainerName(container))
+
+
+def health_of(machine: Topology, unhealthy: Collection[str] = ()) -> dict[DeviceID, DeviceHealth]:
+    """All devices of the machine are healthy but these."""
+    ill = DeviceHealth(state=HealthState.UNHEALTHY)
+    cards = (*machine.gpu_by_id, *machine.nic_by_id, *(each.id for each in machine.others))
+    return {card: ill if card in unhealthy else HEALTHY for card in cards}
+
+
+def mig_device(uuid: str, gpu_instance: int = 0, **more: Any) -> MigDevice:
+    """A MIG instance, 1g.10gb where nothing else is given."""
+    given = {"profile": "1g.10gb", "compute_instance": 0, "memory": 10 << 30, **more}
+    return MigDevice(uuid=DeviceID(uuid), gpu_instance=gpu_instance, **given)
 
 
 class Writer:
@@ -77,3 +109,48 @@ class Writer:
 
     def release(self, name: str) -> LedgerEvent:
         return self.record(AllocationReleased, allocation=AllocationID(name), reason="released")
+
+
+def ids(*names: str) -> tuple[DeviceID, ...]:
+    return tuple(map(DeviceID, names))
+
+
+def block(resource: str = "memory") -> MemoryBlock:
+    return MemoryBlock(resource=ResourceName(resource), nodes=(0,), size=1024, taken=(1024,))
+
+
+def reserved_container(
+    *gpus: str, name: str = "main", co_allocated: Sequence[str] = (), **more: Any
+) -> ReservedContainer:
+    return ReservedContainer(
+        container=ContainerName(name),
+        devices={GPU: ids(*gpus)} if gpus else {},
+        co_allocated={NIC: ids(*co_allocated)} if co_allocated else {},
+        **more,
+    )
+
+
+def reservation(
+    pod: str, *containers: ReservedContainer, seconds: float = 30.0, gang: str = "", uid: str = ""
+) -> Reservation:
+    """Of pod `default/POD` with the UID `uid-POD` or this one."""
+    return Reservation(
+        pod_uid=uid or f"uid-{pod}",
+        namespace=Namespace("default"),
+        pod=PodName(pod),
+        containers=containers,
+        seconds_left=seconds,
+        gang=gang,
+    )
+
+
+def changed(
+    *reservations: Reservation, seq: int = 1, writer: str = "r1", made: tuple[str, ...] = ()
+) -> ReservationsChanged:
+    return ReservationsChanged(node=NODE, epoch=1, writer=writer, seq=seq, reservations=reservations, made=made)
+
+
+def allocated(*gpus: str, pod: str = "", name: str = "main", number: int = 1) -> Allocation:
+    """What the device plugin gave; its owner is known if `pod` is given."""
+    held = Allocation(id=AllocationID(f"a-{number}"), devices={GPU: ids(*gpus)})
+    return msgspec.structs.replace(held, owner=owner(pod, name), pod_uid=f"uid-{pod}") if pod else held

@@ -1,4 +1,7 @@
-"""Random machines, rules, nodes that hold something, and pods: for the comparison of verdicts with whole decisions."""
+"""
+Random machines, rules, nodes that hold something, and pods: for the comparison of verdicts with whole decisions, and for
+what is admitted whatever ends.
+"""
 
 from random import Random
 
@@ -9,7 +12,7 @@ from topoalign.core.admission.admit import decide_demand
 from topoalign.core.demand.pod_demand import PodDemand, read_pod
 from topoalign.core.model.decisions import Admission
 from topoalign.core.model.errors import InvalidField
-from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, ContainerName, DeviceID, PodName, ResourceName
+from topoalign.core.model.ids import CPU, GPU, MEMORY, NIC, AllocationID, ContainerName, DeviceID, PodName, ResourceName
 from topoalign.core.model.requests import AdmissionRules, ContainerRequest, CpuOption, Mode, PodRequest, Policy, Scope
 from topoalign.core.model.topology.device_offers import Offer
 from topoalign.core.model.topology.model import NumaNode, PluginDevice, Topology
@@ -28,6 +31,8 @@ CPU_OPTIONS = (
     (CpuOption.ALIGN_BY_SOCKET,),
     (CpuOption.PREFER_UNCORE, CpuOption.STRICT_RESERVATION),
 )
+Holders = dict[str, list[AllocationID]]
+"""Name of a pod -> what it holds."""
 
 
 def some_machine(random: Random) -> Topology:
@@ -149,10 +154,8 @@ def some_node(random: Random, hardware: Topology, rules: AdmissionRules) -> Node
     lax = msgspec.structs.replace(rules, policy=random.choice([rules.policy, Policy.BEST_EFFORT]))
     for number in range(random.choice([0, 1, 2, 3, 5, 8])):
         demand = demand_of(some_pod(random, hardware, f"q{number}"), lax)
-        decision = decide_demand(state, demand) if demand is not None else None
-        if isinstance(decision, Admission):
-            for each in decision.allocations:
-                state = state.holding(each)
+        admitted = with_pod(state, demand) if demand is not None else None
+        state = admitted[0] if admitted is not None else state
     for held in list(state.allocations):
         if random.random() < 0.35:
             state = state.without(held)
@@ -165,3 +168,48 @@ def demand_of(request: PodRequest, rules: AdmissionRules) -> PodDemand | None:
         return read_pod(request, rules)
     except InvalidField:
         return None
+
+
+def with_pod(state: NodeState, demand: PodDemand) -> tuple[NodeState, list[AllocationID]] | None:
+    """The node after it has admitted a pod, and what this holds. None: it refuses the pod."""
+    decision = decide_demand(state, demand)
+    if not isinstance(decision, Admission):
+        return None
+    for each in decision.allocations:
+        state = state.holding(each)
+    return state, [each.id for each in decision.allocations]
+
+
+def held_by(state: NodeState, pods: list[PodDemand | None], chance: Random) -> tuple[NodeState, Holders]:
+    """The node with those of these pods that it admits and that have not ended since."""
+    holders: Holders = {}
+    for each in pods:
+        admitted = with_pod(state, each) if each is not None else None
+        if each is not None and admitted is not None:
+            state, holders[each.pod] = admitted
+    for name in [*holders]:
+        if chance.random() < 0.35:
+            for each_id in holders.pop(name):
+                state = state.without(each_id)
+    return state, holders
+
+
+def refused_after_ends(state: NodeState, pods: list[PodDemand], holders: Holders, chance: Random) -> bool:
+    """
+    Whether some pod is refused when they come in a random order and some holders end: each one alone, and some random sets
+    of them.
+    """
+    ends = [[name] for name in holders] + [
+        chance.sample([*holders], chance.randrange(len(holders) + 1)) for _ in "12345"
+    ]
+    for ended in ends:
+        after, coming = state, chance.sample(pods, len(pods))
+        ending = chance.randrange(len(pods))
+        for place, each in enumerate(coming):
+            for each_id in [each_id for name in ended for each_id in holders[name]] if place == ending else ():
+                after = after.without(each_id)
+            admitted = with_pod(after, each)
+            if admitted is None:
+                return True
+            after, _ = admitted
+    return False

@@ -9,16 +9,10 @@ from fractions import Fraction
 from functools import cmp_to_key
 from itertools import combinations
 
+from topoalign.core.demand.shares import HamiRequest
+from topoalign.core.model.topology.mig import MigProfile
+
 Annotations = Mapping[str, str]
-
-
-@dataclass
-class Profile:
-    name: str
-    memory: int
-    cores: int
-    slices: int
-    places: tuple[tuple[int, int], ...]
 
 
 @dataclass
@@ -35,23 +29,15 @@ class Card:
     used_memory: int = 0
     cores: int = 100
     used_cores: int = 0
-    profiles: tuple[Profile, ...] = ()
+    profiles: tuple[MigProfile, ...] = ()
     slices: frozenset[int] = frozenset()
     score: Fraction = Fraction(0)
 
 
-@dataclass
-class Request:
-    count: int = 1
-    memory: int = 0
-    percent: int = 101
-    cores: int = 0
-    vendor: str = "NVIDIA"
-
-    def of(self, total: int) -> int:
-        if self.memory:
-            return self.memory
-        return 0 if self.percent == 101 else total * self.percent // 100
+def memory_of(request: HamiRequest, total: int) -> int:
+    if request.memory:
+        return request.memory
+    return 0 if request.percent == 101 else total * request.percent // 100
 
 
 @dataclass
@@ -103,7 +89,7 @@ def sorted_list(cards: list[Card], policy: str, numa_bind: bool) -> list[Card]:
     return sorted(cards, key=cmp_to_key(compare))
 
 
-def score(card: Card, requests: list[Request], weights: tuple[int, int, int]) -> Fraction:
+def score(card: Card, requests: list[HamiRequest], weights: tuple[int, int, int]) -> Fraction:
     if 0 in (card.slots, card.cores, card.memory):
         return Fraction(0)
     same = [request for request in requests if request.vendor == card.type]
@@ -143,20 +129,21 @@ def uuid_selected(annotations: Annotations, uuid: str) -> bool:
 
 
 def place_instance(
-    profiles: tuple[Profile, ...], taken: frozenset[int], memory: int
-) -> tuple[Profile, int, int] | None:
-    """Profile, start and size of the instance for so much memory."""
+    profiles: tuple[MigProfile, ...], taken: frozenset[int], memory: int
+) -> tuple[MigProfile, int, int] | None:
+    """Profile, start and size of the instance for so many MiB."""
     for profile in sorted(profiles, key=lambda each: (each.memory, each.slices)):
         high = profile.name[:3] in ("1g.", "3g.")
-        for start, size in sorted(profile.places, key=lambda each: -each[0] if high else each[0]):
-            if profile.memory >= memory and not taken & set(range(start, start + size)):
+        places = [(at.start, at.size) for at in profile.placements]
+        for start, size in sorted(places, key=lambda each: -each[0] if high else each[0]):
+            if profile.memory >= memory << 20 and not taken & set(range(start, start + size)):
                 return profile, start, size
     return None
 
 
 def fit(
     cards: list[Card],
-    request: Request,
+    request: HamiRequest,
     annotations: Annotations,
     default_policy: str,
     node: Node,
@@ -172,7 +159,7 @@ def fit(
     while at >= 0:
         card, cores = cards[at], min(request.cores, 100)
         at -= 1
-        memory = request.of(card.memory)
+        memory = memory_of(request, card.memory)
 
         def no(reason: str, times: int = 1) -> None:
             reasons[reason] = reasons.get(reason, 0) + times
@@ -245,7 +232,7 @@ def picked(got: Given, count: int, scores: dict[str, dict[str, int]]) -> Given:
 
 def place(
     node: Node,
-    containers: list[list[Request]],
+    containers: list[list[HamiRequest]],
     init: int,
     annotations: Annotations,
     weights: tuple[int, int, int] = (1, 1, 1),
@@ -278,7 +265,7 @@ def use(card: Card, memory: int, cores: int) -> tuple[str, int, int]:
     if card.mode == "mig":
         found = place_instance(card.profiles, card.slices, memory)
         assert found is not None
-        memory, cores = found[0].memory, found[0].cores
+        memory, cores = found[0].memory >> 20, found[0].cores
         card.slices |= frozenset(range(found[1], found[1] + found[2]))
     card.used_slots += 1
     card.used_memory += memory

@@ -1,6 +1,6 @@
 """Nodes of five GPUs of three models in slots, for which pods choose GPUs by annotations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 from decision_support import machine, node
@@ -30,6 +30,16 @@ SIZES = (32_768, 65_536, 32_768, 65_536, 16_384)
 SLOTS = 4
 NVLINKS = {(0, 2): 4, (1, 3): 2, (3, 4): 12, (0, 1): 1}
 MIXED_NODES, MIXED_SIZES = (0, 0, 1, 1, None), (40_000, 80_000, 40_000, 80_000, 20_000)
+
+CHOICES = {
+    BIND: ("true", "false"),
+    USE_TYPE: ("a100", "H100,L4", "nvidia"),
+    NO_TYPE: ("l4", "80gb"),
+    USE_UUID: ("GPU-0,GPU-2,GPU-3", "GPU-1", "GPU-4,GPU-9"),
+    NO_UUID: ("GPU-0", "GPU-2,GPU-8"),
+    WEIGHTS: ("slot=0,core=1,memory=0", "slot=1,core=1,memory=4", "slot=2,core=0,memory=1"),
+}
+"""Annotation -> texts by which a pod chooses GPUs."""
 
 Used = Mapping[int, Sequence[tuple[int, int]]]
 """GPU's index -> cores and MiB of each container on it."""
@@ -83,3 +93,12 @@ def usage(
         if len(held) <= SLOTS and sum(c for c, _ in held) <= 100 and sum(m for _, m in held) <= sizes[gpu]:
             used[gpu] = held
     return used
+
+
+def annotations(policies: Sequence[str], weighed: Collection[str | None]) -> st.SearchStrategy[dict[str, str]]:
+    """Annotations of a pod; weights only together with the policies that are `weighed`, None: without a policy."""
+    texts = {POLICY: policies, **CHOICES}
+    some = st.fixed_dictionaries({}, optional={key: st.sampled_from(each) for key, each in texts.items()})
+    return some.map(
+        lambda says: says if says.get(POLICY) in weighed else {key: says[key] for key in says if key != WEIGHTS}
+    )

@@ -1,22 +1,23 @@
-"""Cards, requests and annotations drawn for tests of HAMi's decisions, and the same in the types of the product."""
+"""
+Cards, requests and annotations drawn for tests of HAMi's decisions, shared GPUs by few words, and levels of the GPU tree as
+NVML reports them, by chance.
+"""
 
-from hami_reference import Card, Profile, Request
+from typing import Any
+
+import instance_support
+import msgspec
+from hami_reference import Card
 from hypothesis import strategies as st
 
 from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.byte_sizes import MIB
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import DeviceID
-from topoalign.core.model.topology.mig import MigPlacement, MigProfile
+from topoalign.core.model.topology.mig import MigPlacement
 from topoalign.core.sharing.shared_gpus import SharedGpu
 
-A100 = (
-    Profile("1g.5gb", 128, 14, 1, tuple((start, 1) for start in range(7))),
-    Profile("2g.10gb", 256, 28, 2, ((0, 2), (2, 2), (4, 2))),
-    Profile("3g.20gb", 512, 42, 3, ((0, 4), (4, 4))),
-    Profile("4g.20gb", 512, 57, 4, ((0, 4),)),
-    Profile("7g.40gb", 1024, 100, 7, ((0, 8),)),
-)
+A100 = tuple(msgspec.structs.replace(each, memory=each.memory // 40) for each in instance_support.A100)
 """The profiles of an A100, with the memory of a card of 1024 MiB."""
 
 POLICIES = (
@@ -55,30 +56,30 @@ def card(draw: st.DrawFn, uuid: str, index: int, modes: tuple[str, ...]) -> Card
     )
 
 
+def request(count: int = 1, memory: int = 0, percent: int = 101, cores: int = 0, vendor: str = "NVIDIA") -> HamiRequest:
+    return HamiRequest(count=count, vendor=vendor, memory=memory, percent=percent, cores=cores)
+
+
 requests = st.builds(
-    Request,
+    request,
     count=st.integers(1, 4),
     memory=st.sampled_from([0, 0, 128, 300, 1024, 2048]),
     percent=st.sampled_from([101, 101, 0, 25, 50, 100]),
     cores=st.sampled_from([0, 0, 25, 50, 100, 150]),
 )
 
-names = st.sampled_from(["", " ", ",", "a", "b,c", " a , d,", "A", "zzz"])
-annotations = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("nvidia.com/use-gputype"), st.sampled_from(["", "a100", "H100,ascend", "nvidia", ",", "V100"])
-        ),
-        st.tuples(st.just("nvidia.com/nouse-gputype"), st.sampled_from(["", "a100,", "V100", ","])),
-        st.tuples(st.just("nvidia.com/use-gpuuuid"), names),
-        st.tuples(st.just("nvidia.com/nouse-gpuuuid"), names),
-        st.tuples(st.just("nvidia.com/vgpu-mode"), st.sampled_from(["", "mig", "hami-core", "hami-core,mig"])),
-        st.tuples(st.just("nvidia.com/numa-bind"), st.sampled_from(["true", "1", "false", "yes", ""])),
-        st.tuples(st.just("hami.io/gpu-scheduler-policy"), st.sampled_from(POLICIES)),
-        st.tuples(st.just("hami.io/gpu-scheduler-policy"), st.just("topology-aware")),
-    ),
-    max_size=3,
-).map(dict)
+NAMES = ("", " ", ",", "a", "b,c", " a , d,", "A", "zzz")
+NOTES = {
+    "nvidia.com/use-gputype": ("", "a100", "H100,ascend", "nvidia", ",", "V100"),
+    "nvidia.com/nouse-gputype": ("", "a100,", "V100", ","),
+    "nvidia.com/use-gpuuuid": NAMES,
+    "nvidia.com/nouse-gpuuuid": NAMES,
+    "nvidia.com/vgpu-mode": ("", "mig", "hami-core", "hami-core,mig"),
+    "nvidia.com/numa-bind": ("true", "1", "false", "yes", ""),
+    "hami.io/gpu-scheduler-policy": (*POLICIES, *["topology-aware"] * len(POLICIES)),
+}
+note = st.sampled_from([*NOTES]).flatmap(lambda key: st.tuples(st.just(key), st.sampled_from(NOTES[key])))
+annotations = st.lists(note, max_size=3).map(dict)
 """Few of them, for each refuses cards."""
 pair_scores = st.dictionaries(
     st.sampled_from(UUIDS),
@@ -101,31 +102,45 @@ def usage(card: Card) -> SharedGpu:
         sharers=card.used_slots,
         offered=Amount(cores=card.cores, memory=card.memory * MIB),
         held=Amount(cores=card.used_cores, memory=card.used_memory * MIB),
-        profiles=profiles(card.profiles),
+        profiles=card.profiles,
         taken=frozenset(MigPlacement(start=each, size=1) for each in sorted(card.slices)),
     )
 
 
-def profiles(some: tuple[Profile, ...]) -> tuple[MigProfile, ...]:
-    """The profiles in the type of the product."""
-    return tuple(
-        MigProfile(
-            name=each.name,
-            memory=each.memory * MIB,
-            cores=each.cores,
-            slices=each.slices,
-            placements=tuple(MigPlacement(start=start, size=size) for start, size in each.places),
-        )
-        for each in some
-    )
+BLOCK = 2**28
+LEVELS = (10, 20, 30, 40, 50)
+Levels = list[list[int]]
 
 
-def asked(request: Request) -> HamiRequest:
-    """The request in the type of the product."""
-    return HamiRequest(
-        count=request.count,
-        vendor=request.vendor,
-        memory=request.memory,
-        percent=request.percent,
-        cores=request.cores,
+@st.composite
+def hierarchies(draw: st.DrawFn, most: int = 8) -> Levels:
+    """Levels of cards that are grouped, groups of which are grouped again, and so on, each time on a higher level."""
+    count = draw(st.integers(1, most))
+    levels = [[0] * count for _ in range(count)]
+    groups = [[card] for card in draw(st.permutations(range(count)))]
+    for level in LEVELS:
+        joined: list[list[int]] = []
+        for group in groups:
+            if joined and draw(st.booleans()) | (level == LEVELS[-1]):
+                for a in joined[-1]:
+                    for b in group:
+                        levels[a][b] = levels[b][a] = level
+                joined[-1] = joined[-1] + group
+            else:
+                joined.append(group)
+        groups = joined
+    return levels
+
+
+def shared_gpu(
+    index: int, memory: int, cores_held: int = 0, memory_held: int = 0, *, minor: int | None = None, **more: Any
+) -> SharedGpu:
+    """GPU-<index> with 100 cores and so many bytes, of which so much is held, by somebody if anything is."""
+    return SharedGpu(
+        device=DeviceID(f"GPU-{index}"),
+        index=index,
+        minor=index if minor is None else minor,
+        offered=Amount(cores=100, memory=memory),
+        held=Amount(cores=cores_held, memory=memory_held),
+        **{"sharers": int(cores_held > 0 or memory_held > 0), **more},
     )

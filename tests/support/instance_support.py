@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from fact_support import mig_device
+
 from topoalign.allocator.mig.instances import GpuInstance, PlaceTaken
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.ids import DeviceID
@@ -16,9 +18,10 @@ def place(start: int, size: int) -> MigPlacement:
 
 
 def profile(name: str, gib: int, slices: int, size: int, *starts: int) -> MigProfile:
-    return MigProfile(
-        name=name, memory=gib * GIB, slices=slices, cores=15, placements=tuple(place(start, size) for start in starts)
-    )
+    """`slices`: of the 7 of computing time."""
+    cores = -(-100 * slices // 7)
+    placements = tuple(place(start, size) for start in starts)
+    return MigProfile(name=name, memory=gib * GIB, slices=slices, cores=cores, placements=placements)
 
 
 A100 = (
@@ -71,6 +74,15 @@ class PlayedGpus:
         self.instances[gpu, number] = GpuInstance(number, kind, at, frozenset(uuids))
         return number
 
+    def devices(self, gpu: DeviceID) -> tuple[MigDevice, ...]:
+        """The MIG devices of a GPU, as discovery reports them."""
+        return tuple(
+            mig_device(uuid, each.id, profile=each.profile, memory=1, placement=each.placement)
+            for (of, _), each in self.instances.items()
+            for uuid in each.uuids
+            if of == gpu
+        )
+
     async def there(self, gpu: DeviceID) -> tuple[GpuInstance, ...]:
         self.before_step("there")
         return tuple(each for (of, _), each in self.instances.items() if of == gpu)
@@ -89,11 +101,10 @@ class PlayedGpus:
         name = f"{gpu}-{placement.start}-{placement.size}" if self.uuids_of_places else str(self.made)
         uuid = DeviceID(f"MIG-{name}")
         self.instances[gpu, number] = GpuInstance(number, profile, placement, frozenset({uuid}))
+        made = next(each for each in self.devices(gpu) if each.gpu_instance == number)
         self.changed()
         self.before_step("made")
-        return MigDevice(
-            uuid=uuid, profile=profile, gpu_instance=number, compute_instance=0, memory=1, placement=placement
-        )
+        return made
 
     async def destroy(self, gpu: DeviceID, instance: int) -> None:
         self.before_step("destroy compute instance")

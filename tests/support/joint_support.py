@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from topoalign.core.deviceshare.candidates import JointRequest
 from topoalign.core.deviceshare.demand import JointDemand, read_demand
@@ -91,15 +92,12 @@ SAME_PCIE = {**TOGETHER, "requiredScope": "SamePCIe"}
 def chosen(
     node: NodeInventory,
     requests: Mapping[str, int],
-    joint: object = None,
-    hints: object = None,
-    partition: object = None,
-    *,
+    *annotations: object,
     nodes: Sequence[int] | None = None,
-    compat: bool = False,
+    **more: Any,
 ) -> dict[str, list[int]] | str:
-    """Type -> minors, or the reason of the refusal."""
-    pod = demand(requests, joint, hints, partition, compat=compat)
+    """Type -> minors, or the reason of the refusal. `annotations` and `more`: as of `demand`."""
+    pod = demand(requests, *annotations, **more)
     asked = JointRequest(demand=pod, inventory=node, nodes=None if nodes is None else frozenset(nodes))
     try:
         return {kind.value: [each.device.minor for each in given] for kind, given in allocate_all_types(asked).items()}

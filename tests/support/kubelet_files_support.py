@@ -32,6 +32,7 @@ def write_files(root: Path, state: NodeState, rules: AdmissionRules) -> None:
     entries = []
     for held in state.allocations.values():
         assert held.owner is not None
+        (root / "pods" / held.owner.pod / VOLUME).mkdir(parents=True, exist_ok=True)
         if held.cpus:
             cpus.setdefault(held.owner.pod, {})[held.owner.container] = held.cpus
         if held.memory:
@@ -45,9 +46,6 @@ def write_files(root: Path, state: NodeState, rules: AdmissionRules) -> None:
                 for node in near[device] or (device_checkpoint.NO_NODE,):
                     by_node.setdefault(node, []).append(device)
             entries.append(PodDevicesEntry(held.owner.pod, held.owner.container, resource, by_node, b""))
-    for held in state.allocations.values():
-        assert held.owner is not None
-        (root / "pods" / held.owner.pod / VOLUME).mkdir(parents=True, exist_ok=True)
     shared = format_cpuset(shared_cpus(state, rules))
     (root / cpu_checkpoint.NAME).write_bytes(cpu_file(rules.cpu_manager, shared, cpus))
     (root / memory_checkpoint.NAME).write_bytes(

@@ -1,49 +1,32 @@
 """What the tests of the kubelet front share: a small node, an allocator in memory, and directories that sockets fit into."""
 
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 import anyio
-import msgspec
 from anyio.abc import TaskGroup
 from decision_support import container
 from decision_support import pod as pod_of
-from device_allocations_support import start_allocations
-from fact_support import HEALTHY, discovered, judged
+from device_allocations_support import MemoryAllocator
 from grpclib.client import Channel
 
-from topoalign.allocator.allocate.service import DeviceAllocations
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.device_plugin.front import KubeletFront
 from topoalign.allocator.device_plugin.plugin_server import DevicePlugin
-from topoalign.allocator.ledger.ledger import Ledger
-from topoalign.allocator.ports import AskedDevices, KubeletListing
-from topoalign.core.model.errors import DeviceInUse, InvalidField, TopoalignError, UnknownDevice
-from topoalign.core.model.events import Allocation, DeviceHealth
-from topoalign.core.model.ids import (
-    GPU,
-    AllocationID,
-    DeviceID,
-    NodeName,
-    ResourceName,
-)
+from topoalign.core.model.ids import GPU, DeviceID, NodeName
 from topoalign.core.model.requests import AdmissionRules, PodRequest, Policy
-from topoalign.core.model.topology.device_sets import NO_DEVICES
 from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 from topoalign.core.ports import Clock
-from topoalign.core.state.fold import NodeState
 from topoalign.kubelet.grpc.api import v1beta1
-from topoalign.kubelet.grpc.kubelet_client import KeptChannel, KubeletAway
-from topoalign.kubelet.grpc.transport import GrpcServer, Load
+from topoalign.kubelet.grpc.kubelet_client import KeptChannel
+from topoalign.kubelet.grpc.transport import GrpcServer, Load, Servicer
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
-from topoalign.testing.manual_clock import ManualClock
-from topoalign.testing.memory_journal import MemoryJournal
 
 NODE = NodeName("node-1")
 GIB = 2**30
@@ -69,115 +52,6 @@ def two_nodes(gpus: int = 8, nics: int = 2, verbs: bool = True) -> Topology:
     )
 
 
-class MemoryAllocator:
-    """An allocator that keeps its record in memory and prefers the first devices it is offered."""
-
-    def __init__(self, machine: Topology | None) -> None:
-        self.state = NodeState(node=NODE)
-        self.version = 0
-        self.starting: list[tuple[DeviceID, ...]] = []
-        """The devices of containers that were about to start."""
-        self.fault: TopoalignError | None = None
-        self.faults: dict[DeviceID, str] = {}
-        self.pause: anyio.Event | None = None
-        self.started = anyio.Event()
-        self._more = anyio.Event()
-        if machine is not None:
-            self.discover(machine)
-
-    def discover(self, machine: Topology) -> None:
-        revision = self.state.topology.revision + 1 if self.state.topology is not None else 1
-        self._become(self.state.apply(discovered(machine, NODE, revision)))
-        self.judge(dict.fromkeys((*machine.gpu_by_id, *machine.nic_by_id), HEALTHY))
-
-    def judge(self, health: dict[DeviceID, DeviceHealth]) -> None:
-        """Changes the health of these devices."""
-        before = self.state.health
-        revision, known = (before.revision + 1, before.devices) if before is not None else (1, {})
-        self._become(self.state.apply(judged({**known, **health}, NODE, revision)))
-
-    def _become(self, state: NodeState) -> None:
-        self.state = state
-        self.version += 1
-        self._more.set()
-        self._more = anyio.Event()
-
-    async def wait_past(self, version: int) -> None:
-        while self.version <= version:
-            await self._more.wait()
-
-    async def prefer(
-        self, resource: ResourceName, available: Sequence[DeviceID], must_include: Sequence[DeviceID], size: int
-    ) -> tuple[DeviceID, ...]:
-        self._raise()
-        if size < 1 or size > len(available) or not set(must_include) <= set(available) or len(must_include) > size:
-            return ()
-        rest = [device for device in sorted(available) if device not in must_include]
-        return (*must_include, *rest[: size - len(must_include)])
-
-    async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
-        self.started.set()
-        if self.pause is not None:
-            await self.pause.wait()
-        self._raise()
-        known = self.state.hardware.devices.get(resource, NO_DEVICES)
-        state, granted = self.state, []
-        for devices in containers:
-            if not devices or len(set(devices)) != len(devices):
-                raise InvalidField("devices_ids", "empty or repeated", "name each device once")
-            if unknown := [device for device in devices if device not in known]:
-                raise UnknownDevice(unknown)
-            if busy := [device for device in devices if device in state.ownership.holders]:
-                raise DeviceInUse(busy, state.ownership.holders[busy[0]])
-            allocation = Allocation(
-                id=AllocationID(f"a{len(state.allocations)}"), devices={resource: tuple(sorted(devices))}
-            )
-            state = state.holding(allocation)
-            granted.append(allocation)
-        self._become(state)
-        return tuple(granted)
-
-    def named(self, resource: ResourceName, allocation: Allocation) -> dict[ResourceName, tuple[DeviceID, ...]]:
-        return {}
-
-    async def start_container(self, resource: ResourceName, devices: Sequence[DeviceID]) -> None:
-        self.starting.append(tuple(devices))
-        self._raise()
-
-    def release_all(self) -> None:
-        self._become(msgspec.structs.replace(self.state, allocations={}))
-
-    def _raise(self) -> None:
-        if self.fault is not None:
-            raise self.fault
-
-
-class SilentPodResources:
-    """A kubelet's record that cannot be read."""
-
-    async def listing(self, seconds: float | None = None) -> KubeletListing:
-        raise KubeletAway("it does not answer")
-
-    def written(self) -> tuple[int, ...]:
-        return ()
-
-
-def ledger_of(known: Topology | NodeState, clock: Clock | None = None, journal: MemoryJournal | None = None) -> Ledger:
-    """A ledger with the hardware and health of this state, or of a machine whose devices are healthy."""
-    state = known if isinstance(known, NodeState) else MemoryAllocator(known).state
-    ledger = Ledger(state.node, journal or MemoryJournal(), clock or ManualClock())
-    assert state.topology is not None and state.health is not None
-    ledger.take_reading(state.topology)
-    ledger.take_reading(state.health)
-    return ledger
-
-
-def recorded(known: Topology | NodeState, placement: str = "best-effort") -> tuple[DeviceAllocations, Ledger]:
-    """The real allocator, its record in memory."""
-    ledger = ledger_of(known)
-    return start_allocations(ledger, SilentPodResources(), placement=placement), ledger
-
-
 @contextmanager
 def short_directory(fast: bool = False) -> Iterator[Path]:
     """
@@ -189,26 +63,13 @@ def short_directory(fast: bool = False) -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def served(plugin: DevicePlugin) -> AsyncIterator[v1beta1.DevicePluginStub]:
-    """A client of this plugin, over a real socket."""
-    with short_directory() as directory:
-        server = GrpcServer(plugin, directory / "p.sock", "directory")
-        await server.listen()
-        channel = Channel(path=str(server.path))
-        try:
-            yield v1beta1.DevicePluginStub(channel)
-        finally:
-            channel.close()
-            await server.stop(5)
-
-
-@asynccontextmanager
-async def serving(allocator: MemoryAllocator | None = None, load: Load | None = None) -> AsyncIterator[GrpcServer]:
-    """A plugin of eight GPUs on its socket, which nobody has registered."""
-    with short_directory() as directory:
-        server = GrpcServer(
-            DevicePlugin(GPU, allocator or MemoryAllocator(two_nodes())), directory / "p.sock", "directory", load
-        )
+async def serving(
+    plugin: Servicer | None = None, load: Load | None = None, directory: Path | None = None
+) -> AsyncIterator[GrpcServer]:
+    """This plugin, or one of eight GPUs, on a socket in this directory or one of its own; nobody has registered it."""
+    with short_directory() as own:
+        plugin = plugin or DevicePlugin(GPU, MemoryAllocator(two_nodes()))
+        server = GrpcServer(plugin, (directory or own) / "p.sock", "directory", load)
         await server.listen()
         try:
             yield server
@@ -216,15 +77,23 @@ async def serving(allocator: MemoryAllocator | None = None, load: Load | None = 
             await server.stop(5)
 
 
+@asynccontextmanager
+async def served(plugin: DevicePlugin) -> AsyncIterator[v1beta1.DevicePluginStub]:
+    """A client of this plugin, over a real socket."""
+    async with serving(plugin) as server:
+        channel = Channel(path=str(server.path))
+        try:
+            yield v1beta1.DevicePluginStub(channel)
+        finally:
+            channel.close()
+
+
 def frame(kind: int, content: bytes = b"", flags: int = 0, stream: int = 0) -> bytes:
-    """A frame of HTTP/2."""
     return len(content).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + content
 
 
 @dataclass
 class Node:
-    """A node with a kubelet and our front on it."""
-
     directory: Path
     allocator: MemoryAllocator
     kubelet: FakeKubelet
@@ -233,10 +102,6 @@ class Node:
     tasks: TaskGroup
     channel: KeptChannel
     """To the kubelet's PodResources."""
-    pod_resources: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.pod_resources = self.directory / "pod-resources" / "kubelet.sock"
 
 
 def offers(machine: Topology) -> Callable[[FakeKubelet], bool]:
@@ -265,16 +130,13 @@ async def node(
     """
     machine = machine or two_nodes()
     with short_directory() as directory:
-        plugins, resources = directory / "device-plugins", directory / "pod-resources"
-        plugins.mkdir()
-        resources.mkdir()
         clock = clock or SystemClock()
         allocator = allocator or MemoryAllocator(machine)
-        kubelet = FakeKubelet(plugins, resources, machine, rules, clock, chance)
-        channel = KeptChannel(resources / "kubelet.sock", SystemClock())
+        kubelet = FakeKubelet(directory / "device-plugins", directory / "pod-resources", machine, rules, clock, chance)
+        channel = KeptChannel(directory / "pod-resources" / "kubelet.sock", SystemClock())
         front = KubeletFront(
             allocator,
-            plugins,
+            kubelet.plugins_dir,
             clock,
             pod_resources=channel,
             drain_seconds=5.0,

@@ -66,6 +66,8 @@ done
 class MpsNode:
     """One node: its configuration, its root of MPS, and what has been done on it."""
 
+    daemons: Daemons
+
     def __init__(self, folder: Path) -> None:
         self.folder, self.clock = folder, ManualClock()
         self.root = folder / "mps"
@@ -73,7 +75,6 @@ class MpsNode:
         self.program = folder / "nvidia-cuda-mps-control"
         self.program.write_text(PROGRAM.replace("{folder}", str(folder)))
         self.program.chmod(0o755)
-        self.daemons: Daemons | None = None
 
     def share(self, *resources: str, more: str = "") -> None:
         """Writes the configuration: these entries of `sharing.mps.resources`."""
@@ -82,13 +83,6 @@ class MpsNode:
         draft = self.config.with_suffix(".new")
         draft.write_text(f"flags: {{mpsRoot: {self.root}}}\n{sharing}{more}")
         draft.replace(self.config)
-
-    def behave(self, how: str, so: bool = True) -> None:
-        """The program `fails` to start, is `unresponsive`, `refuses` limits, is `noisy` at SIGTERM, or `stubborn`."""
-        if so:
-            (self.folder / how).touch()
-        else:
-            (self.folder / how).unlink()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -112,15 +106,12 @@ class MpsNode:
         return read_served(self.root, resource)
 
     def pid(self, resource: ResourceName = GPU) -> int:
-        """Of the daemon that was started last."""
         return int((self.root / resource / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
 
     def daemon(self, resource: ResourceName = GPU) -> Daemon:
-        assert self.daemons is not None
         return self.daemons.daemons[resource]
 
     def reason(self) -> str:
-        assert self.daemons is not None
         return self.daemons.reason() or ""
 
     async def until(self, true: Callable[[], object]) -> None:

@@ -6,14 +6,12 @@ registry, and a kubelet over real sockets. Only time and the bus are in memory.
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
 import msgspec
-from anyio.abc import TaskStatus
 from kubelet_support import RESTRICTED, short_directory, two_nodes
 from nvml_support import QuickClock, StandIn, script
 from starlette.applications import Starlette
@@ -91,9 +89,6 @@ async def whole_node(
 ) -> AsyncIterator[WholeNode]:
     """Runs everything on this host tree and this library; yields once the kubelet has so many GPUs or shares of them."""
     with short_directory() as directory:
-        plugins, resources = directory / "device-plugins", directory / "pod-resources"
-        plugins.mkdir()
-        resources.mkdir()
         clock, bus = QuickClock(standin), MemoryBus()
         settings = {
             "NODE": NODE,
@@ -102,22 +97,18 @@ async def whole_node(
             "STATE_DIR": str(state),
             "READ_SECONDS": str(READ_SECONDS),
             "DRIVER_SECONDS": driver_seconds,
-            "KUBELET_DIR": str(plugins),
+            "KUBELET_DIR": str(directory / "device-plugins"),
             "SETTLE_SECONDS": "0",
         } | ({"CONFIG": config} if config else {})
         context = Context(
             bus=bus, clock=clock, environment={f"TOPOALIGN_{name}": value for name, value in settings.items()}
         )
-        kubelet = FakeKubelet(plugins, resources, two_nodes(), RESTRICTED)
+        kubelet = FakeKubelet(directory / "device-plugins", directory / "pod-resources", two_nodes(), RESTRICTED)
         async with background() as tasks:
             await tasks.start(kubelet.run)
             for service in (discovery, hinting, allocator, registry):
-                await tasks.start(partial(started, service.serve, context))
+                await tasks.start(service.serve, context)
             node = WholeNode(root, standin, clock, bus, kubelet, context)
             while len(node.healthy()) < offered:
                 await clock.advance(0.1)
             yield node
-
-
-async def started(serve: Callable[..., Any], context: Context, *, task_status: TaskStatus[None]) -> None:
-    await serve(context, task_status=task_status)

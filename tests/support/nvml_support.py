@@ -41,15 +41,17 @@ DGX1_VOLTA = (
 """NVLinks between the GPUs of a DGX-1 with V100, as NVIDIA publishes them."""
 
 
-def built(folder: Path, *flags: str) -> Path:
-    """Compiles the stand-in into this folder."""
+def compiled(source: Path, target: Path, *flags: str) -> Path:
+    """Compiles a source in C; skips where there is no compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("no C compiler (cc) to build the stand-in NVML library with")
-    library = folder / SONAME
-    link = ["-shared", "-fPIC", f"-Wl,-soname,{SONAME}"]
-    subprocess.run([compiler, "-O1", "-Wall", "-Werror", *flags, *link, "-o", library, SOURCE], check=True)
-    return library
+        pytest.skip(f"no C compiler (cc) to build {source.name} with")
+    subprocess.run([compiler, "-O1", "-Wall", "-Werror", *flags, "-o", target, source], check=True)
+    return target
+
+
+def built(folder: Path, *flags: str) -> Path:
+    return compiled(SOURCE, folder / SONAME, *flags, "-shared", "-fPIC", f"-Wl,-soname,{SONAME}")
 
 
 class StandIn:
@@ -62,7 +64,6 @@ class StandIn:
         self.loaded.standin_play(script.encode())
 
     def calls(self, function: str) -> int:
-        """How often NVML's function was called."""
         return int(self.loaded.standin_calls(function.encode()))
 
     def report(self, gpu: int, kind: int, data: int = 0, gi: int = WHOLE_GPU, ci: int = WHOLE_GPU) -> None:
@@ -77,7 +78,6 @@ class StandIn:
         return bool(self.loaded.standin_listened(gpu))
 
     def made(self, gpu: int) -> int:
-        """How many GPU instances the GPU at this index has."""
         return int(self.loaded.standin_made(gpu))
 
     def hanging(self) -> int:
@@ -256,8 +256,6 @@ GPUS = tuple(DeviceID(f"GPU-{i}") for i in range(8))
 
 
 class Node:
-    """A host whose NVML is a stand-in."""
-
     def __init__(self, root: Path, standin: StandIn) -> None:
         self.root, self.standin, self.clock = root, standin, QuickClock(standin)
         self.driver = NvmlDriver(root, self.clock, DEADLINE)

@@ -71,14 +71,12 @@ class Listener:
         self.state = NodeState(node=node)
 
     async def listen(self) -> None:
-        """From the beginning of the stream, until cancelled."""
         async with aclosing(self.client.allocations(since=0, node=self.state.node)) as events:
             async for delivery in events:
                 self.told.append(delivery)
                 self.state = self.state.apply(delivery.event)
 
     async def listen_to_readings(self) -> None:
-        """Of hardware, health and usage, until cancelled."""
         async with aclosing(self.client.nodes(node=self.state.node)) as events:
             async for delivery in events:
                 self.state = self.state.apply(delivery.event)
@@ -95,7 +93,6 @@ class Listener:
 
 
 def place(state: NodeState) -> tuple[int | str, ...]:
-    """How far the facts of a node are known."""
     readings = [each for each in (state.topology, state.health, state.usage) if each is not None]
     return (
         state.epoch,

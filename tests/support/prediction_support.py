@@ -9,10 +9,10 @@ from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
+from kubelet_support import serving
 from outage_support import Listener
 from share_support import Node
 
-from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.ledger.outbox import Outbox
 from topoalign.allocator.reconciliation.usage_publisher import UsagePublisher
 from topoalign.allocator.requests.admissions import Predictions
@@ -29,12 +29,11 @@ from topoalign.core.model.requests import (
     Policy,
 )
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.ports import Clock
 from topoalign.kubelet.files import kubelet_configuration
 from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.kubelet.grpc.kubelet_client import call_once
 from topoalign.kubelet.grpc.plugin_api import API_VERSION, KUBELET_SOCKET
-from topoalign.kubelet.grpc.transport import GrpcServer, Servicer
+from topoalign.kubelet.grpc.transport import Servicer
 from topoalign.runtime.clock import SystemClock
 from topoalign.runtime.directory_changes import DirectoryChanges
 from topoalign.runtime.memory_bus import MemoryBus
@@ -56,77 +55,52 @@ reservedMemory: [{{numaNode: 0, limits: {{memory: 2Gi}}}}]
 """
 
 
-class OtherPlugin(Servicer, v1beta1.DevicePluginBase):
+class FpgaPlugin(Servicer, v1beta1.DevicePluginBase):
     """Lists these devices with their NUMA nodes, gives out whatever is asked for, and has no preference."""
 
     def __init__(self, devices: Mapping[str, tuple[int, ...]]) -> None:
-        self.devices = dict(devices)
-        self._changed, self._ending = anyio.Event(), False
+        self.devices = devices
+        self._changed = anyio.Event()
 
     def change(self, devices: Mapping[str, tuple[int, ...]]) -> None:
-        """Lists other devices from now on."""
-        self.devices = dict(devices)
+        self.devices = devices
         self._changed.set()
 
     async def get_device_plugin_options(self, message: v1beta1.Empty) -> v1beta1.DevicePluginOptions:
         return v1beta1.DevicePluginOptions()
 
     async def list_and_watch(self, message: v1beta1.Empty) -> AsyncIterator[v1beta1.ListAndWatchResponse]:
-        while not self._ending:
+        while True:
             self._changed = anyio.Event()
-            yield v1beta1.ListAndWatchResponse(
-                devices=[
-                    v1beta1.Device(
-                        id=name,
-                        health="Healthy",
-                        topology=v1beta1.TopologyInfo(nodes=[v1beta1.NumaNode(id=node) for node in nodes]),
-                    )
-                    for name, nodes in self.devices.items()
-                ]
-            )
+            near = {
+                name: v1beta1.TopologyInfo(nodes=[v1beta1.NumaNode(id=node) for node in nodes])
+                for name, nodes in self.devices.items()
+            }
+            devices = [v1beta1.Device(id=name, health="Healthy", topology=at) for name, at in near.items()]
+            yield v1beta1.ListAndWatchResponse(devices=devices)
             await self._changed.wait()
 
     async def allocate(self, message: v1beta1.AllocateRequest) -> v1beta1.AllocateResponse:
         answers = [v1beta1.ContainerAllocateResponse() for _ in message.container_requests]
         return v1beta1.AllocateResponse(container_responses=answers)
 
-    @asynccontextmanager
-    async def running(self, directory: Path) -> AsyncIterator[None]:
-        """Serves, registered with the kubelet of this plugin directory."""
-        server = GrpcServer(self, directory / "other.sock", "directory")
-        await server.listen()
-        request = v1beta1.RegisterRequest(version=API_VERSION, endpoint="other.sock", resource_name=FPGA)
+
+@asynccontextmanager
+async def fpga_plugin(directory: Path, devices: Mapping[str, tuple[int, ...]]) -> AsyncIterator[FpgaPlugin]:
+    """A plugin of somebody else, registered with the kubelet of this plugin directory."""
+    plugin = FpgaPlugin(devices)
+    async with serving(plugin, directory=directory) as server:
+        request = v1beta1.RegisterRequest(version=API_VERSION, endpoint=server.path.name, resource_name=FPGA)
         await call_once(
             directory / KUBELET_SOCKET,
             lambda channel: v1beta1.RegistrationStub(channel).register(request),
             SystemClock(),
             10,
         )
-        try:
-            yield
-        finally:
-            self._ending = True
-            self._changed.set()
-            await server.stop(1.0)
-
-
-async def listening(ledger: Ledger, clock: Clock, tasks: TaskGroup) -> Listener:
-    """A listener of a node that says what its ledger has, from now on."""
-    bus = MemoryBus()
-    for reading in (ledger.state.topology, ledger.state.health):
-        assert reading is not None
-        await bus.publish(wire.encode_event(reading, clock.wall()))
-    tasks.start_soon(Outbox(ledger, bus, clock).run)
-    tasks.start_soon(UsagePublisher(ledger, bus, clock, bus).run)
-    listener = Listener(bus, ledger.node)
-    tasks.start_soon(listener.listen_to_readings)
-    tasks.start_soon(listener.listen)
-    return listener
+        yield plugin
 
 
 class CountedWatch(KubeletWatch):
-    """Counts its polls."""
-
     polls = 0
     polled = anyio.Event()
 
@@ -160,7 +134,15 @@ class PredictingNode(Node):
         devices, ended = self.pod_resources.devices, self.allocations.ended
         self.watch = CountedWatch(self.ledger, files, self.clock, devices, ended, self.changes)
         self.predictions = Predictions(self.ledger, self.rules, self.watch, kubelet_owns_devices=True)
-        self.listener = await listening(self.ledger, self.clock, tasks)
+        bus = MemoryBus()
+        for reading in (self.ledger.state.topology, self.ledger.state.health):
+            assert reading is not None
+            await bus.publish(wire.encode_event(reading, self.clock.wall()))
+        self.listener = Listener(bus, self.ledger.node)
+        outbox = Outbox(self.ledger, bus, self.clock)
+        usage = UsagePublisher(self.ledger, bus, self.clock, bus)
+        for run in (outbox.run, usage.run, self.listener.listen_to_readings, self.listener.listen):
+            tasks.start_soon(run)
 
     async def next_poll(self, seconds: float = POLL_SECONDS) -> KubeletObserved:
         """What the listener knows of the kubelet when so much time has passed and the watch has polled."""

@@ -27,7 +27,7 @@ def mounts(uid: str = POD_UID, container: str = "main") -> str:
 def put_process(proc: Path, pid: int, *, cgroup: str, command: str = "python3", mountinfo: str = "") -> None:
     """Makes a process; one of an empty `mountinfo` is in no container."""
     folder = proc / str(pid)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "cgroup").write_text(cgroup)
     (folder / "comm").write_text(command + "\n")
     (folder / "mountinfo").write_text(mountinfo)

@@ -1,22 +1,31 @@
-"""A registry with its scheduler's side, on a bus with nodes that speak and answer, beside an API server."""
+"""A registry with its scheduler's side, on a bus with nodes that speak and answer, and its watch of an API server."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
-from cluster_support import TIME
 from decision_support import machine
-from view_support import NODE, RULES, Says
+from view_support import NODE, RULES, TIME, Says
 
 from topoalign.client import Client
 from topoalign.core import wire
 from topoalign.core.admission.prediction import predict
 from topoalign.core.model.events import Event
 from topoalign.core.model.requests import ConfirmRequest, WriterPosition
-from topoalign.core.ports import Endpoint
+from topoalign.core.ports import Clock, Endpoint
 from topoalign.registry.cluster_nodes import Cluster
+from topoalign.registry.foreign_nodes import ForeignNodes
 from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.ports import KubernetesApi
+from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
+from topoalign.registry.scheduling.binding.gang_binding import Gangs
+from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedNodes, ReportedPods
+from topoalign.registry.scheduling.cluster_state.view import ClusterView
+from topoalign.registry.scheduling.filter.namespace_quotas import Quotas
+from topoalign.registry.scheduling.kubernetes.bypassed_pods import BypassedPods
+from topoalign.registry.scheduling.kubernetes.cluster_watch import KubernetesRecords, KubernetesWatch
+from topoalign.registry.scheduling.kubernetes.pod_events import EventWriter
+from topoalign.registry.scheduling.kubernetes.requeue import Requeue
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.registry.service import Registry
 from topoalign.registry.settings import RegistrySettings
@@ -88,3 +97,31 @@ class World:
         for _ in range(times):
             await self.clock.advance(11)
             await all_tasks_blocked()
+
+
+def watch_of(
+    api: KubernetesApi,
+    clock: Clock,
+    view: ClusterView,
+    reservations: ClusterReservations,
+    gangs: Gangs | None = None,
+    *,
+    delete_refused: bool = False,
+) -> KubernetesWatch:
+    """`gangs`: None: of reservations that nobody makes."""
+    if gangs is None:
+        none = ClusterReservations(MemoryBus(), clock, "r1", view.facts)
+        gangs = Gangs(none, clock, lambda node: view.facts(node).hardware, lambda node: None)
+    pods = ReportedPods()
+    nodes = ReportedNodes(Cluster())
+    reports = EventWriter(clock)
+    records = KubernetesRecords(
+        pods=pods,
+        nodes=nodes,
+        foreign=ForeignNodes(clock),
+        gangs=gangs,
+        quotas=Quotas(view.offers, dict),
+        bypassed=BypassedPods(clock, reports.submit, lambda node: (), lambda: None, ""),
+    )
+    requeue = Requeue(clock, pods.waiting, nodes.uids)
+    return KubernetesWatch(api, clock, view, reservations, records, requeue, reports, delete_refused=delete_refused)

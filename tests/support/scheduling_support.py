@@ -70,11 +70,6 @@ class RecordedScheduling(Scheduler):
         if self.error is not None:
             raise self.error
 
-    @property
-    def untouched(self) -> bool:
-        """Whether nothing was asked of it."""
-        return not (self.pods or self.bound)
-
 
 @asynccontextmanager
 async def serving(
@@ -140,30 +135,25 @@ class RawClient:
 
     async def answer(self, request: bytes) -> bytes:
         """The answer to this request, by its content-length."""
-        return await to_thread.run_sync(self._answer, request)
-
-    def _answer(self, request: bytes) -> bytes:
-        self.socket.sendall(request)
-        found = b""
-        while True:
-            head, end, body = found.partition(b"\r\n\r\n")
-            size = re.search(rb"content-length: (\d+)", head)
-            if end and (size is None or len(body) >= int(size[1])):
-                return found
-            if not (got := self.socket.recv(1 << 22)):
-                return found
-            found += got
+        return await to_thread.run_sync(self._exchange, request, is_whole)
 
     async def rest(self, request: bytes) -> bytes:
         """All that comes until the server closes."""
-        return await to_thread.run_sync(self._rest, request)
+        return await to_thread.run_sync(self._exchange, request, lambda found: False)
 
-    def _rest(self, request: bytes) -> bytes:
+    def _exchange(self, request: bytes, is_enough: Callable[[bytes], bool]) -> bytes:
         self.socket.sendall(request)
         found = b""
-        while got := self.socket.recv(1 << 16):
+        while not is_enough(found) and (got := self.socket.recv(1 << 22)):
             found += got
         return found
+
+
+def is_whole(answer: bytes) -> bool:
+    """Whether an answer has come as far as its content-length, or has none."""
+    head, end, body = answer.partition(b"\r\n\r\n")
+    size = re.search(rb"content-length: (\d+)", head)
+    return bool(end) and (size is None or len(body) >= int(size[1]))
 
 
 def split(answers: bytes) -> list[bytes]:

@@ -1,10 +1,23 @@
-"""The weakest seam, and the order of sets of GPUs, read sentence by sentence: every division, every link."""
+"""
+The weakest seam, and the order of sets of GPUs, read sentence by sentence: every division, every link. And machines at
+random, whose GPUs have links of few kinds.
+"""
 
 from collections.abc import Collection, Sequence
 from itertools import combinations
+from random import Random
+
+from topoalign.core.placement.gpus.bandwidth import Scores
 
 Table = Sequence[Sequence[int]]
 """Of each pair 100 for each NVLink and the score of the PCIe path; 0 of a GPU and itself."""
+PALETTES = {
+    "any": range(2000),
+    "few": [10, 20, 50, 110, 250],
+    "two": [10, 20],
+    "rare": [10] * 9 + [100],
+    "none": [0, 0, 0, 100],
+}
 
 
 def naive_seam(strength: Table, members: Sequence[int], switch: Sequence[int] = ()) -> tuple[int, int]:
@@ -51,3 +64,10 @@ def naive_rank(
     cut = sum(scores[a][b] for a in members if a in free for b in free if b not in members)
     own = sum(scores[a][b] for a, b in combinations(members, 2))
     return ((-nvlinks, -pcie), (-local, -near), cut, -own, tuple(members))
+
+
+def at_random(random: Random, devices: int, palette: str) -> Scores:
+    scores = [[0] * devices for _ in range(devices)]
+    for a, b in combinations(range(devices), 2):
+        scores[a][b] = scores[b][a] = random.choice(PALETTES[palette])
+    return scores

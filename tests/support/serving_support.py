@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
+from fact_support import mig_device
+
 from topoalign.core.model.holdings import handed_out
 from topoalign.core.model.ids import DeviceID
 from topoalign.core.model.topology.device_offers import Offer
-from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Nic, NumaNode, Topology, VirtualFunction
 from topoalign.kubelet.files import documents
 from topoalign.plugin_config.configuration import Configuration
@@ -26,14 +27,7 @@ def gpu(index: int, profiles: Sequence[str] | None = None, name: str = A100) -> 
     instances from the other end, as it does where they were not made in this order.
     """
     mig = tuple(
-        MigDevice(
-            uuid=DeviceID(f"MIG-{index}-{place}"),
-            profile=profile,
-            gpu_instance=place,
-            compute_instance=0,
-            memory=1 << 30,
-            index=len(profiles or ()) - 1 - place,
-        )
+        mig_device(f"MIG-{index}-{place}", place, profile=profile, index=len(profiles or ()) - 1 - place)
         for place, profile in enumerate(profiles or ())
     )
     divided = mig if profiles is not None else None

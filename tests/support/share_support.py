@@ -1,20 +1,20 @@
 """Nodes over real sockets: the fake kubelet, and an agent that can be started anew; GPUs in units, or as they are."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, TypeVar
+from typing import Any, Self
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
 from decision_support import container as container_of
 from decision_support import pod as pod_of
-from device_allocations_support import Observed, nothing_to_prepare, start_allocations
-from kubelet_support import ledger_of, short_directory, two_nodes
-from reservation_support import changed, reservation
+from device_allocations_support import Observed, ledger_of, nothing_to_prepare, start_allocations
+from fact_support import changed, reservation
+from kubelet_support import short_directory, two_nodes
 from unit_support import CORES, MEMORY, in_units
 
 from topoalign.allocator.allocate.service import DeviceAllocations
@@ -25,14 +25,17 @@ from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.allocator.mig.instances import Instances
 from topoalign.allocator.reconciliation.pod_resources import PodResourcesClient
 from topoalign.core.admission.admit import decide_demand
+from topoalign.core.admission.gang_plan import reserved_for
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission, Decision
 from topoalign.core.model.events import AllocationRefused
+from topoalign.core.model.holdings import base_of
 from topoalign.core.model.ids import ContainerName, DeviceID, Namespace, PodName, ResourceName
-from topoalign.core.model.requests import GPU_COUNT, AdmissionRules, Mode, PodRequest, Policy
+from topoalign.core.model.requests import GPU_COUNT, AdmissionRules, Compat, Mode, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation, ReservedContainer
 from topoalign.core.model.topology.model import Topology
-from topoalign.core.state.node_reservations import NodeReservations, reservation_of
+from topoalign.core.state.node_reservations import NodeReservations
+from topoalign.kubelet.grpc.api import v1beta1
 from topoalign.plugin_config.configuration import Configuration, DeviceList, Flags, PluginFlags
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
 from topoalign.testing.manual_clock import ManualClock
@@ -63,11 +66,9 @@ class ShareNode:
         names: tuple[ResourceName, ...] = NAMES,
         policy: Policy = Policy.NONE,
         chance: Random | None = None,
-        compat: Literal["", "gaia"] = "",
+        compat: Compat = "",
     ) -> None:
         self.plugins, self.resources = directory / "device-plugins", directory / "pod-resources"
-        self.plugins.mkdir()
-        self.resources.mkdir()
         self.names, self.clock, self.journal = names, ManualClock(), MemoryJournal()
         self.machine = self.offered(machine)
         self.rules = AdmissionRules(policy=policy, mode=Mode.KUBELET, compat=compat)
@@ -84,6 +85,18 @@ class ShareNode:
         self.by_variable_alone = False
         self.forced: Mapping[ResourceName, Sequence[DeviceID]] = {}
         """What the kubelet takes of a resource whatever is preferred."""
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, *options: Any, **more: Any) -> AsyncIterator[tuple[Self, TaskGroup]]:
+        """A node of these options, with its kubelet and agent running."""
+        with short_directory() as directory:
+            node = cls(directory, *options, **more)
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(node.kubelet.run)
+                await node.start_agent(tasks)
+                yield node, tasks
+                tasks.cancel_scope.cancel()
 
     def offered(self, machine: Topology) -> Topology:
         """The machine as its discovery offers it."""
@@ -139,21 +152,31 @@ class ShareNode:
         return self.reserved
 
     async def admit(self, name: str, *shares: tuple[int, int], init: tuple[tuple[int, int], ...] = ()) -> Decision:
-        return await self.kubelet.admit(self.pod(name, *shares, init=init), f"uid-{name}")
+        return await self.admit_pod(self.pod(name, *shares, init=init))
+
+    async def admit_pod(self, pod: PodRequest) -> Decision:
+        return await self.kubelet.admit(pod, f"uid-{pod.name}")
 
     def pod(self, name: str, *shares: tuple[int, int], init: tuple[tuple[int, int], ...] = ()) -> PodRequest:
         asked = [dict(zip(map(str, self.names), amounts, strict=True)) for amounts in (*init, *shares)]
         containers = [container_of(f"c{number}", others=each) for number, each in enumerate(asked)]
         return pod_of(*containers[len(init) :], init=containers[: len(init)], name=name)
 
-    def reserve(self, *pods: PodRequest) -> list[Decision]:
-        """What a registry reserves for these pods, each as if it were alone, as far as the node would admit it."""
-        decisions = [decide_demand(self.ledger.state, read_pod(pod, self.rules)) for pod in pods]
-        kept = [
-            reservation_of(f"uid-{pod.name}", pod, decision.allocations, 60.0)
-            for pod, decision in zip(pods, decisions, strict=True)
-            if isinstance(decision, Admission)
-        ]
+    def reserve(self, *pods: PodRequest, beside: bool = False) -> list[Decision]:
+        """
+        What a registry reserves for these pods as far as the node would admit them: each as if it were alone, or `beside`
+        what is reserved for those before it.
+        """
+        state = self.ledger.state
+        kept: list[Reservation] = []
+        decisions: list[Decision] = []
+        for pod in pods:
+            decision = decide_demand(state, read_pod(pod, self.rules))
+            decisions.append(decision)
+            if isinstance(decision, Admission):
+                kept.append(reserved_for(f"uid-{pod.name}", pod, decision.allocations, 60.0))
+                for each in decision.allocations if beside else ():
+                    state = state.holding(each)
         self.set_reserved(*kept)
         return decisions
 
@@ -191,12 +214,14 @@ class ShareNode:
         await self.listed()
 
     async def listed(self) -> None:
-        """The kubelet has received all units how they are now."""
-        state = self.ledger.state
-        healthy = {resource: {*state.healthy(resource)} for resource in self.names}
-        await self.kubelet.until(
-            lambda kubelet: all({*kubelet.state().healthy(name)} == units for name, units in healthy.items())
-        )
+        """The kubelet has received all units how they are now; those of a GPU whose driver fails are unhealthy."""
+
+        def as_offered(kubelet: FakeKubelet, name: ResourceName) -> bool:
+            faults = self.allocations.faults
+            usable = {unit for unit in self.ledger.state.healthy(name) if base_of(unit) not in faults}
+            return {*kubelet.state().healthy(name)} == usable
+
+        await self.kubelet.until(lambda kubelet: all(as_offered(kubelet, name) for name in self.names))
 
     def units(self, gpu: int, cores: int = 0, memory: int = 0) -> dict[ResourceName, list[DeviceID]]:
         """The first units of a GPU."""
@@ -210,11 +235,12 @@ class ShareNode:
         """Container of a running pod -> resource -> how many units it has of which GPU."""
         found: dict[str, dict[ResourceName, Units]] = {}
         for container, resource, devices in self.kubelet.running[DEFAULT, PodName(name)].parts():
-            found.setdefault(str(container), {})[resource] = Counter(map(self.parent_of, devices))
+            found.setdefault(str(container), {})[resource] = Counter(base_of(DeviceID(each)) for each in devices)
         return found
 
-    def parent_of(self, unit: str) -> DeviceID:
-        return DeviceID(unit.partition("::")[0])
+    def answers(self, name: str) -> Mapping[tuple[ContainerName, ResourceName], v1beta1.ContainerAllocateResponse]:
+        """Container and resource of a running pod -> what Allocate answered."""
+        return self.kubelet.running[DEFAULT, PodName(name)].responses
 
     def refusals(self, pod: str) -> list[tuple[str, str]]:
         """What is recorded of a pod that was not started: container and code."""
@@ -272,26 +298,6 @@ class ShareNode:
         assert listed == apps == recorded
 
 
-N = TypeVar("N", bound=ShareNode)
-
-
-def share_node(*options: Any, **more: Any) -> AbstractAsyncContextManager[tuple[ShareNode, TaskGroup]]:
-    """By the options of `ShareNode`."""
-    return running(lambda directory: ShareNode(directory, *options, **more))
-
-
-@asynccontextmanager
-async def running(make: Callable[[Path], N]) -> AsyncIterator[tuple[N, TaskGroup]]:
-    """A node that is made in this directory, with its kubelet and agent running."""
-    with short_directory() as directory:
-        node = make(directory)
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(node.kubelet.run)
-            await node.start_agent(tasks)
-            yield node, tasks
-            tasks.cancel_scope.cancel()
-
-
 class Node(ShareNode):
     """All devices are offered as the machine has them. `strategies`: how containers receive the list of their devices."""
 
@@ -313,11 +319,6 @@ class Node(ShareNode):
     def facts(self) -> list[str]:
         """Names of the recorded facts, without the snapshot of the start."""
         return [type(event).__name__ for event, _ in self.ledger.pending][1:]
-
-
-def node(*options: Any, **more: Any) -> AbstractAsyncContextManager[tuple[Node, TaskGroup]]:
-    """By the options of `Node`."""
-    return running(lambda directory: Node(directory, *options, **more))
 
 
 def fits(decision: Decision) -> Admission:

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 import msgspec
 from decision_support import container
-from fact_support import owner
+from fact_support import mig_device, owner
 
 from topoalign.core.model.allocations import Allocation
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import GPU, AllocationID, DeviceID, ResourceName
 from topoalign.core.model.requests import ContainerRequest
 from topoalign.core.model.topology.device_offers import Limiter, Offer, Slots
-from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.model.topology.topology_checks import validate
 from topoalign.core.state.fold import NodeState
@@ -42,13 +41,7 @@ def in_mig_mode(topology: Topology, *memories: Sequence[int]) -> Topology:
         msgspec.structs.replace(
             gpu,
             mig=tuple(
-                MigDevice(
-                    uuid=DeviceID(f"MIG-{gpu.index}-{place}"),
-                    profile="1g.5gb",
-                    gpu_instance=place,
-                    compute_instance=0,
-                    memory=memory * MIB,
-                )
+                mig_device(f"MIG-{gpu.index}-{place}", place, profile="1g.5gb", memory=memory * MIB)
                 for place, memory in enumerate(some)
             ),
         )

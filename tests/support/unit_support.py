@@ -1,6 +1,7 @@
 """Machines whose GPUs are offered in units of computing time and of memory."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from decision_support import container, machine
@@ -52,6 +53,12 @@ REVERSED = in_units(
     )
 )
 """Four GPUs of 8 blocks, whose minor numbers are in the opposite order of their indexes."""
+
+
+def limited(machine: Topology, **terms: Any) -> Topology:
+    """The same offers, those of amounts on other terms."""
+    offers = tuple(msgspec.structs.replace(each, **terms) if each.by_amounts else each for each in machine.offered)
+    return msgspec.structs.replace(machine, offers=offers)
 
 
 def asks(cores: int = 0, blocks: int = 0, name: str = "main") -> ContainerRequest:

@@ -2,26 +2,18 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
-from fact_support import discovered
+import fact_support
+from fact_support import discovered, mig_device
 
 from topoalign.allocator.ledger.ledger import Ledger
 from topoalign.core import wire
 from topoalign.core.model.errors import DriverFault
 from topoalign.core.model.events import Allocation, AllocationsSnapshot, Owner
-from topoalign.core.model.ids import (
-    GPU,
-    AllocationID,
-    ContainerName,
-    DeviceID,
-    Namespace,
-    NodeName,
-    PodName,
-    ResourceName,
-)
+from topoalign.core.model.ids import GPU, AllocationID, ContainerName, DeviceID, NodeName, ResourceName
 from topoalign.core.model.processes import DeviceUse, GpuProcess, Measurement, ProcessIdentity
 from topoalign.core.model.requests import NodeRequest
-from topoalign.core.model.topology.mig import MigDevice
 from topoalign.core.model.topology.model import Gpu, Topology
 from topoalign.core.ports import Endpoint
 from topoalign.core.state.fold import NodeState, initial_state
@@ -35,10 +27,7 @@ GIB = 1 << 30
 NODE = NodeName("node-1")
 UIDS = tuple(f"1b4e28ba-2fa1-11d2-883f-{n:012}" for n in range(4))
 SHARED = ResourceName("nvidia.com/gpu.shared")
-INSTANCES = tuple(
-    MigDevice(uuid=DeviceID(f"MIG-{n}"), profile="1g.10gb", gpu_instance=n, compute_instance=0, memory=10 * GIB)
-    for n in range(2)
-)
+INSTANCES = tuple(mig_device(f"MIG-{n}", n) for n in range(2))
 MACHINE = Topology(
     gpus=tuple(
         Gpu(id=DeviceID(f"GPU-{n}"), index=n, name="NVIDIA H100", memory=80 * GIB, mig=INSTANCES if n == 2 else None)
@@ -48,7 +37,7 @@ MACHINE = Topology(
 
 
 def owner(pod: str, container: str = "main") -> Owner:
-    return Owner(namespace=Namespace("ml"), pod=PodName(pod), container=ContainerName(container))
+    return fact_support.owner(pod, container, "ml")
 
 
 def held(number: int, *devices: str, of: Owner | None, uid: str = "", resource: ResourceName = GPU) -> Allocation:
@@ -76,29 +65,16 @@ def process(
     return GpuProcess(pid=pid, kinds=("compute",), memory=memory, utilization=utilization, identity=identity)
 
 
-def use(
-    device: str,
-    *processes: GpuProcess,
-    used: int = 0,
-    utilization: int | None = None,
-    memory_utilization: int | None = None,
-) -> DeviceUse:
-    return DeviceUse(
-        device=DeviceID(device),
-        memory_used=used,
-        utilization=utilization,
-        memory_utilization=memory_utilization,
-        processes=processes,
-    )
+def use(device: str, *processes: GpuProcess, used: int = 0, **more: Any) -> DeviceUse:
+    return DeviceUse(device=DeviceID(device), memory_used=used, processes=processes, **more)
 
 
-def measurement(*uses: DeviceUse, finding: str = "", time: float = 1.0, left_out: int = 0) -> Measurement:
-    return Measurement(node=NODE, time=time, devices=uses, finding=finding, left_out=left_out)
+def measurement(*uses: DeviceUse, time: float = 1.0, **more: Any) -> Measurement:
+    return Measurement(node=NODE, time=time, devices=uses, **more)
 
 
-def shares(state: NodeState, *uses: DeviceUse, finding: str = "", left_out: int = 0) -> dict[str, DeviceShares]:
-    """By device."""
-    found: NodeShares = attribute_use(state, measurement(*uses, finding=finding, left_out=left_out))
+def shares(state: NodeState, *uses: DeviceUse, **more: Any) -> dict[str, DeviceShares]:
+    found: NodeShares = attribute_use(state, measurement(*uses, **more))
     return {row.device: row for row in found.devices}
 
 

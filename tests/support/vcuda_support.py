@@ -1,7 +1,6 @@
 """A node whose units are limited by vcuda: processes and control groups as files, and a client of another make."""
 
 import struct
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -9,13 +8,14 @@ from typing import Any, NamedTuple
 import grpc
 import msgspec
 from anyio.abc import TaskGroup
-from share_support import DEFAULT, SMALL, ShareNode, running
+from process_support import mounts, put_namespace, put_process
+from share_support import DEFAULT, SMALL, ShareNode
+from unit_support import limited
 
 from topoalign.allocator.containers.containers import Containers
 from topoalign.allocator.containers.vcuda.limiter import VcudaLimiter
 from topoalign.core.model.ids import PodName, ResourceName
 from topoalign.core.model.topology.model import Topology
-from topoalign.kubelet.control_groups import FIRST_NAMESPACE
 from topoalign.plugin_config.configuration import Configuration, Flags, SharingSection, Units
 from topoalign.testing.manual_clock import all_tasks_blocked
 
@@ -48,19 +48,14 @@ class Host:
     def __init__(self, root: Path, version: str = "v2", driver: str = "systemd") -> None:
         self.proc, self.cgroups = root / "proc", root / "cgroup"
         self.text, self.hierarchy = PARTS[version, driver]
-        (self.proc / "self" / "ns").mkdir(parents=True)
-        (self.proc / "self" / "ns" / "pid").symlink_to(FIRST_NAMESPACE)
+        put_namespace(self.proc)
         (self.cgroups / self.hierarchy).mkdir(parents=True)
         (self.cgroups / self.hierarchy / "cgroup.procs").write_text("1\n")
 
     def run(self, pid: int, uid: str, container: str, container_id: str, *others: int) -> Path:
         """A process of a container, beside others; returns the directory of the container's group."""
         text = self.text.format(uid=uid, slice=uid.replace("-", "_"), id=container_id)
-        at = self.proc / str(pid)
-        at.mkdir(exist_ok=True)
-        (at / "cgroup").write_text(f"{text}\n")
-        source = f"/var/lib/kubelet/pods/{uid}/containers/{container}/2b6a9c1e"
-        (at / "mountinfo").write_text(f"931 920 8:1 {source} /dev/termination-log rw - ext4 /dev/sda rw\n")
+        put_process(self.proc, pid, cgroup=f"{text}\n", mountinfo=mounts(uid, container))
         path = text.splitlines()[0].split(":", 2)[2].lstrip("/")
         group = self.cgroups / self.hierarchy / path
         group.mkdir(parents=True, exist_ok=True)
@@ -71,11 +66,10 @@ class Host:
 class VcudaNode(ShareNode):
     """As `ShareNode`, with the limiter."""
 
-    def __init__(self, directory: Path, chance: Random | None) -> None:
+    def __init__(self, directory: Path, chance: Random | None = None) -> None:
         super().__init__(directory, TWO, chance=chance)
         self.host, self.root = Host(directory / "host"), directory / "vcuda"
-        offers = tuple(msgspec.structs.replace(each, limiter="vcuda") for each in self.machine.offered)
-        self.machine = with_addresses(msgspec.structs.replace(self.machine, offers=offers))
+        self.machine = with_addresses(limited(self.machine, limiter="vcuda"))
         self.configuration = Configuration(
             flags=Flags(vcuda_root=str(self.root)), sharing=SharingSection(units=Units(), limiter="vcuda")
         )
@@ -104,7 +98,7 @@ class VcudaNode(ShareNode):
         """Container and resource -> what is mounted at /etc/vcuda, by that answer."""
         return {
             (str(container), resource): Path(mount.host_path)
-            for (container, resource), answer in self.kubelet.running[DEFAULT, PodName(name)].responses.items()
+            for (container, resource), answer in self.answers(name).items()
             for mount in answer.mounts
             if mount.container_path == "/etc/vcuda"
         }
@@ -130,10 +124,6 @@ class VcudaNode(ShareNode):
 def with_addresses(machine: Topology) -> Topology:
     gpus = tuple(msgspec.structs.replace(each, pci=f"0000:{each.index:02x}:0a.0") for each in machine.gpus)
     return msgspec.structs.replace(machine, gpus=gpus)
-
-
-def vcuda_node(chance: Random | None = None) -> AbstractAsyncContextManager[tuple[VcudaNode, TaskGroup]]:
-    return running(lambda directory: VcudaNode(directory, chance))
 
 
 def request(*fields: str) -> bytes:

@@ -1,34 +1,30 @@
-"""A cluster of nodes whose facts are made by chance, in the order in which services say them, and its scheduling view."""
+"""
+A cluster of nodes and its scheduling view: nodes whose facts are made by chance, in the order in which services say them,
+and small ones by hand.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from random import Random
 
 import msgspec
-from cluster_support import TIME, heard_of, state_of
 from decision_support import container, machine, pod
-from fact_support import HEALTHY, Writer, discovered, judged
-from feasibility_support import some_machine, some_pod, some_rules
+from fact_support import HEALTHY, Writer, discovered, health_of, judged, owner
+from feasibility_support import demand_of, some_machine, some_pod, some_rules
 
+from topoalign.client import Delivery
 from topoalign.client.verifying import Unsettled
 from topoalign.core.admission.admit import decide_demand
 from topoalign.core.admission.kubelet_devices import as_others
 from topoalign.core.admission.prediction import prediction_basis, to_kubelet_rules
 from topoalign.core.demand.pod_demand import read_pod
 from topoalign.core.model.decisions import Admission
-from topoalign.core.model.errors import InvalidField
-from topoalign.core.model.events import (
-    Allocation,
-    DeviceHealth,
-    Event,
-    HealthState,
-    UsageObserved,
-)
-from topoalign.core.model.ids import CPU, MEMORY, AllocationID, NodeName
+from topoalign.core.model.events import Allocation, DeviceHealth, Event, HealthState, LedgerFact, UsageObserved
+from topoalign.core.model.ids import CPU, GPU, MEMORY, AllocationID, DeviceID, NodeName
 from topoalign.core.model.kubelet import CheckpointEntry, KubeletObserved
 from topoalign.core.model.requests import AdmissionRules, Mode, PodLevelResources, PodRequest, Policy
 from topoalign.core.model.reservations import Reservation
-from topoalign.core.model.topology.model import Topology
+from topoalign.core.model.topology.model import Cpu, Gpu, Nic, NumaNode, Topology
 from topoalign.core.model.topology.shapes import Shapes
 from topoalign.core.state.fold import NodeState
 from topoalign.registry.cluster_nodes import Cluster
@@ -40,6 +36,10 @@ from topoalign.testing.manual_clock import ManualClock
 SETTLED = Unsettled(frozenset(), frozenset())
 NODE = NodeName("node-1")
 RULES = AdmissionRules(mode=Mode.KUBELET, policy=Policy.RESTRICTED, cpu_manager="none", memory_manager="None")
+PLENTY = {CPU: 1_000_000, MEMORY: 1 << 50}
+"""More than the containers of any such pod request together."""
+HOSTILE = "\x1b[31mred\x1b[0m<script>{{x}}\n"
+TIME = 1_767_323_045.0
 
 
 class Says(Writer):
@@ -48,7 +48,6 @@ class Says(Writer):
     def __init__(
         self, name: str, hardware: Topology, rules: AdmissionRules, shapes: Shapes | None = None, epoch: int = 5
     ) -> None:
-        """`epoch`: of its journal."""
         super().__init__(name, epoch)
         self.rules = rules
         self.hardware = (shapes or Shapes()).interned(hardware)
@@ -66,10 +65,7 @@ class Says(Writer):
 
     def health(self) -> Event:
         self.revision += 1
-        cards = (*self.hardware.gpu_by_id, *self.hardware.nic_by_id, *(other.id for other in self.hardware.others))
-        ill = DeviceHealth(state=HealthState.UNHEALTHY)
-        health = {each: ill if each in self.ill else HEALTHY for each in cards}
-        return self.read(judged(health, self.node, self.revision))
+        return self.read(judged(health_of(self.hardware, self.ill), self.node, self.revision))
 
     def usage(self, **kubelet: object) -> Event:
         self.revision += 1
@@ -139,22 +135,14 @@ def asked(pod: PodRequest, uid: str = "") -> PodToSchedule:
     return PodToSchedule(uid=uid or f"uid-{pod.name}", request=pod)
 
 
-PLENTY = {CPU: 1_000_000, MEMORY: 1 << 50}
-"""More than the containers of any such pod request together."""
-WHOLE_POD = PodLevelResources(requests=PLENTY, limits=PLENTY)
-
-
 def some_request(chance: Random, hardware: Topology, name: str) -> PodRequest:
     """A pod that can be meant under any rules; some have pod-level resources."""
     while True:
         pod = some_pod(chance, hardware, name)
         if chance.random() < 0.15:
-            pod = msgspec.structs.replace(pod, resources=WHOLE_POD)
-        try:
-            read_pod(pod, AdmissionRules())
-        except InvalidField:
-            continue
-        return pod
+            pod = msgspec.structs.replace(pod, resources=PodLevelResources(requests=PLENTY, limits=PLENTY))
+        if demand_of(pod, AdmissionRules()) is not None:
+            return pod
 
 
 def some_says(chance: Random, name: str, shapes: Shapes) -> Says:
@@ -162,11 +150,8 @@ def some_says(chance: Random, name: str, shapes: Shapes) -> Says:
     while True:
         hardware = some_machine(chance)
         rules = some_rules(chance, hardware)
-        try:
-            read_pod(some_pod(chance, hardware), rules)
-        except InvalidField:
-            continue
-        return Says(name, hardware, rules, shapes)
+        if demand_of(some_pod(chance, hardware), rules) is not None:
+            return Says(name, hardware, rules, shapes)
 
 
 class OneNode:
@@ -205,3 +190,48 @@ class OneNode:
         question = asked(pod(container("main", gpus=gpus, cpus=cpus, gib=bool(cpus))), uid)
         filtered = self.scheduler.filter(question, (node,))
         return filtered.refused[node].code if node in filtered.refused else ""
+
+
+def gpu(index: int) -> DeviceID:
+    return DeviceID(f"GPU-{index:04d}")
+
+
+def topology() -> Topology:
+    return Topology(
+        cpus=tuple(Cpu(id=i, core=i, socket=0, node=0, uncore=0) for i in range(8)),
+        nodes=(NumaNode(id=0),),
+        gpus=tuple(Gpu(id=gpu(i), index=i, pci=f"0000:0{i}:00.0", numa_affinity=(0,)) for i in range(4)),
+        nics=(Nic(id=DeviceID("mlx5_0"), index=0, pci="0000:10:00.0"),),
+    )
+
+
+def allocation(name: str, pod: str | None, *gpus: int, namespace: str = "ml") -> Allocation:
+    of = owner(pod, namespace=namespace) if pod else None
+    return Allocation(id=AllocationID(name), owner=of, devices={GPU: tuple(map(gpu, gpus))}, cpus="0-3", affinity=(0,))
+
+
+def tell(cluster: Cluster, event: Event) -> None:
+    cluster.apply(heard_of(event, state_of(cluster, event.node), TIME))
+
+
+def state_of(cluster: Cluster, node: NodeName) -> NodeState:
+    return cluster.member(node).state if node in cluster else NodeState(node=node)
+
+
+def heard_of(event: Event, had: NodeState, time: float | None, *, anew: bool = False) -> Delivery:
+    """As the client hands it over, where this was known of the node before."""
+    before = NodeState(node=event.node) if anew else had
+    state = before.apply(event) if isinstance(event, LedgerFact) else None
+    return Delivery(event=event, position=1, time=time, state=state, anew=anew)
+
+
+def announce(cluster: Cluster, name: str, *allocations: Allocation) -> None:
+    """A node with four GPUs, one of them unhealthy, that has granted these allocations."""
+    health = {gpu(i): HEALTHY for i in range(3)}
+    health[gpu(3)] = DeviceHealth(state=HealthState.UNHEALTHY, reason="GPU is lost")
+    tell(cluster, discovered(topology(), name, revision=7, boot_id="boot"))
+    tell(cluster, judged(health, name))
+    writer = Writer(name, epoch=5)
+    tell(cluster, writer.snapshot())
+    for granted in allocations:
+        tell(cluster, writer.grant(granted))

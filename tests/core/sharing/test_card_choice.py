@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from hami_support import shared_gpu
 from hypothesis import given
 from hypothesis import strategies as st
 from seam_reference import naive_rank
-from shared_gpu_support import shared_gpu
 
 from topoalign.core.demand.share_annotations import ANY_GPU, GpuOrder, GpuRules, Selection, Weights
 from topoalign.core.demand.shares import Share

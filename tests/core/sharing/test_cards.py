@@ -1,9 +1,9 @@
 """What is left of a card: never less than nothing, and nothing beside a whole holder."""
 
 import msgspec
+from hami_support import shared_gpu
 from hypothesis import given
 from hypothesis import strategies as st
-from shared_gpu_support import shared_gpu
 
 from topoalign.core.model.holdings import Amount
 

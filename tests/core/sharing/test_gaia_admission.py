@@ -1,8 +1,8 @@
 """What gpu-admission promises, against a reference that keeps plain numbers for each node and card."""
 
+from hami_support import shared_gpu
 from hypothesis import given
 from hypothesis import strategies as st
-from shared_gpu_support import shared_gpu
 
 from topoalign.core.model.holdings import Amount
 from topoalign.core.model.ids import NodeName

@@ -1,9 +1,9 @@
 """The evaluators of the GPU tree against references that know only sets of GPUs, and accept every tied answer."""
 
 import pytest
+from hami_support import BLOCK, LEVELS, Levels, hierarchies, shared_gpu
 from hypothesis import given
 from hypothesis import strategies as st
-from shared_gpu_support import BLOCK, LEVELS, Levels, hierarchies, shared_gpu
 
 from topoalign.core.model.holdings import Amount
 from topoalign.core.sharing.gaia import evaluators

@@ -3,9 +3,9 @@
 from collections import Counter
 from itertools import combinations
 
+from hami_support import BLOCK, LEVELS, Levels, hierarchies, shared_gpu
 from hypothesis import given
 from hypothesis import strategies as st
-from shared_gpu_support import BLOCK, LEVELS, Levels, hierarchies, shared_gpu
 
 from topoalign.core.sharing.gaia.pcie_tree import (
     GaiaTreeNode,

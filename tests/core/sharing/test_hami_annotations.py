@@ -4,13 +4,12 @@ from datetime import datetime, timedelta
 
 import msgspec
 import pytest
-from hami_node_support import encode_register, requesting
 from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.demand.go_text import go_quoted, parse_int
 from topoalign.core.model.topology.mig import MigPlacement
-from topoalign.core.sharing.hami.node_annotations import PodGpu, decode_pod, is_plugin_alive
+from topoalign.core.sharing.hami.node_annotations import REQUESTING, PodGpu, decode_pod, is_plugin_alive
 from topoalign.core.sharing.hami.registration import (
     InvalidAnnotation,
     RegisteredGpu,
@@ -75,7 +74,7 @@ registered = st.builds(
 
 @given(st.lists(registered, max_size=3).map(tuple))
 def test_the_cards_of_a_node_are_read_as_they_were_written(cards: tuple[RegisteredGpu, ...]) -> None:
-    assert cards == decode_register(encode_register(cards))
+    assert cards == decode_register(msgspec.json.encode(cards).decode())
 
 
 def test_what_is_zero_is_left_out_of_a_nodes_cards() -> None:
@@ -84,7 +83,7 @@ def test_what_is_zero_is_left_out_of_a_nodes_cards() -> None:
         id="GPU-a", slots=10, memory=8192, cores=100, type="NVIDIA P4", mode="mig", profiles=(profile,)
     )
 
-    assert encode_register([card]) == (
+    assert msgspec.json.encode([card]).decode() == (
         '[{"id":"GPU-a","count":10,"devmem":8192,"devcore":100,"type":"NVIDIA P4","mode":"mig",'
         '"migProfiles":[{"name":"1g.5gb","memoryMB":4864,"core":0,"sliceCount":0,"placements":[{"start":0,"size":1}]}]}]'
     )
@@ -94,7 +93,9 @@ def test_todays_text_and_both_old_ones_are_told_apart() -> None:
     card = RegisteredGpu(id="a", slots=10, memory=7680, cores=100, type="P4", numa=1, mode="hami-core", healthy=True)
     later = msgspec.structs.replace(card, index=2, mode="mig")
 
-    assert (card,) == decode_register("a,10,7680,100,P4,1,true:") == decode_register(encode_register([card]))
+    assert (
+        (card,) == decode_register("a,10,7680,100,P4,1,true:") == decode_register(msgspec.json.encode([card]).decode())
+    )
     assert (later, later) == decode_register("a,10,7680,100,P4,1,T,2,mig::a,10,7680,100,P4,1,1,2,mig:")
 
 
@@ -132,7 +133,7 @@ def test_a_damaged_text_is_refused(text: str) -> None:
 
 
 def asked(seconds: float) -> str:
-    return requesting(NOW - timedelta(seconds=seconds))
+    return f"{REQUESTING}_{NOW - timedelta(seconds=seconds):%Y-%m-%d %H:%M:%S}"
 
 
 @pytest.mark.parametrize(

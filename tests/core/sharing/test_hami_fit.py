@@ -3,12 +3,15 @@
 from typing import Any
 
 import hami_reference as reference
+import msgspec
 import pytest
-from hami_support import UUIDS, annotations, asked, cards, pair_scores, requests, usage
+from hami_support import A100, UUIDS, annotations, cards, pair_scores, requests, usage
+from hami_support import request as asking
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from topoalign.core.demand.share_annotations import read_as_hami
+from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.sharing.hami.fit import Surroundings, Unfit, fit
 
 
@@ -19,10 +22,10 @@ from topoalign.core.sharing.hami.fit import Surroundings, Unfit, fit
     st.sets(st.sampled_from(UUIDS), max_size=1),
     pair_scores,
 )
-@example([reference.Card("a"), reference.Card("b", numa=1)], reference.Request(), {}, {"b"}, {})
+@example([reference.Card("a"), reference.Card("b", numa=1)], asking(), {}, {"b"}, {})
 def test_fit_takes_what_the_rules_take(
     some: list[reference.Card],
-    request: reference.Request,
+    request: HamiRequest,
     notes: dict[str, str],
     cordoned: set[str],
     scores: dict[str, dict[str, int]],
@@ -36,8 +39,8 @@ def test_fit_takes_what_the_rules_take(
     assert expected == answer([usage(card) for card in reversed(some)], request, around)
 
 
-def answer(walk: list[Any], request: reference.Request, around: Surroundings) -> reference.Answer:
-    found = fit(walk, asked(request), around)
+def answer(walk: list[Any], request: HamiRequest, around: Surroundings) -> reference.Answer:
+    found = fit(walk, request, around)
     if isinstance(found, Unfit):
         return False, [], found.reason
     return True, [(share.uuid, share.memory, share.cores) for share in found], ""
@@ -68,7 +71,7 @@ def test_each_check_has_its_reason(
     around = Surroundings(rules=read_as_hami(notes), cordoned=frozenset({"cordoned"}))
     walk = [usage(reference.Card(**{"uuid": "a", **card}))]
 
-    assert (False, [], f"1/1 {reason}") == answer(walk, reference.Request(**request_), around)
+    assert (False, [], f"1/1 {reason}") == answer(walk, asking(**request_), around)
 
 
 def test_checks_come_in_their_order() -> None:
@@ -89,7 +92,7 @@ def test_checks_come_in_their_order() -> None:
         ({"slots": 8}, []),
         ({"used_memory": 0}, []),
     ]
-    request = reference.Request(memory=200, cores=50)
+    request = asking(memory=200, cores=50)
     reasons = []
     for changes, dropped in [({}, []), *repairs]:
         faults |= changes
@@ -118,22 +121,22 @@ def test_a_whole_card_is_one_only_where_cores_are_not_scaled() -> None:
     """A card of 200 cores takes a second container that asks for 100, as upstream has it."""
     scaled = usage(reference.Card("a", cores=200, used_cores=100, used_slots=1))
 
-    assert answer([scaled], reference.Request(cores=100), Surroundings())[0]
+    assert answer([scaled], asking(cores=100), Surroundings())[0]
 
 
 def test_one_container_can_have_several_instances_of_a_card() -> None:
-    profile = reference.Profile("1g.5gb", 128, 14, 1, tuple((start, 1) for start in range(3)))
-    card = usage(reference.Card("a", mode="mig", profiles=(profile,)))
+    three = msgspec.structs.replace(A100[0], placements=A100[0].placements[:3])
+    card = usage(reference.Card("a", mode="mig", profiles=(three,)))
 
-    assert [("a", 100, 0)] * 3 == answer([card], reference.Request(count=3, memory=100), Surroundings())[1]
+    assert [("a", 100, 0)] * 3 == answer([card], asking(count=3, memory=100), Surroundings())[1]
     assert (
         "1/1 CardMigTopologyInfeasible, 3/1 AllocatedCardsInsufficientRequest"
-        == answer([card], reference.Request(count=4, memory=100), Surroundings())[2]
+        == answer([card], asking(count=4, memory=100), Surroundings())[2]
     )
 
 
 def test_who_asks_for_no_card_gets_none() -> None:
-    assert () == fit([], asked(reference.Request(count=0)), Surroundings())
+    assert () == fit([], asking(count=0), Surroundings())
 
 
 def numa(uuid: str, node: int) -> Any:
@@ -151,7 +154,7 @@ def test_cards_of_another_numa_node_begin_the_walk_again() -> None:
     other_uuid = {**bind, "nvidia.com/nouse-gpuuuid": "c"}
     walk = [numa("a", 0), numa("b", 0), numa("c", 1), numa("d", 0)]
     foreign = [*walk[:2], usage(reference.Card("c", numa=1, type="Ascend")), walk[3]]
-    three = reference.Request(count=3)
+    three = asking(count=3)
 
     def found(walk: list[Any], notes: dict[str, str]) -> reference.Answer:
         return answer(walk, three, Surroundings(rules=read_as_hami(notes)))
@@ -169,8 +172,8 @@ def test_as_many_cards_as_are_asked_for_are_enough() -> None:
         around = Surroundings(rules=read_as_hami({}, policy))
         walk = [usage(reference.Card(uuid)) for uuid in "ab"]
 
-        assert (True, [("a", 0, 0), ("b", 0, 0)], "") == answer(walk, reference.Request(count=2), around)
+        assert (True, [("a", 0, 0), ("b", 0, 0)], "") == answer(walk, asking(count=2), around)
 
 
 def test_a_card_without_cores_takes_who_asks_for_none() -> None:
-    assert answer([usage(reference.Card("a", cores=0))], reference.Request(), Surroundings())[0]
+    assert answer([usage(reference.Card("a", cores=0))], asking(), Surroundings())[0]

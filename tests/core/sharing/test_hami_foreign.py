@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 
 import msgspec
 import pytest
-from hami_node_support import encode_register, requesting
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from topoalign.core.sharing.hami.node_annotations import (
     MOST_HOLDERS,
     MOST_REGISTERED_GPUS,
     MOST_SHARES,
+    REQUESTING,
     AnnotatedShare,
     ForeignPod,
     HamiLiveness,
@@ -50,7 +50,7 @@ def share(container: str, memory: int, *, init: bool = False, cores: int = 0, ca
 
 
 def test_cards_are_read_from_json_by_index() -> None:
-    assert (FIRST, H100) == read_registered_gpus(encode_register([H100, FIRST]))
+    assert (FIRST, H100) == read_registered_gpus(msgspec.json.encode([H100, FIRST]).decode())
 
 
 def test_cards_are_read_from_the_oldest_text() -> None:
@@ -70,17 +70,19 @@ def test_cards_are_read_from_the_oldest_text() -> None:
         "[1]",
         "x" * (LONGEST + 1),
         "[" + " " * 2_000_000 + "]",
-        encode_register([msgspec.structs.replace(H100, id=f"GPU-{n}") for n in range(MOST_REGISTERED_GPUS + 1)]),
-        encode_register([H100, H100]),
-        encode_register([msgspec.structs.replace(H100, slots=10**9)]),
-        encode_register([msgspec.structs.replace(H100, slots=-1)]),
-        encode_register([msgspec.structs.replace(H100, memory=10**9)]),
-        encode_register([msgspec.structs.replace(H100, cores=10**9)]),
-        encode_register([msgspec.structs.replace(H100, index=10**9)]),
-        encode_register([msgspec.structs.replace(H100, numa=-2)]),
-        encode_register([msgspec.structs.replace(H100, type="\x1b[31m")]),
-        encode_register([msgspec.structs.replace(H100, id="x" * 1000)]),
-        encode_register([msgspec.structs.replace(H100, id="")]),
+        msgspec.json.encode(
+            [msgspec.structs.replace(H100, id=f"GPU-{n}") for n in range(MOST_REGISTERED_GPUS + 1)]
+        ).decode(),
+        msgspec.json.encode([H100, H100]).decode(),
+        msgspec.json.encode([msgspec.structs.replace(H100, slots=10**9)]).decode(),
+        msgspec.json.encode([msgspec.structs.replace(H100, slots=-1)]).decode(),
+        msgspec.json.encode([msgspec.structs.replace(H100, memory=10**9)]).decode(),
+        msgspec.json.encode([msgspec.structs.replace(H100, cores=10**9)]).decode(),
+        msgspec.json.encode([msgspec.structs.replace(H100, index=10**9)]).decode(),
+        msgspec.json.encode([msgspec.structs.replace(H100, numa=-2)]).decode(),
+        msgspec.json.encode([msgspec.structs.replace(H100, type="\x1b[31m")]).decode(),
+        msgspec.json.encode([msgspec.structs.replace(H100, id="x" * 1000)]).decode(),
+        msgspec.json.encode([msgspec.structs.replace(H100, id="")]).decode(),
         "GPU-9,1000000000,1,1,V100,0,true:",
     ],
     ids=lambda text: text[:20],
@@ -219,7 +221,7 @@ def test_a_cordoned_card_is_told() -> None:
 
 @given(
     st.sampled_from([None, "", "Reported x", "Deleted_2026.03.04 05:06:07", "Requesting_x", "Requesting_"])
-    | st.integers(-1000, 1000).map(lambda ago: requesting(NOW - timedelta(seconds=ago))),
+    | st.integers(-1000, 1000).map(lambda ago: f"{REQUESTING}_{NOW - timedelta(seconds=ago):%Y-%m-%d %H:%M:%S}"),
     st.integers(0, 3),
 )
 def test_liveness_is_that_of_the_kubelet_and_the_last_minute(handshake: str | None, allocatable: int) -> None:

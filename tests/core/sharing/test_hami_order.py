@@ -5,11 +5,12 @@ from itertools import permutations
 
 import hami_reference as reference
 import pytest
-from hami_support import POLICIES, asked, cards, requests, usage
+from hami_support import POLICIES, cards, requests, usage
 from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.demand.share_annotations import EQUAL_WEIGHTS, Weights, read_weights
+from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.sharing.hami.gpu_scores import ScoredGpu, hami_gpu_score, hami_gpus_score, order_of_trial
 
 weights = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(1, 5))
@@ -41,11 +42,11 @@ def test_the_order_of_the_list_has_no_say(policy: str) -> None:
 
 @given(cards(), st.lists(requests, max_size=2), weights)
 def test_scores_are_those_of_the_formula(
-    some: list[reference.Card], several: list[reference.Request], weighted: tuple[int, int, int]
+    some: list[reference.Card], several: list[HamiRequest], weighted: tuple[int, int, int]
 ) -> None:
     for card in some:
         expected = reference.score(card, several, weighted)
-        score = hami_gpu_score(usage(card), [asked(each) for each in several], Weights(*weighted))
+        score = hami_gpu_score(usage(card), several, Weights(*weighted))
 
         assert float(expected) == pytest.approx(score, rel=1e-6)
     assert float(reference.node_score(some)) == pytest.approx(hami_gpus_score([usage(card) for card in some]), rel=1e-6)

@@ -2,11 +2,13 @@
 
 import hami_reference as reference
 import pytest
-from hami_support import UUIDS, annotations, asked, cards, pair_scores, requests, usage
+from hami_support import UUIDS, annotations, cards, pair_scores, requests, usage
+from hami_support import request as asking
 from hypothesis import given
 from hypothesis import strategies as st
 
 from topoalign.core.demand.share_annotations import GpuRules, Weights, read_as_hami
+from topoalign.core.demand.shares import HamiRequest
 from topoalign.core.model.ids import NodeName
 from topoalign.core.scoring.scorers import hami_order
 from topoalign.core.sharing.hami.fit import Unfit
@@ -25,7 +27,7 @@ containers = st.lists(st.lists(requests, max_size=1), min_size=1, max_size=4)
 )
 def test_a_pod_is_placed_container_by_container(
     some: list[reference.Card],
-    wanted: list[list[reference.Request]],
+    wanted: list[list[HamiRequest]],
     init: int,
     notes: dict[str, str],
     scores: dict[str, dict[str, int]],
@@ -37,7 +39,7 @@ def test_a_pod_is_placed_container_by_container(
     found = place_pod_as_hami(
         NodeGpus(cards=tuple(usage(card) for card in some), scores=scores, cordoned=frozenset(cordoned)),
         PodShares(
-            containers=tuple(tuple(asked(request) for request in each) for each in wanted),
+            containers=tuple(map(tuple, wanted)),
             init_containers=init,
             rules=read_as_hami(notes),
         ),
@@ -75,7 +77,7 @@ def spec_nodes() -> dict[str, NodeGpus]:
     ],
 )
 def test_policies_of_nodes_and_of_cards_go_together(of_node: str, of_cards: str, node: str, card: str) -> None:
-    pod = PodShares(containers=((asked(reference.Request(memory=1000, cores=20)),),), rules=GpuRules(hami=of_cards))
+    pod = PodShares(containers=((asking(memory=1000, cores=20),),), rules=GpuRules(hami=of_cards))
     found = {NodeName(name): place_pod_as_hami(each, pod) for name, each in spec_nodes().items()}
     scores = {name: each.score for name, each in found.items() if not isinstance(each, Unfit)}
 
@@ -88,7 +90,7 @@ def test_policies_of_nodes_and_of_cards_go_together(of_node: str, of_cards: str,
 
 def test_an_init_container_takes_another_card_where_it_needs_more() -> None:
     """Of the fuller card 2000 MiB are left: 5000 of the init container and 4000 of the other are on the emptier one."""
-    containers = tuple((asked(reference.Request(memory=memory)),) for memory in (5000, 4000))
+    containers = tuple((asking(memory=memory),) for memory in (5000, 4000))
     pod = PodShares(containers=containers, init_containers=1, rules=GpuRules(hami="binpack"))
 
     found = place_pod_as_hami(spec_nodes()["node2"], pod)
@@ -101,7 +103,7 @@ def test_weights_say_which_card_is_fuller() -> None:
     """Of cards with many cores used and with many slots used, weights of memory, or of cores, make either the fuller."""
     a = usage(reference.Card("a", slots=10, used_slots=1, used_cores=90, memory=100, used_memory=10))
     b = usage(reference.Card("b", slots=10, used_slots=7, used_cores=10, memory=100, used_memory=20))
-    request = (asked(reference.Request(percent=40)),)
+    request = (asking(percent=40),)
 
     def taken(weights: Weights) -> str:
         pod = PodShares(containers=(request,), rules=GpuRules(hami="binpack", weights=weights))
@@ -114,7 +116,7 @@ def test_weights_say_which_card_is_fuller() -> None:
 
 def test_the_request_counts_only_on_cards_named_like_their_vendor() -> None:
     """Upstream's trap: with the models of real cards the card with fewer cores left is not seen to become fuller."""
-    request = (asked(reference.Request(cores=50)),)
+    request = (asking(cores=50),)
 
     def taken(model: str) -> str:
         large = usage(reference.Card("large", type=model, cores=200, used_cores=64))
@@ -128,7 +130,7 @@ def test_the_request_counts_only_on_cards_named_like_their_vendor() -> None:
 
 def test_init_containers_leave_the_cards_to_the_others() -> None:
     """Two init containers of a whole card each, one after another, and then the container: all on the only card."""
-    whole = (asked(reference.Request(percent=100, cores=100)),)
+    whole = (asking(percent=100, cores=100),)
     node = NodeGpus(cards=(usage(reference.Card("a")),))
 
     found = place_pod_as_hami(node, PodShares(containers=(whole, whole, whole), init_containers=2))

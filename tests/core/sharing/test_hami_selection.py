@@ -2,10 +2,10 @@
 
 import hami_reference as reference
 import pytest
-from hami_support import annotations, asked, usage
+from hami_support import annotations, shared_gpu, usage
+from hami_support import request as asking
 from hypothesis import given
 from hypothesis import strategies as st
-from shared_gpu_support import shared_gpu
 
 from topoalign.core.demand.share_annotations import GpuRules, read_as_hami, type_selection, uuid_selection
 from topoalign.core.model.byte_sizes import MIB
@@ -45,7 +45,7 @@ def test_rules_of_a_pod(notes: dict[str, str], policy: str, expected: tuple[bool
 def test_a_mode_is_accepted_as_a_part_of_the_annotation() -> None:
     def takes(annotated: str | None, mode: str) -> bool:
         card = usage(reference.Card("a", mode=mode))
-        return isinstance(fit([card], asked(reference.Request()), Surroundings(rules=GpuRules(mode=annotated))), tuple)
+        return isinstance(fit([card], asking(), Surroundings(rules=GpuRules(mode=annotated))), tuple)
 
     assert [True, True, False] == [takes("hami-core,mps", each) for each in ("mps", "", "mig")]
     assert takes(None, "mps")

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from shared_gpu_support import shared_gpu
+from hami_support import shared_gpu
 
 from topoalign.core.demand.share_annotations import OTHER_TYPE, OTHER_UUID, GpuRules, Selection
 from topoalign.core.demand.shares import Share, ShareFields

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import msgspec
 import pytest
 from decision_support import GIB, machine, node, pod
+from hami_support import Levels, hierarchies
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared_gpu_support import Levels, hierarchies
 from unit_support import BEST, CORES, KUBELET, MEMORY, admitted, asks, gpus_of, holds, in_units
 
 from topoalign.core.admission.admit import admit

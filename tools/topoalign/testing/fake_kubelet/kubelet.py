@@ -72,6 +72,8 @@ class FakeKubelet:
         random: in which order it asks for the resources of a container, and which of an init container's devices a later
         container uses again; None: in the order of the names, and the first ones.
         """
+        for directory in (plugins_dir, pod_resources_dir):
+            directory.mkdir(parents=True, exist_ok=True)
         self.root = plugins_dir.parent
         self.plugins_dir = plugins_dir
         self.pod_resources_dir = pod_resources_dir

@@ -94,14 +94,13 @@ class SimulatedNode:
         self._bound: list[Object] = []
         """Pods that its kubelet has not taken yet, in the order in which they were bound."""
         self._bound_more = anyio.Event()
-        for each in (plugins := folder / "device-plugins", resources := folder / "pod-resources"):
-            each.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (config := folder / "config.yaml").write_bytes(msgspec.json.encode(kubelet_configuration(policy)))
         rules: AdmissionRules = configuration.load_configuration(config)
         self._topology = load_machine(machine).topology
-        self.kubelet = FakeKubelet(plugins, resources, self._topology, rules)
+        self.kubelet = FakeKubelet(folder / "device-plugins", folder / "pod-resources", self._topology, rules)
         settings = {"NODE": name, "NATS_URL": nats, "MACHINE": machine, "STATE_DIR": str(folder / "state")}
-        settings |= {"KUBELET_DIR": str(plugins), "SETTLE_SECONDS": "0", "LOG_LEVEL": "error"}
+        settings |= {"KUBELET_DIR": str(self.kubelet.plugins_dir), "SETTLE_SECONDS": "0", "LOG_LEVEL": "error"}
         settings |= {"RECONCILE_SECONDS": "1", "GONE_SECONDS": "1"}  # pods last for seconds: ends are known sooner
         self._environment = {PREFIX + each: value for each, value in settings.items()}
 

@@ -111,12 +111,8 @@ class Pods:
 @asynccontextmanager
 async def kubelet_in(root: Path) -> AsyncIterator[FakeKubelet]:
     """A kubelet with this root directory, while the context is open."""
-    plugins = root / "device-plugins"
-    resources = root / "pod-resources"
-    for directory in (plugins, resources):
-        directory.mkdir(parents=True)
+    kubelet = FakeKubelet(root / "device-plugins", root / "pod-resources", load_machine(MACHINE).topology, RULES)
     (root / "config.yaml").write_text(CONFIG)
-    kubelet = FakeKubelet(plugins, resources, load_machine(MACHINE).topology, RULES)
     async with background() as tasks:
         await tasks.start(kubelet.run)
         yield kubelet

@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
-from e2e_support import environment, pod
+from e2e_support import environment
 
 from topoalign.allocator.ledger import journal_format
 from topoalign.client import Client
@@ -24,7 +23,6 @@ from topoalign.core.ports import Bus, Stream
 from topoalign.core.state.fold import NodeState, replay
 from topoalign.machines import load_machine
 from topoalign.testing.fake_kubelet.kubelet import FakeKubelet
-from topoalign.testing.fake_kubelet.pods import Running
 
 TOGETHER = 8
 """Agents at a time: each mostly waits."""
@@ -37,32 +35,16 @@ class Agents:
 
     def __init__(self) -> None:
         self._program = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parents[1] / "e2e" / "dying.py")],
+            [sys.executable, str(Path(__file__).with_name("dying.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
         self.pids: list[int] = []
 
-    def start(
-        self,
-        environment: dict[str, str],
-        arm: Path,
-        step: int,
-        log: Path,
-        compact_after: int = 1_000,
-        call: str = "",
-    ) -> int:
-        """An agent that dies before its `step`th step, or its `step`th of this name, once `arm` exists."""
+    def start(self, order: Mapping[str, object]) -> int:
+        """The process id of an agent that is started by this order, as `dying.py` reads it."""
         assert self._program.stdin is not None and self._program.stdout is not None
-        order = {
-            "environment": environment,
-            "arm": str(arm),
-            "step": step,
-            "call": call,
-            "log": str(log),
-            "compact_after": compact_after,
-        }
         self._program.stdin.write(json.dumps(order) + "\n")
         self._program.stdin.flush()
         self.pids.append(int(self._program.stdout.readline()))
@@ -86,20 +68,26 @@ class Life:
     """One node: its kubelet, which lives on, and its agents, which do not."""
 
     def __init__(self, folder: Path, node: NodeName, nats: str, bus: Bus, agents: Agents) -> None:
-        plugins, resources = folder / "device-plugins", folder / "pod-resources"
-        for directory in (plugins, resources):
-            directory.mkdir(parents=True)
         self.folder, self.node, self.bus, self.agents = folder, node, bus, agents
         self.arm = folder / "arm"
         self.environment = environment(node, nats, folder)
         machine = load_machine("dgx-a100").topology
-        self.kubelet = FakeKubelet(plugins, resources, machine, AdmissionRules(policy=Policy.BEST_EFFORT))
+        rules = AdmissionRules(policy=Policy.BEST_EFFORT)
+        self.kubelet = FakeKubelet(folder / "device-plugins", folder / "pod-resources", machine, rules)
         self.offered: Mapping[ResourceName, int] = {GPU: 8, NIC: 10}
         """Resource -> how many devices of it the kubelet hears of."""
 
     def start(self, step: int = 1_000_000, compact_after: int = 1_000, call: str = "") -> int:
-        log = self.folder / "agent.log"
-        return self.agents.start(self.environment, self.arm, step, log, compact_after, call)
+        """An agent that dies before its `step`th step, or its `step`th of this name, once `arm` exists."""
+        order = {
+            "environment": self.environment,
+            "arm": str(self.arm),
+            "step": step,
+            "call": call,
+            "log": str(self.folder / "agent.log"),
+            "compact_after": compact_after,
+        }
+        return self.agents.start(order)
 
     async def listed(self) -> None:
         await self.kubelet.until(lambda k: all(k.allocatable(each) == count for each, count in self.offered.items()))
@@ -111,21 +99,6 @@ class Life:
         """
         await self.kubelet.until(lambda k: k.plugins.streams == 0)
         assert [] == [each for each in self.offered if self.kubelet.allocatable(each)]
-
-    async def allocate(self, agent: int) -> bool:
-        """Arms the agent and has devices allocated. Returns whether all are."""
-        self.arm.touch()
-        return isinstance(await self.kubelet.admit(pod("first", gpus=3, nics=1)), Admission)
-
-    async def give_the_rest(self, compact_after: int = 1_000) -> None:
-        """With a second agent. What the kubelet has given to no pod is there for another, and all views agree."""
-        self.arm.unlink(missing_ok=True)
-        agent = self.start(compact_after=compact_after)
-        await self.listed()
-        held = Counter(resource for running in self.kubelet.running.values() for resource in held_by(running))
-        decision = await self.kubelet.admit(pod("second", gpus=8 - held[GPU], nics=10 - held[NIC]))
-        assert isinstance(decision, Admission), decision
-        await self.end_in_agreement(agent)
 
     async def until_said(self, agent: int, allocated: bool) -> None:
         """Waits until the bus has all, or the agent has died; it is about to if not all is `allocated`."""
@@ -169,12 +142,6 @@ class Life:
         held = [device for allocation in state.allocations.values() for device in allocation.device_ids]
         assert len(set(held)) == len(held)
         await assert_said_once(self.bus, self.node, state)
-
-
-def held_by(running: Running) -> Iterator[ResourceName]:
-    """The resource of each device that a pod holds."""
-    for _container, resource, devices in running.parts():
-        yield from [resource] * len(devices)
 
 
 def alive(pid: int) -> bool:
