@@ -68,8 +68,7 @@ def partitioning_document(partitioning: GpuPartitioning) -> dict[str, object]:
 def mig_document(gpu: Gpu | None) -> dict[str, object]:
     """
     The field `mig_profiles` of a GPU for JSON output; empty if it has none. `free`: the starts at which another
-    instance can be created now; null if the placement of an instance is unknown. `gpu`: None for a device that is not a
-    GPU.
+    instance can be created now; null if the placement of an instance is unknown. `gpu`: None for other devices.
     """
     if gpu is None or not gpu.mig_profiles:
         return {}

@@ -1,9 +1,8 @@
 """
 Connects the command line to running services: finds NATS and the node, and sends requests.
 
-NATS and node come from an option, else from the environment, else from the `topoalign up` of this user. Without any of
-them, the node is this host. No call here waits longer than a few seconds for an answer. Requests that change something
-are in `effects`.
+NATS and node come from an option, else from the environment, else from this user's `topoalign up`. Without them, the
+node is this host. No call here waits longer than a few seconds. Requests that change something are in `effects`.
 """
 
 import os

@@ -1,10 +1,9 @@
 """
 A prediction without any service: the decision of the kubelet of a described machine.
 
-The rules come from the kubelet's configuration file, the held resources from the files in its root directory, and the
-offered resources from the plugin configuration. Without a kubelet configuration, the rules are topoalign's own. Without
-a root directory, nothing is held. Without a plugin configuration, the offers in the machine's description apply: whole
-devices by default.
+The rules come from the kubelet's configuration, the held resources from its root directory, and the offered resources
+from the plugin configuration. Without a kubelet configuration, the rules are topoalign's own. Without a root directory,
+nothing is held. Without a plugin configuration, the machine description's offers apply: whole devices by default.
 """
 
 import time

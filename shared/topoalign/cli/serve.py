@@ -1,8 +1,7 @@
 """
 `topoalign node` and the commands of the services, and the translation of their flags into settings.
 
-A flag is another name for a `TOPOALIGN_*` setting. It takes precedence over the environment; the services read nothing
-else.
+A flag is another name for a `TOPOALIGN_*` setting. It overrides the environment; the services read nothing else.
 """
 
 import os

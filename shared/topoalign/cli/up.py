@@ -1,9 +1,8 @@
 """
 `topoalign up`: all services in one process, with everything that a laptop lacks.
 
-It adds a NATS server, a described machine if there is no GPU driver, and a temporary state directory. It reports that
-it is ready only after the hardware facts have reached the registry, so that the first command in another terminal
-works.
+It adds a NATS server, a described machine if there is no GPU driver, and a temporary state directory. It reports
+readiness only after the hardware facts have reached the registry, so that the first command in another terminal works.
 """
 
 import json

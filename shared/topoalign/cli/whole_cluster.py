@@ -1,8 +1,7 @@
 """
 Answers `topoalign why` and `what-if --cluster`: reads the facts of all nodes, computes the answer and prints it.
 
-The facts come from the streams of a running cluster, or from a file that another run wrote. The answer depends on these
-facts alone.
+The facts come from a running cluster's streams, or from a file of another run. The answer depends on these facts alone.
 """
 
 import subprocess
@@ -169,10 +168,7 @@ def list_served_devices(record: ClusterRecord) -> set[ResourceName] | None:
 
 
 def read_cluster_record(nats: str | None, file: Path | None) -> ClusterRecord:
-    """
-    The records of the nodes, from a file or a running cluster. Raises NotFound if there is no node, and the errors of
-    reading them.
-    """
+    """The nodes' records, from a file or a running cluster. Raises NotFound if there is no node, and read errors."""
     if file is None:
         record = from_streams(nats)
     else:

@@ -2,8 +2,7 @@
 Requests snapshots from the allocators of nodes with missing events. The snapshots arrive in the stream.
 
 A snapshot is requested again if none has closed the gap. The interval grows with each promised snapshot and with each
-request without an answer. `MOST_ASKS` limits the number of requests, because forged facts of another client can cause
-gaps.
+request without an answer. `MOST_ASKS` limits the requests, because forged facts of another client can cause gaps.
 """
 
 from functools import partial

@@ -298,10 +298,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
     event: Event
     position: int
-    """
-    Position in the stream. Use `since=position` to continue after it. An initial snapshot covers all events up to its
-    position.
-    """
+    """Position in the stream. `since=position` continues after it. An initial snapshot covers all events up to it."""
     time: float | None
     """When it became true, in wall seconds, as its writer reports; None: the writer reports no time."""
     body: bytes = b""

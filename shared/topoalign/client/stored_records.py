@@ -1,9 +1,8 @@
 """
 Reads the records of a cluster: the newest facts of each node, folded as every subscriber folds them.
 
-The duration of a reservation, which the newest message contains, is counted from the time of reading. This is accurate
-enough: the registry publishes the end of each reservation, so only a cluster without a registry has a reservation that
-expired long ago.
+A reservation's duration, which the newest message contains, is counted from the reading. This is accurate enough: the
+registry publishes each reservation's end, so only a cluster without a registry has a reservation that expired long ago.
 """
 
 from collections.abc import AsyncGenerator, Iterable

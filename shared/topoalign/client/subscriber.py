@@ -6,8 +6,7 @@ allocation event is folded here for each node, with the same `NodeState` that th
 dropped. For a gap, a snapshot is requested from the node's allocator, and the node's events are skipped until a
 snapshot contains them. An event that cannot be decoded is counted and put on the dead-letter stream.
 
-A stream whose positions go back was lost or rolled back. All events of its replacement are read as new, and the fold drops
-repetitions as usual.
+A stream whose positions go back was lost or rolled back. Its replacement is read as new; the fold drops repetitions.
 
 A slow subscriber delays only itself. No call fails: if the bus refuses, the subscriber waits as for an unreachable bus,
 and logs the refusal once.
@@ -101,9 +100,8 @@ class Client:
         self, bus: Bus, clock: Clock | None = None, name: str = "client", *, bodies: bool = True, usage: bool = True
     ) -> None:
         """
-        The newest readings of all nodes are kept in memory. With `bodies` False, `Delivery.body` is empty, which saves
-        30 kB per node. With `usage` False, `UsageObserved` has only its node, epoch and revision, which saves up to 45
-        kB per node.
+        The newest readings of all nodes are in memory. With `bodies` False, `Delivery.body` is empty, which saves 30 kB
+        per node. With `usage` False, `UsageObserved` has only its node, epoch and revision, which saves up to 45 kB.
         """
         self.counts = Counts()
         self.unread: dict[Stream, int] = {}
@@ -257,9 +255,7 @@ class Client:
     async def _end_after(
         self, received: Received | None, stream: Stream, subject: str, position: int, newest: int
     ) -> int | None:
-        """
-        The new end of the past if the stream went back (a position came twice, or the past is shorter); else None.
-        """
+        """The new end of the past if the stream went back (a position came twice or the past is shorter); else None."""
         back = received is not None and received.position <= position
         if not back and (received is not None or position >= newest):
             return None

@@ -10,8 +10,7 @@ allocator is asked for its newest fact, and the answer is compared with the view
 
 If allocations differ, the node is unconfirmed (`Fold.mark_unconfirmed`), and a snapshot is requested from its
 allocator. The allocator reports topology and health as discovery confirmed them some seconds ago. So if these seem to
-differ, discovery is asked, too. If it does not confirm them either, it is asked to publish both again, which it does
-under a new epoch.
+differ, discovery is asked, too. If it does not confirm them, it is asked to publish both again, under a new epoch.
 
 If a difference remains after the writer has published again, the interval between requests grows, because an allocator
 of another version can compute other digests.
@@ -185,7 +184,6 @@ class Verifier:
             await self._request_announcement(wire.discovery_subject(node, "announce"), node)
 
     def _is_unconfirmed(self, key: Key, place: Place, confirmed_place: Place) -> bool:
-        """Whether the writer of a reading does not confirm it."""
         if self._conflicts.get(key) == place:
             return True
         if place == confirmed_place:

@@ -4,8 +4,7 @@ Reads and writes topoalign's own description of a machine: strict JSON, the only
     {"kind": "topoalign.machine", "version": 1, "name": "lab-7", "source": "…", "topology": {"cpus": [{"id": 0, …}], …}}
 
 The fields below `topology` are those of `core.model.topology.model`. A missing field has its default. An unknown field
-is refused, so that a misspelt field is not lost silently. A topology alone, as `topoalign topo --json` prints it, is
-accepted too.
+is refused, so that no misspelt field is lost. A topology alone, as `topoalign topo --json` prints it, is accepted.
 """
 
 from collections.abc import Mapping

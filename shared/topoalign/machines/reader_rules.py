@@ -36,8 +36,7 @@ def hugepage_totals(pages: Mapping[int, int], memory: int | None) -> dict[Resour
 
 def number_sockets(packages: Mapping[int, tuple[int | None, Hashable]]) -> dict[int, int]:
     """
-    CPU -> id of its socket. `packages`: CPU -> the kernel's id of its package, and a key that distinguishes the
-    package.
+    CPU -> id of its socket. `packages`: CPU -> the kernel's id of its package, and a key that distinguishes it.
 
     The kernel's ids are kept if each package has its own id. On some machines, packages have no id (s390, POWER), two
     packages share an id, or ids are far above the number of packages (ia64). Then the packages are numbered from 0, in

@@ -1,6 +1,5 @@
 """
-Checks of a configuration beyond the types of its fields: names that Kubernetes accepts, one selecting key per entry, no
-duplicates.
+Checks of a configuration beyond field types: names that Kubernetes accepts, one selecting key per entry, no duplicates.
 
 A resource has one meaning: it is shared by one section of `sharing`, and it stands for GPUs, for NICs, or for one kind
 of amount. If the kubelet got a resource of amounts as devices, it would allocate devices for a request for an amount.
@@ -37,9 +36,7 @@ S = TypeVar("S", TimeSlicing, Mps)
 E = TypeVar("E", GpuEntry, MigEntry, NicEntry)
 
 LONGEST_VCUDA_ROOT = 57
-"""
-Bytes. Linux allows 107 for the path of a socket; the part below the root has 50 (`/units-<32 digits>/vcuda.sock`).
-"""
+"""Bytes. Linux allows 107 for a socket's path; the part below the root has 50 (`/units-<32 digits>/vcuda.sock`)."""
 
 SLOTS = "sharing.slots"
 AMOUNTS = ("memory", "percentage", "cores", "priority")

@@ -41,9 +41,7 @@ class PluginFlags(ConfigurationSection, frozen=True, kw_only=True):
     """How devices are named in that list."""
     cdi_annotation_prefix: str = "cdi.k8s.io/"
     nvidia_cdi_hook_path: str = msgspec.field(default="", name="nvidiaCDIHookPath")
-    """
-    Path of the hook in the CDI file; formerly `nvidiaCTKPath`. Empty: where nvidia-ctk or nvidia-cdi-hook is found.
-    """
+    """The hook path in the CDI file; formerly `nvidiaCTKPath`. Empty: where nvidia-ctk or nvidia-cdi-hook is found."""
     container_driver_root: str = "/driver-root"
     """The path of the driver root in this container."""
     shared_devices_allocation_policy: Packing = "distributed"
@@ -107,9 +105,7 @@ class MigEntry(ConfigurationSection, frozen=True, kw_only=True):
 
 
 class ResourcesSection(ConfigurationSection, frozen=True, kw_only=True):
-    """
-    Assigns devices to resources: the first entry that matches a device decides. Others have their default resource.
-    """
+    """Assigns devices to resources: the first matching entry decides. Other devices have their default resource."""
 
     gpus: tuple[GpuEntry, ...] = ()
     mig: tuple[MigEntry, ...] = ()

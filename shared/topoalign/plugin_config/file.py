@@ -1,9 +1,8 @@
 """
 Reads a configuration. Precedence, lowest first: defaults, file, variables of NVIDIA's device plugin.
 
-The whole configuration is checked before any part of it is used. An error names the path of the field, such as
-`nics[0].name`, or the variable that set it. An unknown key is an error, because a setting that is silently ignored is
-noticed too late.
+The whole configuration is checked before any part is used. An error names the field's path, such as `nics[0].name`, or
+the variable that set it. An unknown key is an error, because a silently ignored setting is noticed too late.
 """
 
 import os
@@ -139,8 +138,7 @@ def interpret_document(document: documents.Document, environment: Mapping[str, s
     """
     The configuration from a document and the environment; {}: no file.
 
-    Raises InvalidField with the path of the first field that is wrong or not supported, or with the variable that set
-    it.
+    Raises InvalidField with the path of the first field that is wrong or not supported, or the variable that set it.
     """
     document = nvidia_fields.rename_hook_path(document)
     origins = dict.fromkeys(flatten_document(document), FROM_FILE)

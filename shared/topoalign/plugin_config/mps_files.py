@@ -21,9 +21,7 @@ import msgspec
 from topoalign.core.model.ids import DeviceID, ResourceName
 
 CONTAINER_ROOT = Path("/mps")
-"""
-The mount point of the root in containers that use MPS and, by the manifests, in those of the agent and the daemon.
-"""
+"""The mount point of the root in containers with MPS and, by the manifests, in those of the agent and the daemon."""
 SHM = "shm"
 CONTAINER_SHM = "/dev/shm"  # noqa: S108  # a mount point in a container, no temporary file
 PIPE = "pipe"

@@ -165,9 +165,7 @@ def value_at(document: object, field: str) -> Any:
 
 
 def with_value(document: dict[str, Any], field: str, value: object) -> dict[str, Any]:
-    """
-    The document with this value at a path. If a parent is not a mapping, nothing changes: a later check refuses it.
-    """
+    """The document with this value at a path. If a parent is no mapping, nothing changes: a later check refuses it."""
     key, _, below = field.partition(".")
     inner = document.get(key, {})
     if below and not isinstance(inner, dict):

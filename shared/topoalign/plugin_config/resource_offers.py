@@ -219,9 +219,7 @@ def choose_shared_devices(
 
 
 def within_limits(divided: Mapping[Offer, Sequence[DeviceID]], findings: Findings) -> list[Offer]:
-    """
-    The offers within the number of devices that a node can list. `divided`: offers without devices -> their devices.
-    """
+    """The offers within the number of devices a node can list. `divided`: offers without devices -> their devices."""
     found = []
     left = MOST_HANDED_OUT
     for offer, devices in divided.items():

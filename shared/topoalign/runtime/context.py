@@ -95,9 +95,7 @@ class Context:
     to be rebuilt at each scrape.
     """
     superseded: anyio.Event = field(default_factory=anyio.Event)
-    """
-    Set by a service when another process replaces this one: all services stop, and this process waits for its stop.
-    """
+    """Set by a service when another process replaces this one: all services stop, and this process awaits its stop."""
 
     @cached_property
     def metrics(self) -> "CollectorRegistry":

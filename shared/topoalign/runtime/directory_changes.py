@@ -2,9 +2,8 @@
 Wakes tasks that wait for a change in a directory, as reported by the kernel (inotify(7)).
 
 The kernel reports entries that are created, removed, renamed, written or given other attributes, and the removal of the
-directory itself. It does not report changes in subdirectories. A task that waits reads the directory itself to find the
-change. It also reads it periodically, because some file systems report nothing, and a mount over a directory is not
-reported.
+directory. It does not report changes in subdirectories. A waiting task reads the directory to find the change. It also
+reads it periodically, because some file systems report nothing, and a mount over a directory is not reported.
 
 A task gets `next_change`, calls `watch`, reads the directories, and then waits. So it does not miss a change between
 reading and waiting. If a directory cannot be watched, `watch` returns False, and the caller polls.

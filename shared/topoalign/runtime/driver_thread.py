@@ -60,9 +60,7 @@ class DriverThread:
         self._under_way: tuple[CallProgress, Future[Any]] | None = None
 
     async def run(self, work: Callable[[CallProgress], T]) -> T:
-        """
-        Runs the work and returns its result. Raises its errors, and DriverFault if a call hangs or no thread starts.
-        """
+        """Returns the result of the work. Raises its errors, and DriverFault if a call hangs or no thread starts."""
         while self._under_way is not None:
             steps, earlier = self._under_way
             async with background() as tasks:  # earlier work ends first, even if it fails

@@ -53,10 +53,7 @@ class Republish(msgspec.Struct, frozen=True, kw_only=True):
     src: str = f"{PREFIX}.>"
     dest: str = f"{NEWS}.>"
     headers_only: bool | msgspec.UnsetType = msgspec.UNSET
-    """
-    Whether NATS republishes only headers with the position. A follower then reads only the large messages that it
-    needs.
-    """
+    """Whether NATS republishes only headers with the position. A follower reads the large messages that it needs."""
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,8 +211,7 @@ def has_only(stream: Stream, pattern: str) -> bool:
 
 async def create_or_change_stores(request: Request, replicas: int | None) -> list[str]:
     """
-    Creates missing stores and changes those that differ, except for the fields in `BOUNDS`. Returns a line for each
-    change.
+    Creates missing stores and changes those that differ, except fields in `BOUNDS`. Returns a line per change.
 
     `replicas` is 1 or 3; None: a new store gets 1, and an existing one keeps its number. Raises BusUnavailable, and
     BusRefused with the store and the reason, also for a stream of this name that is not topoalign's.

@@ -2,9 +2,8 @@
 Publishes facts of which this process is the only writer.
 
 The store on the bus drops a message whose id it has seen. If another client publishes with ids of this writer, by
-mistake or on purpose, the store would drop the facts of this writer. So a fact whose id is taken is published with
-another id, which nobody can predict. Subscribers identify facts by the numbers in the body, so a fact that is stored
-twice is delivered once.
+mistake or on purpose, the store would drop the facts of this writer. So a fact whose id is taken is published with an
+unpredictable id. Subscribers identify facts by the numbers in the body, so a fact stored twice is delivered once.
 """
 
 from secrets import token_hex

@@ -66,9 +66,7 @@ class FairQueue(Generic[R]):
         heappush(self._waiting[request.peer], (request.seconds, next(self._numbers), request))
 
     def take(self) -> R:
-        """
-        Removes and returns the request that runs next; among equal peers, that of the peer that has waited longest.
-        """
+        """Removes and returns the request that runs next; among equal peers, that of the peer that waited longest."""
         peer = min(self._waiting, key=self._used.__getitem__)
         self._now = max(self._now, self._used[peer])
         request = heappop(self._waiting[peer])[2]

@@ -33,9 +33,7 @@ CLOSE = (b"connection", b"close")
 IDLE_SECONDS = 5
 """Default of the time after which an idle connection is closed."""
 ACCEPTED_AT_ONCE = 4
-"""
-Connections accepted in one iteration of the event loop: a millisecond of work, and safe if descriptors are scarce.
-"""
+"""Connections accepted per iteration of the event loop: a millisecond of work, and safe if descriptors are scarce."""
 BACKLOG = 1024
 """Connections that can wait to be accepted. If more connections wait, the next client retries only after a second."""
 UNREAD_BYTES = 128 * 1024

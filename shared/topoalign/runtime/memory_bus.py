@@ -72,9 +72,7 @@ class Log:
         raise BusConflict(message.subject, expected)
 
     def append_all(self, batch: Sequence[tuple[Message, int]]) -> Sequence[int]:
-        """
-        Stores all messages or none; returns their positions, also for a repeated batch. Raises BusConflict, IdTaken.
-        """
+        """Stores all or none; returns their positions, also for a repeated batch. Raises BusConflict, IdTaken."""
         there = [self.check_expected(message, expected) for message, expected in batch]
         if None not in there:
             return [position for position in there if position is not None]

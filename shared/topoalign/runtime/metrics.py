@@ -1,8 +1,7 @@
 """
 Metrics of a service for Prometheus: plain numbers, read at each scrape.
 
-prometheus_client is imported at the first scrape: a process without HTTP never needs it, and a node agent first has to
-list its devices.
+prometheus_client is imported at the first scrape: HTTP may be disabled, and a node agent must list its devices first.
 """
 
 from collections import Counter

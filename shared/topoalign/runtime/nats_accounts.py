@@ -2,10 +2,9 @@
 The accounts of a nats-server: who may publish, request and read which subjects.
 
 Each node has its own account, and so do the registries, the readers, the administrator and the stores. Accounts share
-only the subjects that one exports and another imports. Permissions of users in a shared account would not be
-sufficient. The server publishes a reply on any reply subject that a request names, so a user that may send any request
-can publish on every subject of its account (observed with nats-server 2.15). Between accounts, a reply goes only to the
-account of the request.
+only the subjects that one exports and another imports. Permissions in a shared account would not suffice. The server
+publishes a reply on any reply subject that a request names, so a user that may send any request can publish on every
+subject of its account (observed with nats-server 2.15). Between accounts, a reply goes only to the requesting account.
 
 The text is a fragment of configuration: `include` it in the configuration of nats-server.
 """

@@ -34,9 +34,7 @@ class NodeBus:
         return self.hub.connected
 
     async def publish(self, message: Message, expected_last: int | None = None) -> int:
-        """
-        Publishes on the hub, and first in the process if it is about this node's hardware. Raises as the hub does.
-        """
+        """Publishes on the hub, and first in the process if it is about this node's hardware. Raises like the hub."""
         if expected_last is None and self._is_own(message.subject):
             await self._local.publish(message)
         return await self.hub.publish(message, expected_last)

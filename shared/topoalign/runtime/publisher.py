@@ -10,9 +10,8 @@ confirmed, the next round waits 0.2, 0.4, 0.8 and so on up to 5 seconds.
   one; the remaining facts are due again. Then the oldest is published alone until it is confirmed. So at most one round
   publishes facts after one that the bus does not accept.
 
-The order in the stream differs from the writer's order only if the bus has stored a later message of a round but not an
-earlier one. The writer receives each position in its own order, and publishes a message that closes the gap
-(`Source.confirm`).
+The stream's order differs from the writer's only if the bus stored a later message of a round but not an earlier one.
+The writer receives each position in its own order, and publishes a message to close the gap (`Source.confirm`).
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -59,8 +59,7 @@ async def run_services(
     signals: bool = True,
 ) -> None:
     """
-    Runs these services (`installed.load_services`) until SIGTERM, SIGINT or cancellation; calls `ready` once all of
-    them serve.
+    Runs these services (`installed.load_services`) until SIGTERM, SIGINT or cancellation; calls `ready` once all serve.
 
     If `bus` is None, it connects to NATS as the settings say. If `signals` is False, only cancellation stops the
     services. This is for services that are part of a larger program (`runtime.shutdown`). Raises InvalidField,
@@ -167,9 +166,7 @@ async def start_service(tasks: TaskGroup, name: str, serve: Serve, context: Cont
 
 @contextmanager
 def reload_on_signal(reload: Reload) -> Iterator[None]:
-    """
-    Handles SIGHUP as a request to reload until the context closes, so that it does not end the process during the stop.
-    """
+    """Reloads on SIGHUP until the context closes, so that it does not end the process during the stop."""
     loop = asyncio.get_running_loop()
 
     def asked(number: int, frame: FrameType | None) -> None:

@@ -92,8 +92,7 @@ class HardwareWatch:
     async def ensure_fresh(self) -> None:
         """
         Requests the confirmation of the health if the last one is too old, for example because this process was
-        stopped. If discovery does not answer, the ledger gets unknown health for all devices. Called before every
-        allocation.
+        stopped. If discovery does not answer, all devices get unknown health. Called before every allocation.
         """
         if self._health is not None and self.reason() is not None:
             await self._ask()
@@ -121,7 +120,6 @@ class HardwareWatch:
         await self._release_other_machines()
 
     async def _is_news(self, kind: str, had: Reading | None, reading: Reading, body: bytes) -> bool:
-        """Returns whether a reading is accepted."""
         if not await self._ask() or (newest := self.newest.get(kind)) is None:
             # Discovery does not answer. The first reading is accepted, because the devices must be listed even if
             # discovery has ended. A later health is accepted, because a device may have failed. A later topology is

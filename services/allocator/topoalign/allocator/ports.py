@@ -155,10 +155,7 @@ class PodResources(Protocol):
         """The version of the checkpoint file that is on disk now, as `KubeletListing.written`; () if there is none."""
 
     async def listing(self, seconds: float | None = None) -> KubeletListing:
-        """
-        Polls the kubelet for the devices of all containers. `seconds`: time limit; None: the default.
-        Raises Unavailable.
-        """
+        """Polls the devices of all containers. `seconds`: time limit; None: the default. Raises Unavailable."""
 
 
 class Reservations(Protocol):

@@ -32,8 +32,7 @@ from topoalign.runtime.replies import answer_with
 class WriterPositions:
     """
     Answers `alive` with the `WriterPosition` of the node, and publishes its usage again on `announce`. A subscriber
-    cannot distinguish a forged fact from a true one by its number, so it compares it with the writer's last
-    publication.
+    cannot recognize a forged fact by its number, so it compares it with the writer's last publication.
     """
 
     def __init__(self, ledger: Ledger, hardware_watch: HardwareWatch, usage: UsagePublisher) -> None:

@@ -23,10 +23,7 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the Kubernetes node, or of this host."""
 
     state_dir: Path = Path("/var/lib/topoalign")
-    """
-    Directory of the journal, on the node's own disk: it must survive a restart of the process, but not the loss of the
-    node.
-    """
+    """Directory of the journal, on the node's disk: it must survive a process restart, but not the loss of the node."""
 
     take_over: bool = False
     """
@@ -35,18 +32,14 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     kubelet_dir: str = ""
-    """
-    The kubelet's device plugin directory. If it is set, the kubelet allocates the devices. If it is empty, requests
-    come over the bus.
-    """
+    """The kubelet's device plugin directory, if the kubelet allocates devices. Empty: requests come over the bus."""
 
     kubelet_config: str = ""
     """The kubelet's configuration file, for predictions. Default: `config.yaml` in the directory above `kubelet_dir`."""
 
     kubelet_version: str = ""
     """
-    The kubelet's version, such as `v1.36.3`, which is published with its rules. No file or socket of a node contains
-    it. Default: unknown.
+    The kubelet's version, such as `v1.36.3`, published with its rules. No file or socket contains it. Default: unknown.
     """
 
     cdi_dir: Path = Path("/var/run/cdi")
@@ -70,8 +63,7 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     compat: Compat = ""
     """
     Whose rules decide. Empty: topoalign's own; `koordinator`: those of Koordinator's scheduler for its device
-    annotations; `gaia`: those of gpu-manager (Gaia) for units of GPUs; `hami`: those of HAMi's scheduler for slots of
-    GPUs.
+    annotations; `gaia`: those of gpu-manager (Gaia) for GPU units; `hami`: those of HAMi's scheduler for GPU slots.
     """
 
     reserved_cpus: str = ""
@@ -124,10 +116,7 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rules(self) -> AdmissionRules:
-        """
-        The rules by which the node decides, from its own settings. Raises InvalidField for rules that contradict each
-        other.
-        """
+        """The node's rules, from its own settings. Raises InvalidField for rules that contradict each other."""
         rules = AdmissionRules(
             policy=self.policy,
             scope=self.scope,

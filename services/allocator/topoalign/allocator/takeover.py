@@ -148,10 +148,7 @@ def try_lock(file: int, kind: int) -> bool:
 
 
 async def hardware_known(bus: Bus, node: NodeName, clock: Clock) -> None:
-    """
-    Waits until discovery has published the topology of the node. Raises HardwareUnknown if that takes longer than
-    `RECEIVE_SECONDS`.
-    """
+    """Waits until discovery has published the node's topology. Raises HardwareUnknown after `RECEIVE_SECONDS`."""
 
     async def give_up() -> None:
         await clock.sleep(RECEIVE_SECONDS)

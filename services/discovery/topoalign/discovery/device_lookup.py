@@ -14,9 +14,8 @@ MOST_LISTED = 32
 
 def find_devices(topology: Topology, names: Sequence[str], former: Iterable[DeviceID] = ()) -> tuple[DeviceID, ...]:
     """
-    Returns the GPUs, NICs and MIG instances with these names: an id, a PCI address, `GPU3` or `NIC2`, the index of a
-    GPU. `former` devices, which the node may have lost, are found only by id. Raises NotFound, and InvalidField for no
-    names or too many.
+    Returns the GPUs, NICs and MIG instances with these names: an id, a PCI address, `GPU3` or `NIC2`, a GPU's index.
+    `former` devices, possibly lost, are found only by id. Raises NotFound, and InvalidField for no names or too many.
     """
     if not names or len(names) > MOST:
         raise InvalidField("devices", f"{len(names)} of them", f"name 1 to {MOST} devices")

@@ -1,6 +1,5 @@
 """
-Computes the health of a node's devices from readings, errors and operator overrides, and stores what must survive a
-restart.
+Computes a node's device health from readings, errors and operator overrides, and stores what must survive a restart.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

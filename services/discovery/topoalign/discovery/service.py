@@ -104,8 +104,7 @@ def _merge_bridges(had: Topology, found: Topology, gpus: Sequence[Gpu], nics: Se
 
 RENEW_SECONDS = 5.0
 """
-Minimum time between two epochs of one run. It is below the ten seconds after which a registry or an allocator requests
-everything again.
+Minimum time between epochs of one run, below the ten seconds after which a registry or allocator requests all again.
 """
 
 

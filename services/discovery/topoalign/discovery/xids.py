@@ -2,10 +2,9 @@
 The effect of an XID on the health of its GPU.
 
 NVIDIA's catalogue has an action for each XID (`XID_CATALOG`). For most XIDs, the action is to restart the application
-or to do nothing: the GPU still works correctly, and stays healthy. After others, the GPU may compute wrong results
-until it is reset or replaced. For some, the driver reports what the GPU needs, so the next reading decides. After an
-XID without an action, the GPU is unhealthy until a quiet time has passed; NVIDIA's device plugin makes it unhealthy,
-too.
+or to do nothing: the GPU works correctly and stays healthy. After others, the GPU may compute wrong results until it is
+reset or replaced. For some, the driver reports what the GPU needs, so the next reading decides. After an XID without an
+action, the GPU is unhealthy until a quiet time has passed; NVIDIA's device plugin makes it unhealthy, too.
 
 Sources: NVIDIA's catalogue; the variables of NVIDIA's device plugin v0.20.0 that list XIDs.
 """

@@ -6,8 +6,7 @@ which Allocate relies. A daemon that ends is started again after 1, 2, 4 ... sec
 minute, the pauses begin at 1 second again. Between two daemons, the GPUs stay in EXCLUSIVE_PROCESS, so that no client
 without limits runs beside others. DEFAULT is set when this service ends.
 
-If a daemon of an earlier, killed process still runs, it is ended, because no process supervises it and its limits may
-differ.
+A daemon of an earlier, killed process is ended, because no process supervises it and its limits may differ.
 """
 
 import os

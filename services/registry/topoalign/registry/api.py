@@ -6,8 +6,7 @@ Every response is JSON, including errors: {"code", "finding", "remedy"}. An unkn
 names the parameter: if `?nod=a` were ignored, the response would cover all nodes.
 
 Lists are paginated: `limit` is the maximum number of items of a page, `continue` is the token for the next page. The
-token contains the key of the last row, so rows that are added or removed between two requests do not shift the next
-page.
+token contains the key of the last row, so rows added or removed between two requests do not shift the next page.
 """
 
 import binascii

@@ -9,8 +9,7 @@ node is then a `ContestedNode`, which is logged and counted; otherwise it is a `
 
 A pod holds a share if one of its containers requests devices and its annotation names a GPU. The GPU need not be
 registered: HAMi's plugin does not register a GPU that it cannot reach, even if containers use it. The amount does not
-matter: 0 means no limit. A pod of another system with this annotation and a device request cannot be distinguished from
-a pod of HAMi.
+matter: 0 means no limit. A pod of another system with this annotation and a device request looks like a pod of HAMi.
 
 An annotation that cannot be decoded is logged once, but still counts: HAMi manages the node, and a pod that requests
 devices holds a share.

@@ -1,7 +1,7 @@
 """
 The port to Kubernetes' API server: the objects that the registry reads, and the few that it writes.
 
-`registry.kubernetes` has the adapter over HTTP, and `topoalign.testing.memory_kubernetes` one in memory for simulations
+`registry.kubernetes` has the adapter over HTTP, and topoalign-tools has one in memory for simulations
 and tests. Both pass the same contract tests. An adapter does not store the watched objects; it only passes them on.
 """
 
@@ -202,9 +202,8 @@ class KubernetesApi(Protocol):
         Yields all pods of the cluster, then `Synced`, then each change, without end.
 
         After a lost connection, the watch continues where it was. If the API server no longer has the changes since
-        then, it yields all pods again, a `GoneObject` for each pod that was deleted in the meantime, and another
-        `Synced`. The same state of a pod can be yielded twice. After a failure it waits and retries (`trouble`). It
-        raises nothing.
+        then, it yields all pods again, a `GoneObject` for each pod that was deleted meanwhile, and another `Synced`. A
+        pod's state can be yielded twice. After a failure it waits and retries (`trouble`). It raises nothing.
         """
 
     def nodes(self) -> AsyncGenerator[SeenNode | GoneObject | Synced, None]:

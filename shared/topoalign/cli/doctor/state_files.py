@@ -3,8 +3,7 @@ Checks of the kubelet's state files: whether the kubelet can start with them, an
 
 A manager writes its file at each change, and reads it only when the kubelet starts. The CPU and the memory manager
 reject a file that is damaged, was written under another policy, or does not fit the machine, and the kubelet exits. The
-device manager logs a damaged file and continues without it. It then no longer knows which devices running containers
-have.
+device manager logs a damaged file and continues without it. It then no longer knows the devices of running containers.
 
 Source: kubelet v1.33 to v1.36.3, cm/cpumanager/state, cm/memorymanager/state, their static policies, and Start of
 cm/devicemanager. These releases do not differ in this.

@@ -50,10 +50,7 @@ def read_bounded(path: Path) -> bytes:
 
 
 def parse_document(raw: bytes, source: str, *, nulls: bool = False) -> Document:
-    """
-    Parses the one document in these bytes. `source`: its name in errors. `nulls`: whether null fields are kept. Raises
-    InvalidDocument.
-    """
+    """Parses exactly one document. `source`: its name in errors. `nulls`: keeps null fields. Raises InvalidDocument."""
     (found,) = documents_of(raw, source, 1, nulls=nulls) or [None]
     if not isinstance(found, dict):
         finding = "not a mapping of fields" if raw.strip() else "it is empty"

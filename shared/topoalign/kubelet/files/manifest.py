@@ -234,9 +234,8 @@ LIMITS = "limits."
 
 def read_quota_limits(hard: Mapping[str, str | int | float]) -> dict[ResourceName, int]:
     """
-    Extended resource -> its limit in `spec.hard` of a ResourceQuota. Kubernetes does not enforce these limits. An
-    invalid amount is ignored. `limits.nvidia.com/gpumem: 2k` is a limit of 2000. `limits.cpu` is not included, because
-    Kubernetes enforces it.
+    Extended resource -> its limit in `spec.hard` of a ResourceQuota. Kubernetes does not enforce it. An invalid
+    amount is ignored. `limits.nvidia.com/gpumem: 2k` means 2000. `limits.cpu` is omitted: Kubernetes enforces it.
     """
     return {
         ResourceName(name.removeprefix(LIMITS)): amount

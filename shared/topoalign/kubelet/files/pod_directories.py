@@ -6,9 +6,8 @@ the pod was deleted. A rejected pod has no directory. A pod that has ended but i
 its volumes torn down. So the directories show earlier that a pod is gone than the kubelet's checkpoints, which keep its
 entries until the kubelet writes them the next time.
 
-If neither the directories nor anything else shows that a pod is gone, its entries count, because a device that is
-wrongly considered free causes a wrong admission. Static pods also have a directory, named by their UID of 32
-hexadecimal digits.
+If nothing, including the directories, shows that a pod is gone, its entries count, because a device wrongly considered
+free causes a wrong admission. Static pods also have a directory, named by their UID of 32 hexadecimal digits.
 
 Source: kubelet v1.36.3, kubelet_pods and volumemanager.
 """

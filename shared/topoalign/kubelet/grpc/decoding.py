@@ -5,8 +5,7 @@ The generated code decodes small messages. Requests that list device IDs can be 
 whenever a pod starts. They consist of strings and one number. So this module decodes them into the generated classes
 itself, ten times as fast. The result is the same: unknown fields are skipped, repeated fields are concatenated, and the
 last value of the number counts. A message is rejected if a known field has another wire type, if a string is not UTF-8,
-or if the message is truncated. A request is also rejected if it lists more device IDs than a kubelet knows, or an empty
-device ID.
+or if it is truncated. A request is also rejected if it lists more device IDs than a kubelet knows, or an empty one.
 
 40,000 device IDs still take 10 ms, during which no other task of this process can run. So the first `FIRST_PIECE`
 fields are decoded at once; the requests for most pods have no more. The other fields are decoded `PIECE` at a time,

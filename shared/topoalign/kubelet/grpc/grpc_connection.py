@@ -6,10 +6,9 @@ more until these bytes are handled: one portion (`Frames`) in each of its turns 
 its answers and too much output is buffered, its frames are not handled. The bytes of requests are counted before they
 are decoded (`arriving`).
 
-A frame of 9 bytes costs h2 as much time as a frame of a kilobyte, so bytes do not measure work. The length, type and
-flags in its header show the cost of a frame, and whether a gRPC client would send it. This module limits three numbers
-that h2 and grpclib do not limit: the frames handled at once, the length of a header block, and the frames that carry no
-request.
+A frame of 9 bytes costs h2 as much time as one of a kilobyte, so bytes do not measure work. The length, type and flags
+in its header show the cost of a frame, and whether a gRPC client would send it. This module limits three numbers that
+h2 and grpclib do not limit: the frames handled at once, the length of a header block, and the frames without a request.
 
 Source: RFC 9113, sections 3.4, 4.1 and 6.
 """

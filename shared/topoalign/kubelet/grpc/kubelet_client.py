@@ -88,8 +88,7 @@ async def call_until_answered(path: Path, call: Callable[[], Awaitable[T]], cloc
     """
     Makes a call, and repeats it: at once if it raises Lost, and after `AGAIN_SECONDS` if it raises TurnedAway.
 
-    Raises KubeletAway, which names the socket at `path`, if the call fails otherwise, or is not answered within
-    `within` seconds.
+    Raises KubeletAway with `path` if the call fails otherwise, or is not answered within `within` seconds.
     """
     answers: list[T] = []
     failure = f"no answer within {within:g} s"

@@ -67,9 +67,8 @@ def peer(connection: socket.socket) -> Peer:
 
 def listen_on_path(path: Path, field: str, mode: int = 0o600, guard: Path | None = None) -> socket.socket:
     """
-    Creates a socket with this mode that listens at this path. A socket of a dead process there is removed first.
-    `guard`: the directory to lock meanwhile, if others can hold a lock on the socket's directory forever; None: the
-    socket's own.
+    Creates a socket with this mode that listens at this path. A dead process's socket there is removed first. `guard`:
+    the directory to lock meanwhile, if others can lock the socket's directory forever; None: the socket's own.
 
     Raises InvalidField about the setting `field` for a path that is too long, StateFault if the directory cannot be
     used, if another process serves the path, or if the file at the path is not a socket.

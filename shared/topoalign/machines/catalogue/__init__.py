@@ -2,8 +2,7 @@
 Machines by name, from public facts about them: for trials without the hardware, for tests and for the documentation.
 
 The topologies are real: sockets, cores, NUMA nodes and their distances, PCIe switches, NVLinks, and the position of
-each GPU and NIC. The names are artificial and readable: a GPU is `GPU-0`, and PCI addresses are numbered from the top
-of the tree.
+each GPU and NIC. The names are artificial and readable: a GPU is `GPU-0`, and PCI addresses are numbered from the top.
 
 Machines that were captured on real hardware (`make test-gpu`) are files in the folder `captured`.
 """

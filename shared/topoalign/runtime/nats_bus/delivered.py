@@ -1,9 +1,8 @@
 """
 Parses the raw bytes of messages from the connection, including messages that a store sends.
 
-A registry reads a million messages when it starts. The client library parses the headers of each in Python and passes
-it to a task through a queue, which takes three times as long as everything else (docs/decisions/0028). So the raw bytes
-are used here.
+A registry reads a million messages when it starts. The client library parses the headers of each in Python and queues
+it for a task, which takes three times as long as everything else (docs/decisions/0028). So the raw bytes are used here.
 
 If a message is read directly from a store, the store adds these headers after those of the message, in this order
 (nats-server 2.11 and later, ADR-31):

@@ -11,8 +11,7 @@ it would receive every message twice, as news and from the store.
 The next batch is requested as soon as the last one has arrived, so that server and reader work at the same time. But at
 most two batches wait for the reader, so that a slow reader does not burden the server.
 
-A refusal is treated like a lost connection, because operators change permissions while the process runs. It is logged
-once.
+A refusal is treated like a lost connection, because operators change permissions at run time. It is logged once.
 """
 
 from collections import deque
@@ -40,8 +39,7 @@ LARGEST_BATCH = 1000
 BATCH_BYTES = 4 * 1024 * 1024
 NEWS_BYTES = 4 * 1024 * 1024
 """
-Maximum bytes of news that wait for the reader. Above this, the news is dropped, its subscription ends, and the messages
-are read from the store.
+Maximum bytes of news that wait for the reader. Above this, it is dropped, its subscription ends, and the store is read.
 """
 LOOK = 4.0
 """Seconds after which a follower without news checks the store."""
@@ -216,9 +214,7 @@ class FollowerReading:
         await self.look()
 
     async def look(self) -> None:
-        """
-        Checks the store for messages. Raises BusUnavailable if the stream went back; then it is read from its start.
-        """
+        """Checks for stored messages. Raises BusUnavailable if the stream went back; then it is read from its start."""
         last = await find_message(self.connection, self._stream, {"last_by_subj": self._subject})
         newest = 0 if last is None else last.in_store().position
         if 0 < newest < self._position:
@@ -346,10 +342,7 @@ class NatsFollower:
         return reading
 
     async def has_gone_back(self, connection: NatsConnection) -> bool:
-        """
-        Whether the stream was lost or restored since the message at the position was read: it has another message there, or
-        none and nothing newer.
-        """
+        """Whether the stream was lost or restored: at the position it has another message or none and nothing newer."""
         there = await find_message(connection, self._stream, {"seq": self._position})
         if there is not None:
             return self._stored not in (b"", there.in_store().stored)

@@ -1,6 +1,5 @@
 """
-Manages one connection to a NATS server, from connect to loss. A lost connection is never restored: to continue, open a
-new one.
+Manages one connection to a NATS server, from connect to loss. A lost connection is never restored: open a new one.
 
 So every connection passes the same checks, and no message of a lost connection is sent later without the caller's
 knowledge. For this, the library's reconnection and buffering are disabled.
@@ -153,8 +152,7 @@ class NatsConnection:
     ) -> asyncio.Future[Delivered]:
         """
         Sends a request. The future gets the first answer that `accept` accepts, or the status that nobody answers.
-        Other answers are ignored, because a stream that stores the request answers, too. (The client library returns
-        the first answer.)
+        Others are ignored: a stream that stores the request answers too. (The client library returns the first.)
 
         The last token of the reply subject is random, so that a service that answers one request cannot guess the reply
         subject of another. Raises the library's errors.
@@ -225,9 +223,8 @@ class NatsConnection:
     @contextmanager
     def waiting(self, subject: str, seconds: float) -> Iterator[None]:
         """
-        Cancels the block after this time, when the connection is lost, or if there is no permission on the subject.
-        Then it raises BusUnavailable or BusRefused. For an error of the library, it raises NobodyAnswers, BusRefused or
-        BusUnavailable.
+        Cancels the block after this time, when the connection is lost, or without permission on the subject. Then it
+        raises BusUnavailable or BusRefused. For library errors, it raises NobodyAnswers, BusRefused or BusUnavailable.
         """
         if self.lost.is_set():
             raise BusUnavailable(f"the connection to {self.url} is lost: {self.reason}")
@@ -318,9 +315,8 @@ class NatsConnection:
 
 async def open_connection(urls: Sequence[str], name: str, access: Access, inbox: str = "") -> NatsConnection:
     """
-    Connects to one of the servers, tried in random order, and checks its version. `inbox`: prefix of the reply
-    subjects. Raises InvalidField for unusable credential files, BusRefused for wrong credentials or an old server, and
-    BusUnavailable.
+    Connects to one of the servers in random order, and checks its version. `inbox`: prefix of reply subjects. Raises
+    InvalidField for unusable credential files, BusRefused for wrong credentials or an old server, and BusUnavailable.
     """
     options = client_options(access)
     tls = tls_context(access, urls)

@@ -1,6 +1,5 @@
 """
-Publishes one message, many in a row, or several as an atomic batch (nats-server 2.12, ADR-50), and reads the store's
-answer.
+Publishes one message, many in a row, or an atomic batch (nats-server 2.12, ADR-50), and reads the store's answer.
 
 A store checks the expected last position before message ids. So for the repetition of a stored message it reports a
 conflict (10071), and for the repetition of a stored batch a duplicate id (10201). In both cases, the first message of

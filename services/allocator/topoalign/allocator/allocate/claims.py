@@ -10,9 +10,8 @@ For each container, `grants` calls these methods of every claim, in this order:
   has the devices.
 - `complete`: adds the data of the claim to the new allocation.
 
-`WholeDevices` claims the devices in the call. `UnitClaim` and `SlotClaim` claim a share of a GPU. `JointClaim` claims
-the NICs that are reserved with the GPUs. `VisibleGpus` checks that the container can see all its GPUs. To add a sharing
-mode, add a `Claim`.
+`WholeDevices` claims a call's devices. `UnitClaim` and `SlotClaim` claim GPU shares. `JointClaim` claims the NICs
+reserved with the GPUs. `VisibleGpus` checks that the container sees all its GPUs. A new sharing mode needs a `Claim`.
 """
 
 from collections import Counter
@@ -44,9 +43,7 @@ MOST_DEVICES = 20_000
 
 
 class NodeView:
-    """
-    The data that claims need: the node's state and reservations, the time, and a check whether containers have ended.
-    """
+    """The data that claims need: the node's state and reservations, the time, and a check for ended containers."""
 
     def __init__(
         self,
@@ -88,9 +85,7 @@ class NewRecords(NamedTuple):
     ended: set[AllocationID]
     """The allocations in `gone` that leave no remainder."""
     deviations: dict[AllocationID, tuple[DeviceID, ...]]
-    """
-    Allocation -> the preferred or reserved devices, if the kubelet allocated others (`preferred` of `Ledger.grant`).
-    """
+    """Allocation -> preferred or reserved devices, if the kubelet allocated others (`preferred` of `Ledger.grant`)."""
 
 
 class AskedContainer(NamedTuple):

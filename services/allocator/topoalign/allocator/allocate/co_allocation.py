@@ -164,10 +164,7 @@ class JointClaim(Claim):
 
 
 def free_functions(state: NodeState, nic: DeviceID, wanted: Sequence[str]) -> tuple[str, ...]:
-    """
-    Returns as many free virtual functions of a NIC as `wanted` has; () if too few are free. Those in `wanted` come
-    first.
-    """
+    """Returns `len(wanted)` free virtual functions of a NIC, those in `wanted` first; () if too few are free."""
     device = state.hardware.nic_by_id.get(nic)
     owned = state.ownership
     present = [each.pci for each in device.virtual_functions] if device is not None else []

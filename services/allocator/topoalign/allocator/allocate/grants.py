@@ -49,9 +49,7 @@ FOLLOWED_SECONDS = 10.0
 
 
 class Preference(NamedTuple):
-    """
-    One answer to GetPreferredAllocation: the available devices, the chosen devices, and the time (monotonic seconds).
-    """
+    """One answer to GetPreferredAllocation: the available and the chosen devices, and the time (monotonic seconds)."""
 
     available: Collection[DeviceID]
     chosen: tuple[DeviceID, ...]
@@ -59,9 +57,7 @@ class Preference(NamedTuple):
 
 
 class Preferences:
-    """
-    Stores the newest preference for each resource and compares it with the devices that the kubelet then allocates.
-    """
+    """Stores the newest preference for each resource and compares it with the devices that the kubelet allocates."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -128,9 +124,7 @@ class GroupCommit:
     """Queues calls that are ready and records them in groups."""
 
     def __init__(self, record: Callable[[Sequence[AllocateCall]], None]) -> None:
-        """
-        `record` checks and records calls in order, without an await. It sets the answers or the error of each call.
-        """
+        """`record` checks and records calls in order, without an await. It sets each call's answers or error."""
         self._record = record
         self._queue: list[AllocateCall] = []
         self._recorded = anyio.Event()
@@ -193,10 +187,7 @@ class Grants:
         preferences: Preferences,
         expect: Callable[[Sequence[Allocation]], None],
     ) -> None:
-        """
-        `claims`: in the order in which they are checked, after `WholeDevices`. `expect` is called with the answers of
-        each recorded call.
-        """
+        """`claims`: in the order of checks, after `WholeDevices`. `expect` gets the answers of each recorded call."""
         self._ledger = ledger
         self._view = view
         self._pod_resources = pod_resources
@@ -219,8 +210,7 @@ class Grants:
 
     def record(self, calls: Sequence[AllocateCall]) -> None:
         """
-        Checks calls in order and records all with one sync. If a check fails, its call is refused. If the disk fails,
-        all are.
+        Checks calls in order and records all with one sync. Refuses a call if its check fails, all if the disk fails.
         """
         grant = Grant(self._pod_resources.written(), self._view.now)
         judged: list[tuple[AllocateCall, Judgement]] = []
@@ -305,10 +295,7 @@ class Grants:
 
 
 def is_repeated(record: Allocation, asked: AskedContainer, shown: Collection[Place]) -> bool:
-    """
-    Whether the call repeats an earlier one: the kubelet reports exactly these devices, and the MIG instances are the
-    same.
-    """
+    """Whether a call is a repetition: the kubelet reports exactly these devices, and the MIG instances are the same."""
     places = kubelet_places(record)
     is_same = {device for _, device in places} == asked.ids and all(place in shown for place in places)
     return is_same and all(

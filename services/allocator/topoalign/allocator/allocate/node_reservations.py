@@ -24,18 +24,12 @@ from topoalign.runtime.tasks import wait_for_first
 AGAIN_SECONDS = 1.0
 """Time between two attempts to read the stream."""
 READ_SECONDS = 3.0
-"""
-Maximum time after the start for which the kubelet's calls wait for reservations. If the bus works, it takes
-milliseconds.
-"""
+"""Maximum wait of the kubelet's calls for reservations after the start. If the bus works, it takes milliseconds."""
 
 EXPECTED_SECONDS = 10.0
 """Maximum time from a confirmation to the arrival of the reservation. A bind takes at most four seconds."""
 RECEIVE_SECONDS = 1.0
-"""
-Maximum time for which a call of the kubelet waits for that reservation. On an idle node it takes less than a
-millisecond.
-"""
+"""Maximum wait of a kubelet's call for that reservation. On an idle node it takes less than a millisecond."""
 
 log = structlog.get_logger("topoalign.allocator.allocate.node_reservations")
 
@@ -50,9 +44,7 @@ class NodeReservationList:
         self._clock = clock
         self._newest = NodeReservations()
         self._observed: NodeState | None = None
-        """
-        Cache key: the state with which `_newest` was computed. One call of the kubelet reads the reservations 12 times.
-        """
+        """Cache key: the state with which `_newest` was computed. A kubelet call reads the reservations 12 times."""
         self._began = clock.monotonic()
         self._read = anyio.Event()
         self._expected_until = self._began
@@ -112,9 +104,7 @@ class NodeReservationList:
                     self._read.set()
 
     def take(self, received: Received) -> None:
-        """
-        Applies a message from the node's subject. If it is not a reservation of this node, it is ignored and counted.
-        """
+        """Applies a message from the node's subject. Ignores and counts it if it is not a reservation of this node."""
         try:
             event = wire.decode_event(received.message)
         except BadRequest as error:

@@ -2,9 +2,8 @@
 Decides whether a container can start with its vGPU slots or vcuda units.
 
 Allocate does not identify the container. So if two containers request the same number of slots, one may get the slots
-that are reserved for the other. When a container starts, its pod is known. The start is refused if the container's
-amounts differ from its reservation, or if its slots are reserved for another pod. Example with ten slots, 100 cores and
-40960 MiB per GPU:
+reserved for the other. When a container starts, its pod is known. The start is refused if its amounts differ from its
+reservation, or its slots are reserved for another pod. Example with ten slots, 100 cores and 40960 MiB per GPU:
 
     reserved for a: GPU-0::3 with 60 cores and 6000 MiB; b has no reservation; the kubelet calls Allocate for b first
     b gets GPU-0::3, then a gets another slot with an equal part (10 cores and 4096 MiB): neither starts
@@ -223,10 +222,7 @@ class SlotStarts(ContainerStarts):
         )
 
     def _kept(self, resource: ResourceName) -> Iterator[tuple[Reservation, ReservedContainer, frozenset[DeviceID]]]:
-        """
-        Yields each container of valid reservations: the reservation, the container, and its reserved slots or their
-        replacement.
-        """
+        """Yields the valid reservations with each container and its reserved slots or their replacement."""
         reserved = self._view.reserved
         now = self._view.now
         for each in reserved.reservations:

@@ -2,8 +2,7 @@
 Answers the kubelet's device calls and maintains the ledger of its allocations.
 
 Allocate does not identify the container. So an allocation is identified by its set of devices. Its owner is read later
-from PodResources, which also shows which containers have ended. If a live allocation already has devices of an Allocate
-call:
+from PodResources, which also shows which containers have ended. If a live allocation has devices of an Allocate call:
 
 - If no container has the devices anymore, the allocation is stale and is released.
 - If the kubelet reports exactly this set for a container, the call is a repeat and gets the same answer.
@@ -54,9 +53,7 @@ from topoalign.core.sharing.reserved_shares import ShareQuestion
 from topoalign.core.state.fold import NodeState
 
 GRANT_SECONDS = 4.0
-"""
-Maximum time from the arrival of a call to the answer of a slow kubelet. It is shorter than the default `drain_seconds`.
-"""
+"""Maximum time from a call to the answer of a slow kubelet. It is shorter than the default `drain_seconds`."""
 AGAIN_SECONDS = 0.5
 """Minimum time from the start of one attempt to the start of the next."""
 
@@ -81,9 +78,7 @@ async def poll_for_grant(poll: Callable[[float | None], Awaitable[Poll]], clock:
 
 
 class SharedPoll:
-    """
-    Polls the kubelet once for all callers that wait when the poll begins. Many containers may start at the same time.
-    """
+    """Polls the kubelet once for all callers that wait when the poll begins. Many containers may start at once."""
 
     def __init__(self, poll: Callable[[float | None], Awaitable[Poll]]) -> None:
         """`poll` takes a time limit in seconds, or None for the default. It raises Unavailable."""
@@ -254,10 +249,7 @@ class DeviceAllocations:
         return [each for each in live if has_ended(each, poll.listing, poll.at)]
 
     async def allocate(self, resource: ResourceName, containers: AskedDevices) -> tuple[Allocation, ...]:
-        """
-        As `AllocatorPort.allocate`. Also raises HardwareUnknown, DeviceUnusable, Unavailable, and the NoFit errors of
-        the claims.
-        """
+        """As `AllocatorPort.allocate`. Also raises HardwareUnknown, DeviceUnusable, Unavailable and a claim's NoFit."""
         arrived = self._clock.monotonic()
         await self._reservations.until_read()
         await self._ensure_fresh()

@@ -1,8 +1,7 @@
 """
 Prefers and checks vGPU slots in the kubelet's calls. A call has a number of slots but no amounts.
 
-If a container gets exactly the slots of a reservation, it has the reserved amounts. Each other slot is an equal part of
-its GPU.
+If a container gets exactly a reservation's slots, it has the reserved amounts. Other slots are equal parts of a GPU.
 
 - GetPreferredAllocation prefers the slots that are reserved for a request of this size. If the kubelet does not offer
   them, slots of other GPUs that have enough free replace them, unless the pod restricts its GPUs. Without a
@@ -85,8 +84,7 @@ class SlotClaim(Claim):
 
     def prefer(self, live: NodeState, question: ShareQuestion, displaced: Collection[DeviceID]) -> tuple[DeviceID, ...]:
         """
-        Returns the preferred slots; () if too few GPUs have enough free. `displaced` devices count as held, except for
-        reserved slots.
+        Returns the preferred slots; () if too few GPUs have enough free. Unreserved `displaced` devices count as held.
         """
         resource, available, must_include, size = question
         if resource not in resources_in_slots(live.hardware) or not max(1, len(must_include)) <= size <= len(available):
@@ -176,9 +174,7 @@ class SlotClaim(Claim):
         )
 
     def amounts(self, resource: ResourceName, slots: Collection[DeviceID]) -> dict[DeviceID, Amount]:
-        """
-        Returns slot -> amount for a container that gets these slots; empty if the resource is not offered in slots.
-        """
+        """Returns slot -> amount for a container with these slots; empty if the resource is not offered in slots."""
         hardware = self.view.state.hardware
         if resource not in resources_in_slots(hardware):
             return {}
@@ -196,9 +192,7 @@ class SlotClaim(Claim):
         return sharing if self._lacking(amounts, (*sharing, *asked.new.granted)) is not None else ()
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """
-        Releases ended allocations if too little is free for the slots. Raises ShareDoesNotFit if that does not suffice.
-        """
+        """Releases ended allocations if the slots do not fit. Raises ShareDoesNotFit if that does not suffice."""
         if not conflicts:
             return
         poll = asked.known_poll

@@ -11,8 +11,7 @@ container can use the GPU.
 - Allocate refuses: units of several GPUs, unless they are reserved or whole GPUs; memory on another GPU than the
   computing time that was granted just before; a whole GPU while another container has units of it; units while another
   container has the whole GPU.
-- PreStartContainer (`pre_start`) checks again. At that time, the kubelet's checkpoint has the devices of each
-  container.
+- PreStartContainer (`pre_start`) checks again. At that time, the checkpoint has the devices of each container.
 
 The ledger does not store which grant may still lack its other half. So an agent that has just started does not know it.
 """
@@ -93,17 +92,13 @@ from topoalign.core.state.share_amounts import (
 
 
 def share_asked(kind: UnitKind, size: int) -> Share:
-    """
-    Returns the smallest share with this number of units. A share with computing time has at least one memory block.
-    """
+    """Returns the smallest share with this many units. A share with computing time has at least one memory block."""
     least = Amount(cores=0, memory=MEMORY_BLOCK if kind == "cores" and size < CORES else 0)
     return share_of_units(sum_amounts((unit_amount(kind, size), least)))
 
 
 def shares_asked(kind: UnitKind, question: ShareQuestion, reserved: NodeReservations, now: float) -> tuple[Share, ...]:
-    """
-    Returns the shares that a request may be for. The share of a container with a reservation of this size comes first.
-    """
+    """Returns the possible shares of a request. The share of a container with a reservation of this size is first."""
     for _, container, units in open_reservations(reserved, now, question.resource):
         if len(units) == question.size:
             held = [unit for ids in container.devices.values() for unit in ids]
@@ -129,8 +124,7 @@ def gpu_of_other_half(
 ) -> tuple[DeviceID, ...]:
     """
     Returns the GPU of the newest grant if the requested units should be its other half; () otherwise. `is_reserved`:
-    there is a reservation for the request, so the newest grant can be a whole GPU. `fitting`: GPU -> number of
-    available units.
+    the request has a reservation, so the grant can be a whole GPU. `fitting`: GPU -> number of available units.
     """
     if half is None or share.whole or must_include:
         return ()
@@ -183,9 +177,7 @@ class PossibleOwners(NamedTuple):
 
 
 class UnitClaim(Claim):
-    """
-    Claims a share in vcuda units. Prefers and checks units based on the newest grant of units and the reservations.
-    """
+    """Claims a share in vcuda units. Prefers and checks units by the newest grant of units and the reservations."""
 
     def __init__(self, view: NodeView) -> None:
         super().__init__(view)
@@ -212,8 +204,7 @@ class UnitClaim(Claim):
     def open_half(self, kind: UnitKind, poll: Poll | None) -> OpenHalf | None:
         """
         Returns the newest grant if units of this kind may be its other half. Returns None if its container has
-        everything that is reserved for it, or is in the checkpoint. The kubelet writes the checkpoint when a container
-        has all its devices.
+        everything reserved for it, or is in the checkpoint. The kubelet writes it when a container has all its devices.
         """
         if self._newest is None or self.view.now - self._newest.at > OPEN_SECONDS:
             return None
@@ -320,9 +311,7 @@ class UnitClaim(Claim):
     def _gpus_for(
         self, state: NodeState, share: Share, kind: UnitKind, question: ShareQuestion, fitting: Mapping[DeviceID, int]
     ) -> tuple[DeviceID, ...]:
-        """
-        Returns the GPUs of the preferred units; () if none have enough. `fitting`: GPU -> number of available units.
-        """
+        """Returns the preferred units' GPUs; () if none have enough. `fitting`: GPU -> number of available units."""
         hardware = state.hardware
         compat = self.view.compat
         left = {
@@ -379,10 +368,7 @@ class UnitClaim(Claim):
         )
 
     def check_spread(self, resource: ResourceName, units: Collection[DeviceID]) -> None:
-        """
-        Raises ShareSplit if a container waits for this number of units on several GPUs and other units are reserved for
-        it.
-        """
+        """Raises ShareSplit if a container with other reserved units waits for this many units on several GPUs."""
         own = spread_for(self.view.reserved, self.view.now, resource, len(units), units)
         if own is None:
             return

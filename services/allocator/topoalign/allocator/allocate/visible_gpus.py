@@ -10,8 +10,7 @@ call is refused. Example with one GPU and one MIG instance:
     nothing reserved           Allocate of GPU-0 names GPU-0            Allocate of MIG-1-0 is refused
 
 The kubelet writes its checkpoint when a container has all its devices (v1.36.3, allocateContainerResources). Until the
-checkpoint has the newest grant of GPUs, but for at most OPEN_SECONDS, the next Allocate call counts as one for the same
-container.
+checkpoint has the newest GPU grant, but at most OPEN_SECONDS, the next Allocate call counts as the same container's.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -66,9 +65,7 @@ class VisibleGpus(Claim):
     """Tracks the GPUs in the answers for a container and refuses GPUs that the container would not see."""
 
     def __init__(self, view: NodeView, by_variable_alone: Callable[[], bool]) -> None:
-        """
-        `by_variable_alone`: as in the current `PluginFlags`, whether GPUs are passed only in NVIDIA_VISIBLE_DEVICES.
-        """
+        """`by_variable_alone`: whether the current `PluginFlags` pass GPUs only in NVIDIA_VISIBLE_DEVICES."""
         super().__init__(view)
         self._by_variable_alone = by_variable_alone
         self._newest: NewestGpuGrant | None = None
@@ -121,10 +118,7 @@ class VisibleGpus(Claim):
         return found
 
     def conflicts(self, asked: AskedContainer) -> Sequence[Allocation]:
-        """
-        Returns the newest grant if its answer does not list these GPUs. A poll must show whether the container is the
-        same.
-        """
+        """Returns the newest grant if its answer omits these GPUs. A poll must show if the container is the same."""
         newest = self._newest
         if newest is None or newest.resource == asked.resource or not self._by_variable_alone():
             return ()
@@ -134,9 +128,7 @@ class VisibleGpus(Claim):
         return () if self._named(newest).issuperset(map(base_of, asked.ids)) else [grant]
 
     def evict(self, asked: AskedContainer, conflicts: Sequence[Allocation]) -> None:
-        """
-        Raises NotVisible if the newest answer for the same container does not list these GPUs. Raises once per grant.
-        """
+        """Raises NotVisible if the newest answer for the same container omits these GPUs. Raises once per grant."""
         newest = self._newest
         if not conflicts or newest is None or self._is_entered(newest, asked.known_poll):
             return

@@ -1,9 +1,8 @@
 """
 Prepares the host for passing devices to containers, when the configuration or the hardware changes.
 
-With the CDI strategies a container gets only device names, so the specification that defines them must already exist.
-Allocate calls fail while it cannot be written. This is also checked every few seconds, so that an error is reported
-before a pod fails.
+With the CDI strategies a container gets only device names, so the specification that defines them must exist. Allocate
+fails while it cannot be written. This is also checked every few seconds, to report an error before a pod fails.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -66,9 +65,7 @@ class Containers:
         self._reason: str | None = None
 
     def now(self, topology: Topology, resource: ResourceName) -> ResponseWriter:
-        """
-        Returns the writer for one Allocate call. Raises ContainerUnready or StateFault if nothing can be allocated.
-        """
+        """Returns the writer of an Allocate call. Raises ContainerUnready or StateFault if nothing can be allocated."""
         if not has_gpus(topology, resource):
             return ResponseWriter()
         lists = self._device_lists(topology)

@@ -55,9 +55,8 @@ def driver_root(flags: Flags) -> HostRoot:
 
 def dev_root(flags: Flags) -> HostRoot:
     """
-    Returns the root of /dev/nvidia*: `nvidiaDevRoot`, or the driver's root if that is not set. If this process sees no
-    /dev there, it uses its own /dev, which is the host's in a privileged container (k8s-device-plugin v0.20.0,
-    root.getDevRoot).
+    Returns the root of /dev/nvidia*: `nvidiaDevRoot`, or else the driver's root. If this process sees no /dev there, it
+    uses its own /dev, which is the host's in a privileged container (k8s-device-plugin v0.20.0, root.getDevRoot).
     """
     host = flags.nvidia_dev_root or flags.nvidia_driver_root
     places = [Path(host), Path("/")]

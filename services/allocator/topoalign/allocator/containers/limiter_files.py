@@ -106,10 +106,7 @@ def make_root(root: Path) -> None:
 
 
 def list_own_directories(root: Path, name: re.Pattern[str]) -> list[str]:
-    """
-    Lists the directories in the root with such a name that this process's user owns; empty without a root. Raises
-    OSError.
-    """
+    """Lists this user's directories with such a name in the root; empty without a root. Raises OSError."""
     try:
         with open_directory(root) as at:
             return [each for each in list_entries(at) if name.fullmatch(each) and is_own_directory(at, each)]
@@ -124,10 +121,7 @@ def remove_own_directory(root: Path, name: str) -> None:
 
 
 def remove_leftovers(root: Path) -> None:
-    """
-    Removes up to `MOST_REMOVED` entries, divided equally among the renamed directories. Raises OSError if some cannot
-    be removed.
-    """
+    """Removes up to `MOST_REMOVED` entries, split equally among the renamed directories. Raises OSError if any fail."""
     failure: OSError | None = None
     with suppress(FileNotFoundError), open_directory(root) as at:
         names = [each for each in list_entries(at) if GONE.fullmatch(each)]
@@ -205,10 +199,7 @@ def remove_level(top: int, name: str, names: Iterator[str], most: int) -> int:
 
 
 def unlock(at: int, name: str) -> None:
-    """
-    Restores the owner's permissions on a directory of this process's user. Root in a container may have removed them.
-    Raises OSError.
-    """
+    """Restores the owner's permissions on this user's directory. Root in containers may remove them. Raises OSError."""
     with open_directory(name, at, os.O_PATH) as directory:
         found = os.fstat(directory)
         if found.st_uid == os.geteuid() and found.st_mode & stat.S_IRWXU != stat.S_IRWXU:

@@ -78,9 +78,8 @@ def client_limits(
     devices: Sequence[DeviceID], amounts: Mapping[DeviceID, Amount], hardware: Topology
 ) -> Mapping[str, str]:
     """
-    Returns the variables that limit a container with these units of one kind, or with these slots; empty for shares.
-    `amounts`: slot -> recorded amount; a slot without one has an equal part. GPUs are numbered in the order that the
-    container sees.
+    Returns the variables that limit a container with these units of one kind, or these slots; empty for shares.
+    `amounts`: slot -> recorded amount; others have an equal part. GPUs are numbered as the container sees them.
     """
     units = Counter(map(base_of, devices))
     match unit_kind(devices[0]) if devices else None:

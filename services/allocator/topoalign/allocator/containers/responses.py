@@ -6,9 +6,8 @@ their virtual functions are always passed as device nodes, and so are GPUs whose
 (`Gpu.device_nodes`). The kubelet can repeat a call. The same devices then get the same response, except for the random
 name of HAMi-core's file.
 
-Sources: k8s-device-plugin v0.20.0, internal/plugin/server.go; sriov-network-device-plugin v3.7, which names the
-variable of PCI addresses; kubelet v1.36.3, devicemanager, for how the responses for the resources of a container are
-merged.
+Sources: k8s-device-plugin v0.20.0, internal/plugin/server.go; sriov-network-device-plugin v3.7, for the variable of PCI
+addresses; kubelet v1.36.3, devicemanager, for how the responses for a container's resources are merged.
 """
 
 import re
@@ -196,10 +195,7 @@ class NicEdits(EditProvider, frozen=True):
     """Adds NICs and virtual functions, requested or co-allocated, with the variables that name all of them."""
 
     def edit(self, response: v1beta1.ContainerAllocateResponse, devices: ContainerDevices) -> None:
-        """
-        Adds device nodes and variables. Co-allocated devices get those that an Allocate of their own resource would
-        add.
-        """
+        """Adds device nodes and variables. Co-allocated devices get those of an Allocate of their own resource."""
         hardware = devices.hardware
         co_allocated = (each for _, ids in reported_co_allocated(devices.allocation) for each in ids)
         own = [*devices.functions, *functions_of(hardware, co_allocated)]
@@ -282,10 +278,7 @@ def visible_device(topology: Topology, base: DeviceID, lists: DeviceLists) -> Vi
 
 
 def named_bases(devices: ContainerDevices) -> list[DeviceID]:
-    """
-    Returns the bases of a container's devices; GPUs come before their MIG instances, NICs before their virtual
-    functions.
-    """
+    """Returns the bases of these devices: GPUs before their MIG instances, NICs before their virtual functions."""
     bases = {base_of(each) for ids in devices.named.values() for each in ids}
     hardware = devices.hardware
     gpus = [(gpu.id, *(instance.uuid for instance in gpu.mig or ())) for gpu in hardware.gpus]

@@ -1,11 +1,10 @@
 """
 Runs one device plugin for each resource of the node.
 
-The configuration defines the resources, and can change at run time. A newly offered resource gets its plugin
-immediately. A resource that is no longer offered keeps its plugin while a container holds one of its devices, because
-the kubelet does not restart such a container without the plugin. During this time only the held devices are listed, as
-unhealthy, so that they are not allocated again. When the last container has ended, the plugin sends an empty list and
-stops.
+The configuration defines the resources, and can change at run time. A newly offered resource gets its plugin at once. A
+resource that is no longer offered keeps its plugin while a container holds one of its devices, because the kubelet does
+not restart such a container without the plugin. Meanwhile only the held devices are listed, as unhealthy, so that they
+are not allocated again. When the last container ends, the plugin sends an empty list and stops.
 
 Source: kubelet v1.36.3, devicemanager `callPreStartContainerIfNeeded`, `GetCapacity`.
 """
@@ -178,10 +177,7 @@ class KubeletFront:
 
 
 def resources_to_serve(state: NodeState) -> set[ResourceName]:
-    """
-    The resources to serve: those offered, and former ones if containers still hold their devices. Empty until the
-    hardware is known.
-    """
+    """The resources to serve: those offered, and former ones with held devices. Empty until the hardware is known."""
     if state.topology is None:
         return set()
     return state.ownership.former_resources | state.hardware.offers_of.keys()

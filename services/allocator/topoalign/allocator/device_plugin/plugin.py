@@ -1,12 +1,11 @@
 """
 Serves one resource to the kubelet: its socket, its registration, and its ListAndWatch stream.
 
-A kubelet that restarts loses its plugin registrations without a notification. The kubelet can start long after the
-allocator, delete the plugin's socket together with its directory, or accept a registration and never open a stream. So
-a plugin does not rely on events: it polls the actual state twice a second and reconciles it. If the kernel reports
-changes in the directory (`runtime.directory_changes`), the plugin also polls after each change. While the stream is
-open, it then polls otherwise only every `QUIET_SECONDS`. The table in `registration` defines the reaction to each
-event.
+A kubelet that restarts loses its plugin registrations silently. The kubelet can start long after the allocator, delete
+the plugin's socket together with its directory, or accept a registration and never open a stream. So a plugin does not
+rely on events: it polls the actual state twice a second and reconciles it. If the kernel reports changes in the
+directory (`runtime.directory_changes`), the plugin also polls after each change. While the stream is open, it otherwise
+polls only every `QUIET_SECONDS`. The table in `registration` defines the reaction to each event.
 
 The plugin ends the old stream before it registers again. If an old stream ends after the registration, the kubelet
 drops its newest client (kubelet v1.36.3, devicemanager runClient).
@@ -178,9 +177,8 @@ class Plugin:
 
     def compare(self, shown: Collection[DeviceID]) -> None:
         """
-        Compares the devices that the kubelet shows as allocatable with those of the resource. If the kubelet's stream
-        is open and it shows none of the healthy devices that it was sent, it has lost them, and only a new registration
-        restores them.
+        Compares the kubelet's allocatable devices with those of the resource. If the kubelet's stream is open and it
+        shows none of the healthy devices that it was sent, it has lost them, and only a new registration restores them.
         """
         visibility = self._registration.visibility
         if not self.service.watch.open or not self._registration.is_registered:

@@ -1,13 +1,11 @@
 """
 The gRPC service of one device plugin, which the kubelet calls.
 
-The kubelet selects the NUMA nodes and the devices of a container. The plugin lists the devices with their health and
-NUMA nodes (ListAndWatch), and ranks them (GetPreferredAllocation). The kubelet then reports its selection (Allocate),
-which is recorded before the response. Allocate does not name the container, so the owner is read from PodResources
-later.
+The kubelet selects a container's NUMA nodes and devices. The plugin lists the devices with their health and NUMA nodes
+(ListAndWatch), and ranks them (GetPreferredAllocation). The kubelet then reports its selection (Allocate), which is
+recorded before the response. Allocate does not name the container, so the owner is read from PodResources later.
 
-The methods only convert messages. The `AllocatorPort` makes the decisions, and `transport` maps its errors to gRPC
-status codes.
+The methods only convert messages. The `AllocatorPort` decides, and `transport` maps its errors to gRPC status codes.
 
 Sources: the device plugin API v1beta1 and its use in kubelet v1.36.3 (cm/devicemanager).
 """
@@ -185,10 +183,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
         return self.watches.kubelet
 
     def favours(self, connection: GrpcConnection) -> bool:
-        """
-        Whether this connection is probably the kubelet's. If the server has too many connections, it closes this one
-        last.
-        """
+        """Whether this connection is probably the kubelet's. With too many connections, the server closes it last."""
         return self.watches.favour(connection)
 
     async def get_device_plugin_options(self, message: v1beta1.Empty) -> v1beta1.DevicePluginOptions:
@@ -245,8 +240,7 @@ class DevicePlugin(Servicer, v1beta1.DevicePluginBase):
 
     async def allocate(self, message: v1beta1.AllocateRequest) -> v1beta1.AllocateResponse:
         """
-        Answers Allocate, for all containers of the request or for none. The allocations are on disk before the response
-        is sent.
+        Answers Allocate for all containers of a request or none. The allocations are on disk before the response.
 
         Raises ContainerUnready, before anything is recorded, if a container could not use the devices. Also raises the
         errors of `AllocatorPort.allocate`.
@@ -289,8 +283,7 @@ REGISTER_SECONDS = 12.0
 def socket_path(directory: Path, resource: ResourceName) -> Path:
     """
     The socket of a resource: `topoalign-nvidia.com_gpu.sock` in the kubelet's directory. If the path is too long, a
-    digest replaces the resource name. No two resources have the same socket, because the domain before the slash has no
-    `_`.
+    digest replaces the resource name. No two resources share a socket, because the domain before the slash has no `_`.
     """
     plain = directory / f"topoalign-{resource.replace('/', '_')}.sock"
     return plain if len(os.fsencode(plain)) <= LONGEST_PATH else directory / digest_name(resource)

@@ -1,9 +1,7 @@
 """
-The registration of one resource with the kubelet, as a state machine. It does no I/O, and takes the time as an
-argument.
+The registration of a resource with the kubelet, as a state machine. It does no I/O and takes the time as an argument.
 
-An event has the same effect in every state: `NEXT_STATE` defines the next state, and `apply` updates counters and
-deadlines.
+An event has the same effect in each state: `NEXT_STATE` defines the next state; `apply` updates counters and deadlines.
 
 A kubelet can lose the devices although its stream is open. So the devices that it shows as allocatable are checked
 separately (`DeviceVisibility`). The first loss leads to a new registration immediately. Later losses lead to one at
@@ -63,10 +61,7 @@ class RegistrationEvent(Enum):
     REFUSED = auto()
     """The kubelet refused the registration, or did not answer."""
     WATCHED = auto()
-    """
-    The kubelet's stream is open. If it is still open `LISTEN_SECONDS` after the registration, the failure count is
-    reset.
-    """
+    """The kubelet's stream is open. If it is open `LISTEN_SECONDS` after the registration, the failure count resets."""
     UNWATCHED = auto()
     """The kubelet's stream has ended, or was not opened in time. The kubelet does not open another by itself."""
     LOST = auto()
@@ -88,8 +83,7 @@ class DeviceVisibility:
     """
     Determines whether the kubelet has lost the devices of the resource, from the devices that it shows as allocatable.
 
-    If it shows none at one poll, it may not have read the list yet. If it shows none at two consecutive polls, they are
-    lost.
+    If it shows none at one poll, it may not have read the list. If it shows none at two polls in a row, they are lost.
     """
 
     def __init__(self) -> None:

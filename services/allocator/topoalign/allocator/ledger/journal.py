@@ -127,9 +127,7 @@ class FileJournal:
         return name
 
     def trust(self) -> None:
-        """
-        Confirms the record, and removes the reason from the header. If this raises StateFault, it stays unconfirmed.
-        """
+        """Confirms the record, and removes the reason from the header. After a StateFault, it stays unconfirmed."""
         unconfirmed = self.unconfirmed
         self.unconfirmed = None
         try:

@@ -5,10 +5,9 @@ A journal is a header, followed by one line per entry: the CRC-32 of its JSON, a
 without a line feed is dropped, because no call was answered for it. Any other invalid line is damage.
 
 The state starts at the newest snapshot, so damage before it loses nothing. Damage after it, or in the header, means
-that allocations may be missing, and the record is unconfirmed. In this case the lines around the newest snapshot are
-used, up to the nearest gaps in the sequence numbers. A journal of another node, or of a later version of this format,
-is not used. A fact of an unknown kind may have changed the allocations, so it counts as damage; unknown fields are
-ignored.
+that allocations may be missing, and the record is unconfirmed. Then the lines around the newest snapshot are used, up
+to the nearest gaps in the sequence numbers. A journal of another node, or of a later version of this format, is not
+used. A fact of an unknown kind may have changed the allocations, so it counts as damage; unknown fields are ignored.
 """
 
 from collections.abc import Sequence

@@ -4,8 +4,7 @@ Keeps the allocations of this node. Only this module changes them.
 Every change consists of the same steps without an await: facts are created, folded into the next state, appended to the
 journal and synced. Only then do they take effect, and only then may a call be answered. Facts that the bus has not
 received yet are in `pending`. After `compact_after` facts the journal is rewritten with the pending facts, followed by
-one snapshot. If there are more than `pending_limit` pending facts, they are dropped, and subscribers get the snapshot
-instead.
+a snapshot. If more than `pending_limit` facts are pending, they are dropped, and subscribers get the snapshot instead.
 """
 
 from collections import deque

@@ -6,9 +6,8 @@ instances. So a new instance at this placement is known to be ours, even before 
 when the instance is known to be gone.
 
 A reboot destroys all MIG instances, so entries of another boot are dropped. The driver derives ids and uuids from the
-placement, so another user's instance at the same placement looks like ours. Therefore entries of a log that was last
-written more than `AWAY_SECONDS` ago are unconfirmed, and their instances are not destroyed. A log that cannot be read
-is set aside.
+placement, so another user's instance at the same placement looks like ours. So entries of a log that was last written
+more than `AWAY_SECONDS` ago are unconfirmed, and their instances are not destroyed. An unreadable log is set aside.
 """
 
 from collections.abc import Callable, Sequence
@@ -109,8 +108,6 @@ class InstanceLog:
 
 
 def put_whole(path: Path, payload: bytes) -> None:
-    """
-    Replaces the file with this JSON. After a crash of the node, either the old or the new file exists. Raises OSError.
-    """
+    """Replaces the file with this JSON. After a node crash, either the old or the new file exists. Raises OSError."""
     replace_file(path, b"%08x %s\n" % (crc32(payload), payload), mode=0o600, durable=True)
     sync_directory(path.parent)

@@ -11,10 +11,9 @@ The steps, and what the next start does if the process ended after each step:
     6  the allocation has ended         as after 4
     7  the instance is destroyed        nothing exists with this id, placement and uuid: the entry is removed
 
-Instances of other users are never touched. While the driver does not answer, an instance to destroy stays in the log
-and its placement counts as taken. A placement is skipped if the driver has no free slices there, or if the created
-instance has the UUID of another container's instance: after a reboot the kubelet restarts that container without a
-call.
+Other users' instances are never touched. While the driver does not answer, an instance to destroy stays in the log and
+its placement counts as taken. A placement is skipped if the driver has no free slices there, or the created instance
+has the UUID of another container's instance: after a reboot the kubelet restarts that container without a call.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence

@@ -38,9 +38,7 @@ UNNAMED = AllocationID("")
 
 
 def in_offered_order(hardware: Topology, resource: ResourceName, devices: Iterable[DeviceID]) -> tuple[DeviceID, ...]:
-    """
-    Sorts devices in the order in which they are offered and the container sees them. Other devices come last, by ID.
-    """
+    """Sorts devices in the order in which they are offered and the container sees them. Others come last, by ID."""
     offered = hardware.devices.get(resource, NO_DEVICES)
     if isinstance(devices, DeviceSet) and devices.devices is offered:
         return tuple(devices)
@@ -167,10 +165,7 @@ log = structlog.get_logger("topoalign.allocator.reconciliation.displacement")
 
 
 def overlapping_devices(ownership: Ownership, record: Allocation, devices: Iterable[DeviceID]) -> list[Place]:
-    """
-    Returns the devices of an allocation that overlap `devices`: the same ones, their parts, or the devices that contain
-    them.
-    """
+    """Returns an allocation's devices that overlap `devices`: the same, their parts, or those that contain them."""
     wanted = ownership.set_of(devices)
     return [
         (resource, device) for resource, device in kubelet_places(record) if wanted.overlaps(ownership.holding(device))
@@ -184,9 +179,7 @@ def displaced_by(
     asked: Collection[DeviceID],
     listing: KubeletListing | None,
 ) -> tuple[Displaced, ...]:
-    """
-    Returns the containers that may still run although their devices in `asked` are allocated to another container.
-    """
+    """Returns the containers that may still run although their devices in `asked` are allocated to another one."""
     found: list[Displaced] = []
     for record in records:
         if listing is not None and record.owner is not None and liveness.is_displaced(record, listing):
@@ -241,9 +234,8 @@ def remainders(
     granted: Sequence[Allocation],
 ) -> list[Rest]:
     """
-    Creates an allocation for the remaining devices of each replaced allocation. Devices remain if the kubelet still has
-    them allocated, for example to an init container whose devices no app container reuses. They also remain if their
-    container may still run.
+    Creates an allocation for the remaining devices of each replaced one. Devices remain if their container may still
+    run, or if the kubelet has them allocated, for example to an init container whose devices no app container reuses.
     """
     asked = {device for devices in containers for device in devices}
     held = reported_places(listing) | ((listing.checkpoint or frozenset()) if listing is not None else frozenset())

@@ -20,9 +20,7 @@ from topoalign.core.model.ids import AllocationID, DeviceID, ResourceName
 NEVER: tuple[int, ...] = ()
 """The version of a missing checkpoint."""
 UNWRITTEN_SECONDS = 5.0
-"""
-Age of a grant from which an unchanged checkpoint is used. The kubelet writes it when a container has all its devices.
-"""
+"""Grant age from which an unchanged checkpoint is used. The kubelet writes it when a container has all its devices."""
 
 
 Kubelet = tuple[int, ...]
@@ -59,10 +57,7 @@ class Evidence:
 
 
 class LivenessCheck:
-    """
-    Decides based on the kubelet's answers whether allocations have ended. The stored evidence is lost when the process
-    ends.
-    """
+    """Decides from the kubelet's answers whether allocations have ended. Its evidence is lost when the process ends."""
 
     def __init__(self) -> None:
         self._evidence: defaultdict[AllocationID, Evidence] = defaultdict(Evidence)
@@ -94,10 +89,7 @@ class LivenessCheck:
         return self._evidence[allocation].reported_by == kubelet
 
     def note_written(self, allocations: Iterable[Allocation], listing: KubeletListing) -> None:
-        """
-        Stores for which allocations this run of the kubelet has written entries. If it later removes them, the
-        allocation has ended.
-        """
+        """Stores for which allocations this kubelet run wrote entries. Those that it later removes have ended."""
         new = [each for each in allocations if each.pod_uid and self._evidence[each.id].written_by != listing.kubelet]
         if not listing.is_own or not new:
             return
@@ -144,9 +136,8 @@ class LivenessCheck:
 
         - The same run of the kubelet reported it before.
         - Its pod is deleted.
-        - It has no owner, it was granted by this process, and the checkpoint does not have its devices for an existing
-          pod. The checkpoint must have been written after the grant, or the grant must be at least `UNWRITTEN_SECONDS`
-          old.
+        - It has no owner, it was granted by this process, and the checkpoint has its devices for no existing pod. The
+          checkpoint must have been written after the grant, or the grant must be at least `UNWRITTEN_SECONDS` old.
         """
         if listing.shows(allocation):
             return False
@@ -160,9 +151,8 @@ class LivenessCheck:
 
     def is_dropped(self, ended: Allocation, at: float, offered: Set[DeviceID] = frozenset()) -> bool:
         """
-        Whether the kubelet has also released the devices of an ended allocation. Before a pod is admitted, it has no
-        directory, so its first containers look like those of a deleted pod. If the kubelet has `offered` the devices,
-        they are free.
+        Whether the kubelet has also released an ended allocation's devices. Before a pod is admitted, it has no
+        directory, so its first containers look like a deleted pod's. Devices that the kubelet has `offered` are free.
         """
         grant = self._evidence[ended.id].grant
         is_late = grant is None or at - grant.at >= UNWRITTEN_SECONDS
@@ -216,9 +206,7 @@ class LivenessCheck:
         return runs(owner, allocation.pod_uid, allocation.from_kubelet, listing)
 
     def _is_unknown(self, allocation: Allocation, listing: KubeletListing, boot: str) -> bool:
-        """
-        Whether an allocation of this `boot` was not reported by this run of the kubelet and is not in its checkpoint.
-        """
+        """Whether an allocation of this `boot` was not reported by this kubelet run and is not in its checkpoint."""
         evidence = self._evidence[allocation.id]
         if listing.kubelet in (evidence.reported_by, evidence.written_by) or is_before(allocation, boot):
             return False

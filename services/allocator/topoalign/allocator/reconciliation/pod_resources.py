@@ -2,9 +2,8 @@
 Reads from the kubelet which devices each container has.
 
 The source is PodResources v1 of kubelet v1.36.3. For each container, it lists the devices with their NUMA nodes, the
-exclusive CPUs, and the memory if the memory manager allocated it with the Static policy. PodResources has pod names but
-no UIDs. The checkpoint has pod UIDs but no names. A checkpoint entry belongs to the container with the same name and
-the same devices.
+exclusive CPUs, and the memory if the memory manager's Static policy allocated it. PodResources has pod names but no
+UIDs. The checkpoint has UIDs but no names. A checkpoint entry belongs to the container with the same name and devices.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -84,9 +83,8 @@ class PodResourcesClient:
 
     async def listing(self, seconds: float | None = None) -> KubeletListing:
         """
-        Polls the devices of all containers and reads the kubelet's files. A file that takes longer than `READ_SECONDS`
-        counts as unreadable. Raises KubeletAway if PodResources does not give a valid answer within `seconds` (None
-        means `LIST_SECONDS`).
+        Polls all containers' devices and reads the kubelet's files. A file counts as unreadable after `READ_SECONDS`.
+        Raises KubeletAway if PodResources gives no valid answer within `seconds` (None: `LIST_SECONDS`).
         """
         kubelet = unix_sockets.identity(self._socket)
         within = LIST_SECONDS if seconds is None else seconds
@@ -120,8 +118,7 @@ class PodResourcesClient:
 
     async def devices(self, ours: Collection[ResourceName] = ()) -> Listed:
         """
-        Reads the healthy devices of other device plugins; `ours`: resources to leave out. Raises KubeletAway after at
-        most `LIST_SECONDS`.
+        Reads the healthy devices of other plugins; `ours`: resources to omit. Raises KubeletAway within `LIST_SECONDS`.
         """
         known, listed = self._listed
         left_out = tuple(field(1, resource.encode()) for resource in ours)
@@ -241,10 +238,7 @@ def read_checkpoint_devices(file: Path) -> CheckpointDevices:
 def add_pod_uids(
     holdings: Sequence[ReportedDevices], given: Iterable[ResourceEntry], directories: PodDirectories | None
 ) -> tuple[ReportedDevices, ...]:
-    """
-    Adds the pod UID to each holding if only one existing pod has a checkpoint entry for this container with these
-    devices.
-    """
+    """Adds the pod UID to a holding if only one existing pod has a checkpoint entry for its container and devices."""
     uids: dict[tuple[str, ResourceName, frozenset[DeviceID]], set[str]] = {}
     for part in given:
         uids.setdefault((part.container, part.resource, part.devices), set()).add(part.pod_uid)

@@ -1,6 +1,5 @@
 """
-Compares the ledger with each poll of the kubelet: binds owners, releases ended allocations, and adopts unrecorded
-containers.
+Compares the ledger with each kubelet poll: binds owners, releases ended allocations, and adopts unrecorded containers.
 
 - A kubelet that has just started lists fewer pods than are running. So the allocation of a missing container is
   released after a delay. The delay is longer after a restart of the kubelet.
@@ -75,10 +74,7 @@ class Presence(NamedTuple):
     """The results of the polls for one allocation so far."""
 
     is_inherited: bool = False
-    """
-    Whether it was live when this process started and was not reported since. If it has ended, it ended while no
-    allocator was running.
-    """
+    """Whether it was live at the start and not reported since. If it has ended, it ended while no allocator ran."""
     missing_since: float | None = None
     """Monotonic seconds of the first poll in which it was missing; None if it is not missing."""
     finding: PollFinding = PollFinding.NOTHING
@@ -86,24 +82,18 @@ class Presence(NamedTuple):
     apart_since: float | None = None
     """Monotonic seconds of the first poll since which all polls found it APART; None if the last poll did not."""
     is_explained: bool = False
-    """
-    Whether a poll has shown why it may run unreported. A later poll that can read fewer files does not change that.
-    """
+    """Whether a poll has shown why it may run unreported. A later poll that reads fewer files does not change that."""
 
     def show(self) -> "Presence":
         """Returns the presence after the kubelet has reported the allocation."""
         return Presence(finding=self.finding, apart_since=self.apart_since)
 
     def miss(self, at: float) -> "Presence":
-        """
-        Returns the presence after a poll at `at` in which it was missing. The delay starts at the first such poll.
-        """
+        """Returns the presence after it was missing in a poll at `at`. The delay starts at the first such poll."""
         return self if self.missing_since is not None else self._replace(missing_since=at)
 
     def explain(self) -> "Presence":
-        """
-        Returns the presence if the container may run unreported, because the kubelet has lost it or waits for its pod.
-        """
+        """Returns the presence if the container may run unreported because the kubelet lost it or waits for its pod."""
         return self._replace(missing_since=None, is_explained=True)
 
     def restart_wait(self) -> "Presence":
@@ -130,8 +120,7 @@ class Settling(NamedTuple):
         """
         Returns the settling after a kubelet has answered at monotonic seconds `at`. A kubelet counts as settled
         `seconds` after its start. Its `age` by the wall clock is used only for the first kubelet, and not after a
-        reboot. Example with `seconds` 120 and age 100: the first kubelet counts as settled at `at + 20`, any other one
-        at `at + 120`.
+        reboot. Example with `seconds` 120 and age 100: the first kubelet settles at `at + 20`, any other at `at + 120`.
         """
         if kubelet == self.kubelet and not rebooted:
             return self
@@ -139,9 +128,7 @@ class Settling(NamedTuple):
         return self._replace(kubelet=kubelet, until=at + max(0.0, seconds - (0.0 if is_new else max(0.0, age))))
 
     def know_boot(self, known: bool) -> "Settling":
-        """
-        Returns the settling after a poll. `known`: whether the hardware, and therefore the boot, was known at the poll.
-        """
+        """Returns the settling after a poll. `known`: whether the hardware, and so the boot, was known at the poll."""
         return self._replace(is_boot_known=self.is_boot_known or known)
 
 
@@ -175,9 +162,7 @@ class Reconciliation:
         """UIDs of the pods whose allocations were released because the pods had no directory."""
 
     def compare(self, poll: Poll) -> None:
-        """
-        Binds, releases and adopts based on this poll. If it raises StateFault, some changes may already be recorded.
-        """
+        """Binds, releases and adopts based on this poll. If it raises StateFault, some changes may be recorded."""
         self._settle(poll)
         listing = poll.listing
         if self._ledger.state.topology is None:
@@ -240,9 +225,7 @@ class Reconciliation:
             )
 
     def note(self, poll: Poll) -> None:
-        """
-        Notes the reported allocations and the checkpoint entries of a poll, even if the ledger is not compared with it.
-        """
+        """Notes a poll's reported allocations and checkpoint entries, even if the ledger is not compared with it."""
         if poll.at < self._noted:
             return
         self._noted = poll.at
@@ -278,9 +261,7 @@ class Reconciliation:
         return PollFinding.MISSING, None
 
     def _binding(self, allocation: Allocation, owner: Owner, uid: str, listing: KubeletListing) -> Binding | None:
-        """
-        Returns the binding to record for an allocation that is reported with this owner; None if nothing has changed.
-        """
+        """Returns the binding to record for an allocation that is reported with this owner; None if nothing changed."""
         known = allocation.pod_uid if owner == allocation.owner else ""
         before = is_before(allocation, self._ledger.boot)
         displaced = () if before else still_displaced(allocation.displaced, listing, owner, uid)
@@ -291,9 +272,7 @@ class Reconciliation:
         return None if is_recorded else binding
 
     def _release(self, gone: Sequence[Allocation], listing: KubeletListing) -> None:
-        """
-        Releases these allocations. If displaced containers get their devices back, the same journal entry records that.
-        """
+        """Releases these allocations. If displaced containers get devices back, the same journal entry records that."""
         for reason, ended in (
             ("gone", [each for each in gone if not self._presence[each.id].is_inherited]),
             ("orphan", [each for each in gone if self._presence[each.id].is_inherited]),
@@ -354,8 +333,7 @@ class Reconciliation:
 
     def _confirm(self, poll: Poll) -> None:
         """
-        Confirms the ledger if the hardware is confirmed and either the checkpoint can be read or the kubelet has
-        settled.
+        Confirms the ledger if the hardware is confirmed, and the checkpoint is readable or the kubelet has settled.
         """
         if is_confirmed(self._ledger.state.health) and (poll.listing.checkpoint is not None or self._is_settled(poll)):
             self._ledger.confirm("the kubelet")

@@ -1,6 +1,5 @@
 """
-Publishes `UsageObserved`: CPUs, memory, and devices of other device plugins. The kubelet allocates them without
-topoalign.
+Publishes `UsageObserved`: CPUs, memory, and devices of other plugins. The kubelet allocates them without topoalign.
 
 It is published at every change, because predictions in other processes need it. Only the newest reading is valid. If
 the stream has lost it, it is published again. If another client has published a reading for this node, it is published
@@ -38,9 +37,7 @@ class UsagePublisher:
     """Publishes the ledger's newest `UsageObserved` when it changes, and again if the stream has lost it."""
 
     def __init__(self, ledger: Ledger, bus: Bus, clock: Clock, hub: Bus) -> None:
-        """
-        `hub`: the bus shared by all nodes. `bus`: the bus to publish on, which can include the bus inside this process.
-        """
+        """`hub`: the bus of all nodes. `bus`: the bus to publish on, which can include the bus inside this process."""
         self._ledger = ledger
         self._clock = clock
         self._hub = hub
@@ -52,9 +49,7 @@ class UsagePublisher:
         """Monotonic seconds at which `announce` last started an epoch."""
 
     async def run(self) -> None:
-        """
-        Publishes each new reading until cancelled. Retries every `AGAIN_SECONDS` while the bus does not confirm it.
-        """
+        """Publishes each new reading until cancelled. Retries every `AGAIN_SECONDS` until the bus confirms it."""
         while True:
             version = self._ledger.version
             usage = self._ledger.state.usage
@@ -69,10 +64,7 @@ class UsagePublisher:
         return self._published is not None
 
     async def watch(self) -> None:
-        """
-        Checks every `POLL_SECONDS` whether the published reading is the stream's newest message. If not, publishes it
-        again.
-        """
+        """Publishes the reading again if it is not the stream's newest message. Checks every `POLL_SECONDS`."""
         while True:
             await self._clock.sleep(POLL_SECONDS)
             published = self._published
@@ -111,9 +103,7 @@ class UsagePublisher:
         return True
 
     def _message(self, usage: UsageObserved) -> Message:
-        """
-        Builds the message. If it is too large, most of the kubelet's data is omitted and the message has the reason.
-        """
+        """Builds the message. If it is too large, most of the kubelet's data is replaced by the reason."""
         message = wire.encode_event(usage, self._clock.wall())
         size = len(message.body)
         full = usage.kubelet
@@ -148,9 +138,7 @@ def usage_of_others(shown: Iterable[ContainerUsage], hardware: Topology) -> tupl
 
 
 def join_usages(owner: Owner, parts: Sequence[ContainerUsage], hardware: Topology) -> ContainerUsage:
-    """
-    Merges the entries of one owner: the union of CPUs and of devices of other device plugins, and all memory blocks.
-    """
+    """Merges one owner's entries: the union of CPUs and of devices of other device plugins, and all memory blocks."""
     devices: dict[ResourceName, set[DeviceID]] = {}
     for part in parts:
         for name, ids in part.devices.items():

@@ -3,8 +3,7 @@ Reads the files of the node's kubelet, for predictions.
 
 The kubelet's configuration contains the rules by which it decides. Its checkpoints contain the CPUs, the memory and the
 devices of containers, including containers for which it never called the allocator. The files are read in a thread, for
-at most a second. The result is published for `core.admission.prediction`. If some data cannot be read, the reason is
-published instead.
+at most a second. The result is published for `core.admission.prediction`. Unreadable data is replaced by the reason.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -75,8 +74,7 @@ class KubeletFiles:
         settle_seconds: float = SETTLE_SECONDS,
     ) -> None:
         """
-        `rules`: the node's own, for settings that the kubelet's configuration does not have. `version`: the kubelet's;
-        empty: unknown.
+        `rules`: the node's, for settings not in the kubelet's configuration. `version`: the kubelet's; empty: unknown.
         """
         self._config = config
         self._root = root
@@ -116,9 +114,8 @@ class KubeletFiles:
 
     def stamp(self) -> tuple[object, ...]:
         """
-        A value that changes if a file is changed, created or removed, or if the kubelet starts. Files outside the
-        kubelet's root directory are omitted: their file system may hang, and the kubelet reads them only when it
-        starts.
+        A value that changes if a file is changed, created or removed, or if the kubelet starts. Files outside its root
+        directory are omitted: their file system may hang, and the kubelet reads them only when it starts.
         """
         return tuple(map(file_version, self._stamped))
 
@@ -218,16 +215,13 @@ class KubeletWatch:
 
     Only the modification times of the files are polled: every half second, or, on an idle node, half a second after the
     kernel reports a change in their directories. Files and devices are read after a change, and at least every five
-    seconds, because the volumes of a pod disappear without a change of these times. A pod that succeeds or fails does
-    not change them either. So while allocations are live, PodResources is polled every half second for ended
-    containers.
+    seconds, because a pod's volumes disappear without changing these times. A pod that ends does not change them
+    either. So while allocations are live, PodResources is polled every half second for ended containers.
 
-    Devices are polled every half second while devices of other plugins are listed or the poll fails, because the
-    kubelet does not change its checkpoint when a plugin disconnects (kubelet v1.36.3, devicemanager
-    `PluginDisconnected`).
+    Devices are polled every half second while other plugins have devices or the poll fails, because the kubelet keeps
+    its checkpoint when a plugin disconnects (v1.36.3, devicemanager `PluginDisconnected`).
 
-    If the files cannot be read in time, the last reading stays in use, with its time. The files are read again after
-    `PAUSE_SECONDS`.
+    If the files cannot be read in time, the last reading stays, with its time. A retry follows after `PAUSE_SECONDS`.
     """
 
     def __init__(
@@ -240,9 +234,8 @@ class KubeletWatch:
         changes: DirectoryChanges | None = None,
     ) -> None:
         """
-        `devices` returns the devices of all plugins, except those of the given resources; None: they are not read.
-        `ended` returns the live allocations of ended containers. Both raise Unavailable. `changes`: None: no changes
-        are reported.
+        `devices` returns the devices of all plugins except those of the given resources; None: not read. `ended`
+        returns ended containers' live allocations. Both raise Unavailable. `changes`: None: no changes are reported.
         """
         self._ledger = ledger
         self._files = files

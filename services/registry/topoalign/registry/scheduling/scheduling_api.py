@@ -79,9 +79,8 @@ class Victims(msgspec.Struct, frozen=True, kw_only=True):
 
 Bind = Callable[[str, str, str, NodeName], Coroutine[Any, Any, None]]
 """
-Binds the pod of this namespace, name and UID to the node; when this returns, the Binding exists. Returns or raises well
-within the five seconds after which a scheduler retries. Raises a TopoalignError if the Binding was not created, or if
-this is unknown.
+Binds the pod of this namespace, name and UID to the node; on return, the Binding exists. Ends well within the five
+seconds after which a scheduler retries. Raises a TopoalignError if the Binding was not created, or this is unknown.
 """
 
 MOST_CHARACTERS = 32 * 1024

@@ -1,11 +1,9 @@
 """
-Makes low-priority containers wait while a high-priority container computes on their GPU, through HAMi-core's shared
-files.
+Makes low-priority containers wait while a high-priority one computes on their GPU, through HAMi-core's shared files.
 
 Every few seconds the kernel launches of all containers are read, and a 4-byte note is written to each file through the
-descriptor that was just checked. A container with an unusable file does not wait, and does not make others wait
-(`shared_files` logs it). A container waits until its note changes, so all notes are reset when this is disabled or the
-agent stops.
+descriptor just checked. A container with an unusable file neither waits nor makes others wait (`shared_files` logs it).
+A container waits until its note changes, so all notes are reset when this is disabled or the agent stops.
 """
 
 import os
@@ -39,10 +37,7 @@ class Feedback:
     """Reads and writes the files of all containers of a node."""
 
     def __init__(self, root: Callable[[], str], is_on: Callable[[], bool], state: Callable[[], NodeState]) -> None:
-        """
-        `root`, `is_on`: the current `flags.hamiRoot` and `sharing.slots.priorities`. `state`: the current state of the
-        node.
-        """
+        """`root`, `is_on`, `state`: the current `flags.hamiRoot`, `sharing.slots.priorities` and state of the node."""
         self._root = root
         self._is_on = is_on
         self._state = state

@@ -4,8 +4,7 @@ Reads the files that HAMi-core shares between the processes of each container, t
 A container can replace or truncate its file at any time. So only a regular file is opened, its size is checked through
 the descriptor, and it is read in blocks and never memory-mapped. An error in a file affects only its container's entry.
 
-Files are read in a thread, at most once a second. While a disk does not respond, readings report this, and no new read
-is started.
+Files are read in a thread, at most once a second. While a disk hangs, readings report this, and no new read starts.
 """
 
 import os
@@ -92,16 +91,12 @@ USE_AT = 8
 USE_SIZE = 64
 USES = (0, 8, 16, 32)
 """
-In a process: the offset of its memory use, the size per GPU, and in that the offsets of contexts, programs, buffers and
-the total.
+Memory use of a process: its offset, the size per GPU, and in that the offsets of contexts, programs, buffers and total.
 """
 TIME_AT = 1_160 + 16
 TIME_SIZE = 48
 STATUS_AT = 1_928
-"""
-In a process: the offset of the kernel percentage of the first GPU, the distance to that of the next, and the offset of
-the status.
-"""
+"""In a process: the offset of the first GPU's kernel percentage, the distance to the next, and the status offset."""
 TAIL = Struct("<4iQ")
 RECENT_KERNEL = Struct("<i")
 RECENT_KERNEL_AT = 8
@@ -226,9 +221,7 @@ LAYOUTS = (RegionLayout((1, 2)), RegionLayout((1,), shift=32, process_shift=8))
 
 FILE = pattern(r"[0-9a-f]{32}\.cache")
 MOST_ENTRIES = 64
-"""
-Maximum number of entries in a container's directory. The library creates one file, and the runtime the mount point.
-"""
+"""Maximum entries in a container's directory. The library creates one file, and the runtime the mount point."""
 FRESH_SECONDS = 1.0
 READ_SECONDS = 2.0
 """Timeout of a reading. A file takes milliseconds, even if its container has filled it."""
@@ -248,10 +241,7 @@ class SharedFiles:
     """Reads the files of all containers of a node."""
 
     def __init__(self, root: Callable[[], str], state: Callable[[], NodeState], clock: Clock) -> None:
-        """
-        `root` returns `flags.hamiRoot` of the current configuration; empty: there is none. `state` returns the node's
-        current state.
-        """
+        """`root` returns the current `flags.hamiRoot`; empty: none. `state` returns the node's current state."""
         self._root = root
         self._state = state
         self._clock = clock
@@ -331,8 +321,7 @@ def all_limited(state: NodeState) -> Iterator[Limited]:
 
 def read_library_use(root: Path, limited: Limited) -> LibraryUse | None:
     """
-    Returns the counts in one container's file, or why it cannot be used. None: it has no file, for example because it
-    has not used CUDA yet.
+    Returns the counts in a container's file, or why it is unusable. None: no file, for example before it uses CUDA.
     """
     owner = read_directory_owner(root, limited.directory)
     if owner is None or owner.allocation != limited.allocation:
@@ -362,10 +351,7 @@ def read_region(file: int, layout: RegionLayout) -> tuple[list[str], Tail] | Non
 
 @contextmanager
 def opened_file(root: Path, name: str, flags: int) -> Iterator[tuple[int, RegionLayout] | None]:
-    """
-    Opens a container's file; yields descriptor and layout, or None if it is missing or empty. Raises Unusable and
-    OSError.
-    """
+    """Yields descriptor and layout of a container's file; None if it is missing or empty. Raises Unusable, OSError."""
     with open_directory(root) as at, open_directory(name, at) as directory, open_directory(CACHE, directory) as cache:
         found = list_entries(cache, MOST_ENTRIES + 1)
         if len(found) > MOST_ENTRIES:

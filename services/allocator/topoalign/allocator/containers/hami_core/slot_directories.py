@@ -1,6 +1,5 @@
 """
-Manages the directories of HAMi-core's shared files, one for each allocation of slots, and adds them to Allocate
-responses.
+Manages the directories of HAMi-core's shared files, one per slot allocation, and adds them to Allocate responses.
 
 The name of a directory is a digest of the resource and the slots. So the mount that the kubelet reuses each time a
 container starts stays valid even if the journal is lost, and a missing directory can be created again.
@@ -108,10 +107,7 @@ def make_locks(root: Path) -> None:
 
 
 def prepare_slots_directory(root: Path, name: str, owner: DirectoryOwner) -> None:
-    """
-    Prepares the directory of an allocation, empty unless the directory already belonged to this allocation. Raises
-    OSError.
-    """
+    """Prepares the directory of an allocation, empty unless it already belonged to this allocation. Raises OSError."""
     with open_directory(root) as at:
         former = read_directory_owner(root, name)
         if former is not None and former.allocation == owner.allocation:

@@ -1,13 +1,11 @@
 """
-Limits containers with vcuda units through Gaia's library: writes its files before a container starts, and registers
-processes.
+Limits containers with units through Gaia's library: writes its files before containers start, and registers processes.
 
 - PreStartContainer reads the owner of units from the checkpoint. Each half of a share has a directory, and the kubelet
   mounts one of the two. So both get the same limits and a socket. If that fails, the container does not start.
 - RegisterVDevice writes the processes of the caller's container, if it has these units.
-- Every few seconds each directory gets its socket if its units are in the record or in the checkpoint, or if its pod
-  exists. Any other directory is removed. Nothing is removed if the kubelet does not answer or its checkpoint cannot be
-  read.
+- Every few seconds each directory gets its socket if its units are in the record or the checkpoint, or its pod exists.
+  Any other directory is removed. Nothing is removed if the kubelet does not answer or its checkpoint cannot be read.
 
 Calls and cleanups never run at the same time, and nothing here waits for a caller.
 """
@@ -110,10 +108,7 @@ class Calls:
 
 
 def limits_for(holder: Holder, parts: Collection[ResourceEntry], hardware: Topology) -> Limits:
-    """
-    Returns a container's limits. For equal parts of several GPUs, these are the limits of one, because the library
-    reads only one.
-    """
+    """Returns a container's limits; for equal parts of several GPUs, those of one GPU. The library reads only one."""
     amounts = amounts_of_holder(holder, parts)
     gpus = [gpu for gpu in hardware.gpus if gpu.id in amounts]
     cores = sum(each.cores for each in amounts.values())
@@ -294,10 +289,7 @@ class VcudaLimiter:
             ) from error
 
     async def run(self, allocations: DeviceAllocations, clock: Clock) -> None:
-        """
-        Cleans up every `COLLECT_SECONDS`, or sooner after a failure, because the previous agent may still hold the
-        sockets.
-        """
+        """Cleans up every `COLLECT_SECONDS`, or sooner after a failure: the previous agent may still hold sockets."""
         try:
             await keep_directories(lambda: self.clean_up(allocations.state, allocations.polled), clock, AGAIN_SECONDS)
         finally:

@@ -1,6 +1,5 @@
 """
-Manages the directories that containers see at /etc/vcuda, one for each allocation of units, and adds them to Allocate
-responses.
+Manages the directories at /etc/vcuda in containers, one per allocation of units, and adds them to Allocate responses.
 
 The name of a directory is a digest of the resource and the devices: Allocate does not name the pod, and the kubelet
 uses the same mount each time a container starts.
@@ -13,8 +12,7 @@ uses the same mount each time a container starts.
 
 The directory is created again each time a container starts. A former container that still runs finds its mount empty,
 and the library ends its processes (vcuda-controller 72e0115, src/hijack_call.c). Other users cannot access the root
-(mode 0700): callers are identified by their cgroups and mounts, and a user of the host could imitate those of a
-container.
+(mode 0700): callers are identified by their cgroups and mounts, and a host user could imitate a container's.
 """
 
 import os
@@ -142,10 +140,7 @@ def read_config_owner(root: Path, name: str) -> tuple[str, str] | None:
 
 
 def prepare_units_directory(root: Path, name: str, limits: Limits) -> None:
-    """
-    Creates the directory of a container that is about to start, in place of a former one. If this raises OSError, it
-    can be repeated.
-    """
+    """Creates a container's directory before it starts, in place of a former one. Can be repeated after OSError."""
     make_root(root)
     with open_directory(root) as at:
         if gone := discard(at, name):

@@ -1,14 +1,12 @@
 """
 Reads the whole node from NVML and /sys.
 
-The links between GPUs are read only when the set of GPUs changes, and once a minute, because reading them takes most of
-the calls and they rarely change. But NVLinks come up late if the fabric manager starts late, and go down when they
-fail.
+The links between GPUs are read only when the set of GPUs changes, and once a minute, because reading them takes most
+calls and they rarely change. But NVLinks come up late if the fabric manager starts late, and go down when they fail.
 
 A GPU that fails does not affect the others. If it still reports its uuid, it is listed as unhealthy, with its last
-known values. Otherwise, it is omitted and reported as a finding. NVML is reopened at growing intervals while a GPU
-fails, and once when the GPUs in /sys change, because a process that has NVML open does not see GPUs that come back or
-are added.
+values. Otherwise, it is omitted and reported as a finding. NVML is reopened at growing intervals while a GPU fails, and
+once when the GPUs in /sys change, because a process that has NVML open does not see GPUs that return or are added.
 """
 
 import re

@@ -6,10 +6,9 @@ call. Each GPU is registered separately, and its MIG instances with it. A GPU th
 the others: the registration is retried later, and until then the health of the GPU is unknown. The health of a GPU that
 does not support events depends only on the readings.
 
-After a failed wait, all GPUs are registered again: at once the first time, and then at growing intervals. While waits
-fail repeatedly, the health of all GPUs is unknown. If the error is that a GPU is lost, the readings show which one, and
-the health of the others stays known. A call that hangs blocks only this thread, and no second thread is started before
-it has ended.
+After a failed wait, all GPUs are registered again: at once the first time, then at growing intervals. While waits fail
+repeatedly, the health of all GPUs is unknown. If the error is that a GPU is lost, the readings show which one, and the
+health of the others stays known. A call that hangs blocks only this thread, and no second thread starts before it ends.
 
 A process that has NVML open does not see GPUs that come back or are added. So everything that uses NVML in the process
 must close it from time to time. `let_go` closes it here.

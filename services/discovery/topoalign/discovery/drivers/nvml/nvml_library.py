@@ -2,9 +2,8 @@
 Calls NVML and returns plain Python values. This is the only module that imports pynvml.
 
 pynvml is imported when the library is opened, so that a machine does not need it. A value is None if the GPU or the
-driver does not provide it or the user is not permitted to read it; any other error raises CallFailed. Every call is
-first reported to `steps`, so that an error can name a call that hangs. Functions and codes: NVML as in nvidia-ml-py
-13.615.71.
+driver does not provide it or the user may not read it; any other error raises CallFailed. Every call is first reported
+to `steps`, so that an error can name a call that hangs. Functions and codes: NVML as in nvidia-ml-py 13.615.71.
 """
 
 from collections.abc import Sequence

@@ -86,16 +86,12 @@ CONFIRM_SECONDS = 1.5
 """Timeout for the answer of the node's allocator, which reads the files of its kubelet."""
 REPORTED_SECONDS = 0.05
 """
-How long to wait until the watch reports a pod or a Binding, usually milliseconds. After that, the pod is read from the
-API server.
+Maximum wait until the watch reports a pod or a Binding, usually milliseconds. Then the pod is read from the API server.
 """
 TIDY_SECONDS = 0.5
 """Timeout for cancelling reservations of earlier attempts on other nodes after a bind. Uncancelled ones expire."""
 RESERVED_SECONDS = 300.0
-"""
-Duration of a reservation if the kubelet does not admit the bound pod. After that, the registry predicts which devices
-the pod will get.
-"""
+"""Duration of a reservation if the kubelet does not admit the bound pod. Then the registry predicts its devices."""
 PAUSE = 0.1
 """Seconds between two attempts to reach the API server."""
 RETRY_SECONDS = 0.25
@@ -219,9 +215,8 @@ class PodBinder:
         submit: Callable[[PodEvent], None] = lambda event: None,
     ) -> None:
         """
-        `plan` reserves devices for the pod's gang if the gang is not reserved yet, and returns the gang's name. It
-        raises NoFit if the pod must not be bound to the node. `reported`: the pods of the watch. `submit` queues an
-        Event.
+        `plan` reserves devices for the pod's gang if it is not reserved yet, and returns the gang's name. It raises
+        NoFit if the pod must not be bound to the node. `reported`: the pods of the watch. `submit` queues an Event.
         """
         self.counts: Counter[str] = Counter()
         """Binds by result: `bound` or the error code. `waited`: it waited. `stale`: the node contradicted the view."""
@@ -282,10 +277,7 @@ class PodBinder:
                 self._checks.view.unassume(node, uid)
 
     async def _create_binding(self, seen: SeenPod, node: NodeName) -> None:
-        """
-        Retries the Binding until the pod is on the node. After a permanent error, cancels the reservation and raises
-        the error.
-        """
+        """Retries the Binding until the pod is on the node. A permanent error cancels the reservation and is raised."""
         while seen.node != node:
             refusal: TopoalignError | None = None
             try:
@@ -319,9 +311,7 @@ class PodBinder:
         return seen
 
     async def _reserve(self, pod: PodToSchedule, node: NodeName, until: float) -> None:
-        """
-        Reserves the devices that the node confirms. Waits for temporary obstacles `until` this time of the event loop.
-        """
+        """Reserves the devices that the node confirms. Waits for temporary obstacles `until` this event loop time."""
         gang = await self._plan(pod, node)
         self._checks.assume(node, pod)
         turn = self._turns.setdefault(node, anyio.Lock())

@@ -96,8 +96,7 @@ class Gangs:
         candidate: Callable[[NodeName], GangPlacement | None],
     ) -> None:
         """
-        `hardware`: returns the hardware of a node. `candidate`: returns a node with its allocations; None: the node is
-        no longer offered.
+        `hardware` returns a node's hardware. `candidate` returns a node with its allocations; None: no longer offered.
         """
         self._reservations = reservations
         self._hardware = hardware

@@ -13,8 +13,7 @@ from the start of its bind. Three kinds of pods are assumed:
   after those of the bound pods.
 
 An assumption ends separately for each device, as soon as the node reports it (`core.state.node_reservations`). It does
-not return after the container has ended. A device that the node has allocated to any container is not held a second
-time.
+not return after the container has ended. A device that the node has allocated to any container is not held twice.
 
 A terminated pod holds nothing, although the facts of the node can have its devices for some seconds.
 """
@@ -245,9 +244,8 @@ class NodePods:
         self, state: NodeState, rules: AdmissionRules, without: Collection[str] = (), until: str = ""
     ) -> NodeState:
         """
-        The state of the node with its assumed pods. Call this after `settle`. A bound pod that did not fit in `settle`
-        may fit here. `without`: UIDs of pods that count as deleted. `until`: UID of the first bound or assumed pod that
-        does not count.
+        The node's state with its assumed pods. Call after `settle`. A bound pod that did not fit there may fit here.
+        `without`: UIDs of pods that count as deleted. `until`: UID of the first bound or assumed pod not to count.
         """
         for uid, hold in self._reserved.items():
             if uid not in without:

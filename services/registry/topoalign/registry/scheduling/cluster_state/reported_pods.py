@@ -1,12 +1,11 @@
 """
 Keeps the data from the watches of the API server: the Nodes, the requests of pending pods, and the nodes of bound pods.
 
-topoalign does not manage some nodes, for example nodes with NVIDIA's device plugin. The extender passes these nodes for
-every pod, except for pods of gangs, because a gang cannot be reserved as a whole there. A node without published facts
-is unmanaged if its Node has the label `topoalign.io/managed: "false"`, or if the setting `TOPOALIGN_UNKNOWN_NODES`
-makes all such nodes unmanaged. A node with published facts is always managed, because its devices would otherwise be
-allocated twice. If such a node has the label, a readiness note reports it. `topoalign forget` makes a former node
-unmanaged.
+topoalign does not manage some nodes, such as those with NVIDIA's device plugin. The extender passes these nodes for
+every pod, except pods of gangs, because a gang cannot be reserved as a whole there. A node without published facts is
+unmanaged if its Node has the label `topoalign.io/managed: "false"`, or the setting `TOPOALIGN_UNKNOWN_NODES` makes all
+such nodes unmanaged. A node with published facts is always managed, because its devices would otherwise be allocated
+twice. If such a node has the label, a readiness note reports it. `topoalign forget` makes a former node unmanaged.
 """
 
 from collections.abc import Callable

@@ -3,8 +3,7 @@ Keeps the view of the cluster for the calls of the scheduler: for each node, the
 
 For each node of `Cluster`, the view has its eligibility, its kind (hardware and rules, without device IDs), and the
 version of its last change. A node is offered to the scheduler only if its data is complete, its allocator answers, only
-one allocator publishes for it, and the rules of its kubelet are known. Otherwise the node refuses every pod with a
-code.
+one allocator publishes for it, and the rules of its kubelet are known. Otherwise it refuses every pod with a code.
 
 A node is renewed between two calls, after its facts arrive. Facts that arrive just before a call are applied in the
 call. The data of a prediction (`PredictionBasis`) is large, so it is computed on demand and cached for a few nodes.
@@ -113,10 +112,9 @@ class ClusterView:
         offered: Callable[[NodeName], None] = lambda node: None,
     ) -> None:
         """
-        `unsettled`: returns the uncertain nodes, from the client that folds `cluster`. `foreign`: code of the refusal
-        if another system allocates the node's GPUs; empty: none does. `unmanaged`: whether topoalign does not manage a
-        node. Such a node is not in the view. `offered` is called with each node that becomes offered or gets more free
-        resources.
+        `unsettled` returns the uncertain nodes, from the client that folds `cluster`. `foreign`: refusal code if
+        another system allocates the node's GPUs; empty: none. `unmanaged`: whether topoalign does not manage a node. It
+        is then not in the view. `offered` gets each node that becomes offered or gets more free resources.
         """
         self.scorer = scorer
         self.version = 0
@@ -165,17 +163,13 @@ class ClusterView:
 
     def _mark_for_later(self, node: NodeName) -> None:
         """
-        Marks a node whose assumed or reserved pods have changed. It is renewed after `HELD_SECONDS`, so that the bind
-        can continue first.
+        Marks a node whose assumed or reserved pods changed. It is renewed after `HELD_SECONDS`, so the bind goes first.
         """
         self._due[node] = None
         self._is_due.set()
 
     async def run(self, behind: Callable[[], str | None], pause: float) -> None:
-        """
-        Renews nodes when their facts arrive, until cancelled. Starts after `behind` returns None, which is checked
-        every `pause` seconds.
-        """
+        """Renews nodes as facts arrive, until cancelled. Starts when `behind`, read every `pause` seconds, is None."""
         while behind() is not None:
             await self._clock.sleep(pause)
         turns = TaskTurns(self._clock)

@@ -1,8 +1,7 @@
 """
 The HTTP application that kube-scheduler calls: `POST /scheduler/{filter,prioritize,bind,preempt}`.
 
-After an error in filter, kube-scheduler retries the pod only by a growing backoff, not when the cluster changes. So errors
-are answered as follows:
+After a filter error, kube-scheduler retries the pod only by a growing backoff, not when the cluster changes. Therefore:
 
     an invalid pod        filter refuses it on every node with a text that names the field, prioritize scores 0, preempt none
     a temporary error     filter and bind answer with `Error`, prioritize and preempt as above
@@ -171,10 +170,7 @@ def call_route(
     seconds: float,
     timing: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Route:
-    """
-    A route for a call. `most`: maximum bytes of the body; `seconds`: maximum time for its arrival; `timing`: context manager
-    that measures the call.
-    """
+    """A route for a call. `most`, `seconds`: maximum bytes and arrival time of a body; `timing`: measures the call."""
     large = anyio.Lock()
 
     async def endpoint(request: Request) -> Response:

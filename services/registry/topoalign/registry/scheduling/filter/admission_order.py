@@ -4,8 +4,7 @@ Checks whether a kubelet would admit the pending pods of a node in every order.
 A kubelet admits pods in the order in which it receives them. This order can differ from the order of their binds. So
 while a node has pods that it has not reported yet, another pod is bound only if the kubelet would admit all of them in
 every order. Example: A then B fits. B then A does not fit, because B, if admitted first, takes CPUs of two NUMA nodes.
-In addition, after another pod ends, the kubelet can align a pending pod to NUMA nodes that another pending pod needs
-(`realignment`).
+Also, after a pod ends, the kubelet can align a pending pod to NUMA nodes that another one needs (`realignment`).
 
 An Allocate call does not name the pod. Pods of the same class are interchangeable. Two pending pods are ambiguous
 (`are_ambiguous`) and are not bound at the same time in these cases:
@@ -204,10 +203,7 @@ def may_realign(state: NodeState, pod: PendingPod) -> bool:
 
 
 def keeps_containers_together(state: NodeState, pod: PodDemand, takes: PodNeed | None) -> bool:
-    """
-    Whether a pod that the node admits now still fits, whichever other pods end. Also True if amounts alone do not
-    decide.
-    """
+    """Whether a pod that the node admits still fits, whichever pods end. Also True if amounts alone do not decide."""
     if takes is None or takes.rest is None or not state.allocations or POLICIES[pod.rules.policy].admits(NO_AFFINITY):
         return True
     emptied = msgspec.structs.replace(state, allocations={}, memory={})

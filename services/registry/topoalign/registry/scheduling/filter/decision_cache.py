@@ -2,9 +2,8 @@
 Caches the decision of each node for each class of pods. Only nodes that have changed decide again.
 
 Pods with the same request form one `PodClass`. Pod names do not matter: a pending pod holds nothing, and allocations
-under the same name belong to another pod (`as_others`). For each class and node, the cache has one byte (the number of
-the refusal; 0: none) and the sort key of the node. For each class, it has the version of the cluster up to which these
-are valid.
+under the same name belong to another pod (`as_others`). For each class and node, the cache has one byte (the refusal's
+number; 0: none) and the sort key of the node. For each class, it has the cluster version up to which these are valid.
 """
 
 from collections import Counter

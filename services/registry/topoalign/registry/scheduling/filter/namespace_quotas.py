@@ -225,8 +225,7 @@ class Quotas:
 
     def check_waiting(self, pod: PodToSchedule, node: NodeName | None = None, without: Collection[str] = ()) -> None:
         """
-        Checks a pending pod and its gang on this node; None: only the amounts in their requests count. Raises OverQuota
-        and QuotasUnknown.
+        Checks a pending pod and its gang on this node (None: by requested amounts). Raises OverQuota and QuotasUnknown.
         """
         if self.listed and not self._limits.get(pod.request.namespace):
             return
@@ -240,10 +239,7 @@ class Quotas:
     def full_on(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], without: Collection[str] = ()
     ) -> frozenset[NodeName]:
-        """
-        The nodes on which a pending pod exceeds its quota. `without`: UIDs of pods that do not count. Raises
-        QuotasUnknown.
-        """
+        """The nodes on which a pending pod exceeds its quota. `without`: UIDs of ignored pods. Raises QuotasUnknown."""
         if self.listed and not self._limits.get(pod.request.namespace):
             return frozenset()
         by_sizes: dict[int, list[NodeName]] = {}

@@ -1,8 +1,7 @@
 """
 Checks whether a pod would take resources that the planned pods of gangs need on its node, and whether it must wait.
 
-A kubelet does not know about reservations. So it can align another pod to NUMA nodes whose resources are reserved for
-planned pods:
+A kubelet ignores reservations, so it can align another pod to NUMA nodes with resources reserved for planned pods:
 
     policy restricted; 3 GPUs are free on NUMA node 0 and 2 on node 1; pod b of a gang is planned on the 3 GPUs
     pod q requests 1 GPU: together with b it fits on node 1, but the kubelet aligns it to node 0
@@ -108,10 +107,7 @@ class PlannedPods:
         request: Callable[[PodToSchedule], PodClass],
         requested: Requested,
     ) -> None:
-        """
-        `request`: returns the class of a pod. `requested`: returns the request of a reserved pod; None: its reserved
-        resources count as held.
-        """
+        """`request` returns a pod's class, `requested` a reserved pod's request; None: its resources count as held."""
         self._requested = requested
         self._view = view
         self._request = request

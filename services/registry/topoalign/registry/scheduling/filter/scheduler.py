@@ -54,10 +54,7 @@ class PodChecks:
 
     @property
     def _compat(self) -> Compat:
-        """
-        The compat mode for checks that apply to all nodes with slots. HAMi's rules accept every pod that topoalign's
-        rules accept.
-        """
+        """The compat mode for checks of all nodes with slots. HAMi's rules accept all pods that topoalign's accept."""
         return "hami" if "hami" in self._offers.compats else ""
 
     def check(self, request: PodRequest) -> None:
@@ -298,9 +295,8 @@ class Scheduler:
 
     async def fits_in_every_order(self, node: NodeName, pod: PodToSchedule) -> str:
         """
-        Returns the code of the reason why the pod must not be bound to the node now. Empty: in every order, the kubelet
-        will admit the pod and all bound or reserved pods that the node has not reported yet. Raises the errors of
-        `filter`.
+        Returns the code of the reason not to bind the pod to the node now. Empty: in every order, the kubelet will
+        admit the pod and all bound or reserved pods that the node has not reported yet. Raises the errors of `filter`.
         """
         await self.view.catch_up()
         request = self._request(pod)

@@ -103,10 +103,7 @@ class EventWriter:
 
 
 def refusal_event(pod: PodToSchedule, counts: Counter[str], nodes: Collection[NodeName]) -> PodEvent:
-    """
-    The Event that no node admits a pod. `counts`: label of a refusal -> number of nodes; `nodes`: the nodes of
-    Kubernetes.
-    """
+    """The Event that no node admits a pod. `counts`: refusal label -> number of nodes; `nodes`: those of Kubernetes."""
     namespace = pod.request.namespace
     name = pod.request.name
     why = "; ".join(f"{label} on {count}" for label, count in counts.most_common(MOST_CODES))

@@ -1,9 +1,8 @@
 """
 Counts pods that a node refused after they were bound, and deletes them if configured.
 
-The kubelet sets such a pod to Failed, with a reason, and its controller creates another one. Up to six of these pods
-are deleted per minute. This keeps the cluster from filling with failed pods if a controller creates pods that nodes
-refuse.
+The kubelet sets such a pod to Failed, with a reason, and its controller creates another one. Up to six of them are
+deleted per minute. This keeps the cluster from filling with failed pods if a controller creates pods that nodes refuse.
 """
 
 from asyncio import Queue

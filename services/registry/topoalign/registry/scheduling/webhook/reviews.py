@@ -6,9 +6,8 @@ Answers AdmissionReview v1 of Kubernetes: checks pods, and sets fields that they
     pods that request   `spec.nodeName`, a privileged container, another scheduler: these bypass the decision;
     devices of ours     invalid requests and annotations, which no node would ever admit
 
-A pod with Koordinator's annotations that requests GPUs by Koordinator's resource names also counts as a request for our
-devices, unless it names another scheduler. A kubelet ignores these names, so its containers would otherwise start
-without a GPU.
+A pod that requests GPUs by Koordinator's annotations and resource names also counts as a request for our devices,
+unless it names another scheduler. A kubelet ignores these names, so its containers would otherwise start without a GPU.
 
 A pod without `schedulerName` gets ours, if one is configured. A container that requests slots of GPUs gets the amounts
 that it leaves out (`core.sharing.slot_defaults`), and is checked with them. No label or annotation exempts a pod,
@@ -177,9 +176,7 @@ class Webhook:
         self._warn = warn
 
     def routes(self) -> list[BaseRoute]:
-        """
-        `/webhook` for the mutating configuration, and `/webhook/validate`, without changes, for the validating one.
-        """
+        """`/webhook` for the mutating configuration, and `/webhook/validate` (no changes) for the validating one."""
         calls: dict[str, Call] = {"/webhook": self.mutate, "/webhook/validate": self.validate}
         return [call_route(path, call, LARGEST_REVIEW, BODY_SECONDS) for path, call in calls.items()]
 
@@ -254,7 +251,6 @@ class Webhook:
         raise Forbidden("spec.schedulerName", finding, f"leave it out, or name {self._scheduler}")
 
     def _requests_ours(self, pod: ReviewedPod) -> bool:
-        """Whether the pod requests devices that topoalign allocates."""
         if pod.spec is None:
             return False
         names = [
