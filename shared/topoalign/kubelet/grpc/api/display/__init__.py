@@ -39,10 +39,14 @@ class ContainerStat(betterproto2.Message):
     stat: "dict[str, Devices]" = betterproto2.field(
         1, betterproto2.TYPE_MAP, map_meta=betterproto2.map_meta(betterproto2.TYPE_STRING, betterproto2.TYPE_MESSAGE)
     )
-    """by name of the container"""
+    """
+    by name of the container
+    """
 
     project: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
-    """namespace"""
+    """
+    namespace
+    """
 
     user: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
 
@@ -51,7 +55,9 @@ class ContainerStat(betterproto2.Message):
     spec: "dict[str, Spec]" = betterproto2.field(
         5, betterproto2.TYPE_MAP, map_meta=betterproto2.map_meta(betterproto2.TYPE_STRING, betterproto2.TYPE_MESSAGE)
     )
-    """by name of the container"""
+    """
+    by name of the container
+    """
 
 
 default_message_pool.register_message("display", "ContainerStat", ContainerStat)
@@ -60,20 +66,28 @@ default_message_pool.register_message("display", "ContainerStat", ContainerStat)
 @dataclass(eq=False, repr=False)
 class DeviceInfo(betterproto2.Message):
     id: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
-    """PCI bus id as NVML writes it"""
+    """
+    PCI bus id as NVML writes it
+    """
 
     card_idx: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
 
     gpu: "float" = betterproto2.field(10, betterproto2.TYPE_FLOAT)
-    """percent of the last second"""
+    """
+    percent of the last second
+    """
 
     mem: "float" = betterproto2.field(11, betterproto2.TYPE_FLOAT)
-    """MiB in use"""
+    """
+    MiB in use
+    """
 
     pids: "list[int]" = betterproto2.field(12, betterproto2.TYPE_INT32, repeated=True)
 
     device_mem: "float" = betterproto2.field(13, betterproto2.TYPE_FLOAT)
-    """MiB of the card"""
+    """
+    MiB of the card
+    """
 
 
 default_message_pool.register_message("display", "DeviceInfo", DeviceInfo)
@@ -98,7 +112,9 @@ default_message_pool.register_message("display", "Empty", Empty)
 @dataclass(eq=False, repr=False)
 class GraphResponse(betterproto2.Message):
     graph: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
-    """the tree of GPUs as text"""
+    """
+    the tree of GPUs as text
+    """
 
 
 default_message_pool.register_message("display", "GraphResponse", GraphResponse)
@@ -107,10 +123,14 @@ default_message_pool.register_message("display", "GraphResponse", GraphResponse)
 @dataclass(eq=False, repr=False)
 class Spec(betterproto2.Message):
     gpu: "float" = betterproto2.field(1, betterproto2.TYPE_FLOAT)
-    """cards"""
+    """
+    cards
+    """
 
     mem: "float" = betterproto2.field(2, betterproto2.TYPE_FLOAT)
-    """MiB"""
+    """
+    MiB
+    """
 
 
 default_message_pool.register_message("display", "Spec", Spec)
@@ -121,7 +141,9 @@ class UsageResponse(betterproto2.Message):
     usage: "dict[str, ContainerStat]" = betterproto2.field(
         1, betterproto2.TYPE_MAP, map_meta=betterproto2.map_meta(betterproto2.TYPE_STRING, betterproto2.TYPE_MESSAGE)
     )
-    """by UID of the pod"""
+    """
+    by UID of the pod
+    """
 
 
 default_message_pool.register_message("display", "UsageResponse", UsageResponse)
@@ -136,7 +158,9 @@ default_message_pool.register_message("display", "VersionResponse", VersionRespo
 
 
 class GpuDisplayStub(betterproto2_grpclib.ServiceStub):
-    """Served on gpu-manager.sock."""
+    """
+    Served on gpu-manager.sock.
+    """
 
     async def print_graph(
         self,
@@ -203,7 +227,9 @@ class GpuDisplayStub(betterproto2_grpclib.ServiceStub):
 
 
 class GpuDisplayBase(betterproto2_grpclib.ServiceBase):
-    """Served on gpu-manager.sock."""
+    """
+    Served on gpu-manager.sock.
+    """
 
     async def print_graph(self, message: "Empty") -> "GraphResponse":
 

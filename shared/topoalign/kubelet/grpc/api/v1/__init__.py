@@ -75,7 +75,9 @@ class ContainerMemory(betterproto2.Message):
     memory_type: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
 
     size: "int" = betterproto2.field(2, betterproto2.TYPE_UINT64)
-    """bytes"""
+    """
+    bytes
+    """
 
     topology: "TopologyInfo | None" = betterproto2.field(3, betterproto2.TYPE_MESSAGE, optional=True)
 
@@ -160,7 +162,9 @@ default_message_pool.register_message("v1", "TopologyInfo", TopologyInfo)
 
 
 class PodResourcesListerStub(betterproto2_grpclib.ServiceStub):
-    """Served by the kubelet on kubelet.sock in its pod-resources directory."""
+    """
+    Served by the kubelet on kubelet.sock in its pod-resources directory.
+    """
 
     async def list(
         self,
@@ -224,7 +228,9 @@ class PodResourcesListerStub(betterproto2_grpclib.ServiceStub):
 
 
 class PodResourcesListerBase(betterproto2_grpclib.ServiceBase):
-    """Served by the kubelet on kubelet.sock in its pod-resources directory."""
+    """
+    Served by the kubelet on kubelet.sock in its pod-resources directory.
+    """
 
     async def list(self, message: "ListPodResourcesRequest") -> "ListPodResourcesResponse":
 

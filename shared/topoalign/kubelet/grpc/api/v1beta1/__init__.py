@@ -161,7 +161,9 @@ class DeviceSpec(betterproto2.Message):
     host_path: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
 
     permissions: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
-    """of r, w and m"""
+    """
+    of r, w and m
+    """
 
 
 default_message_pool.register_message("v1beta1", "DeviceSpec", DeviceSpec)
@@ -178,7 +180,9 @@ default_message_pool.register_message("v1beta1", "Empty", Empty)
 @dataclass(eq=False, repr=False)
 class ListAndWatchResponse(betterproto2.Message):
     devices: "list[Device]" = betterproto2.field(1, betterproto2.TYPE_MESSAGE, repeated=True)
-    """all of them, every time"""
+    """
+    all of them, every time
+    """
 
 
 default_message_pool.register_message("v1beta1", "ListAndWatchResponse", ListAndWatchResponse)
@@ -245,12 +249,16 @@ class RegisterRequest(betterproto2.Message):
     version: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
 
     endpoint: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
-    """file name of the plugin's socket"""
+    """
+    file name of the plugin's socket
+    """
 
     resource_name: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
 
     options: "DevicePluginOptions | None" = betterproto2.field(4, betterproto2.TYPE_MESSAGE, optional=True)
-    """not looked at by the kubelet, which asks the plugin itself"""
+    """
+    not looked at by the kubelet, which asks the plugin itself
+    """
 
 
 default_message_pool.register_message("v1beta1", "RegisterRequest", RegisterRequest)
@@ -265,7 +273,9 @@ default_message_pool.register_message("v1beta1", "TopologyInfo", TopologyInfo)
 
 
 class DevicePluginStub(betterproto2_grpclib.ServiceStub):
-    """Served by a plugin on a socket of its own in the same directory."""
+    """
+    Served by a plugin on a socket of its own in the same directory.
+    """
 
     async def get_device_plugin_options(
         self,
@@ -366,7 +376,9 @@ class DevicePluginStub(betterproto2_grpclib.ServiceStub):
 
 
 class RegistrationStub(betterproto2_grpclib.ServiceStub):
-    """Served by the kubelet on kubelet.sock in its device plugin directory."""
+    """
+    Served by the kubelet on kubelet.sock in its device plugin directory.
+    """
 
     async def register(
         self,
@@ -388,7 +400,9 @@ class RegistrationStub(betterproto2_grpclib.ServiceStub):
 
 
 class DevicePluginBase(betterproto2_grpclib.ServiceBase):
-    """Served by a plugin on a socket of its own in the same directory."""
+    """
+    Served by a plugin on a socket of its own in the same directory.
+    """
 
     async def get_device_plugin_options(self, message: "Empty") -> "DevicePluginOptions":
 
@@ -486,7 +500,9 @@ class DevicePluginBase(betterproto2_grpclib.ServiceBase):
 
 
 class RegistrationBase(betterproto2_grpclib.ServiceBase):
-    """Served by the kubelet on kubelet.sock in its device plugin directory."""
+    """
+    Served by the kubelet on kubelet.sock in its device plugin directory.
+    """
 
     async def register(self, message: "RegisterRequest") -> "Empty":
 

@@ -25,7 +25,9 @@ betterproto2.check_compiler_version(_COMPILER_VERSION)
 
 @dataclass(eq=False, repr=False)
 class VDeviceRequest(betterproto2.Message):
-    """What a process says of itself."""
+    """
+    What a process says of itself.
+    """
 
     bus_id: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
 
@@ -48,7 +50,9 @@ default_message_pool.register_message("vcuda", "VDeviceResponse", VDeviceRespons
 
 
 class VcudaServiceStub(betterproto2_grpclib.ServiceStub):
-    """Served on vcuda.sock in the directory that a container has at /etc/vcuda."""
+    """
+    Served on vcuda.sock in the directory that a container has at /etc/vcuda.
+    """
 
     async def register_v_device(
         self,
@@ -70,7 +74,9 @@ class VcudaServiceStub(betterproto2_grpclib.ServiceStub):
 
 
 class VcudaServiceBase(betterproto2_grpclib.ServiceBase):
-    """Served on vcuda.sock in the directory that a container has at /etc/vcuda."""
+    """
+    Served on vcuda.sock in the directory that a container has at /etc/vcuda.
+    """
 
     async def register_v_device(self, message: "VDeviceRequest") -> "VDeviceResponse":
 
