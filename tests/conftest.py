@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 import signal
 from functools import cache
@@ -28,6 +29,13 @@ settings.load_profile("untimed")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # so it is in the background of a shell, and so would be every program that a test starts and ends by Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the collected tests out of garbage collections, which took a tenth of the time of all tests."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(2_000, 10, 200)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
