@@ -6,10 +6,10 @@ A GPU may have failed since. So the allocator requests the newest revisions from
 unknown until these match the received revisions, and if they have not matched for `SILENT_SECONDS`. The devices stay
 listed as unhealthy, because a kubelet forgets devices that are no longer listed.
 
-Any client that may publish can forge the number (epoch and revision) of a reading. So every reading after the first one
-counts only if discovery confirms that it published it. A reading is forged if its revision is greater than discovery's
-newest one, or if it has the same number as discovery's reading but different content. Then the allocator requests that
-discovery publish everything again, under a new epoch.
+Any client that may publish can forge the number (epoch and revision) of a reading. So discovery is asked about each
+one; while it does not answer, topologies after the first one are dropped. A reading is forged if its revision is
+greater than discovery's newest one, or if it has the same number as discovery's reading but different content. Then
+the allocator drops it and requests that discovery publish everything again, under a new epoch.
 
 While the bus is disconnected, discovery does not answer, unless the services of the node share a process. This does not
 indicate a hardware fault, so the last confirmed readings stay valid until the bus is connected again.
@@ -92,7 +92,7 @@ class HardwareWatch:
     async def ensure_fresh(self) -> None:
         """
         Requests the confirmation of the health if the last one is too old, for example because this process was
-        stopped. If discovery does not answer, all devices get unknown health. Called before every allocation.
+        suspended. If discovery does not answer, all devices get unknown health. Called before every allocation.
         """
         if self._health is not None and self.reason() is not None:
             await self._ask()
@@ -221,7 +221,7 @@ class HardwareWatch:
             log.debug("discovery does not announce", finding=error.finding)
 
     async def _release_other_machines(self) -> None:
-        """Releases allocations of another machine if discovery has confirmed the topology, which may be forged."""
+        """Releases allocations of another machine, but only if discovery confirms that the topology is its own."""
         topology = self._topology
         if (
             topology is None

@@ -152,7 +152,7 @@ class ReadingSettings(NamedTuple):
     read_seconds: float
     """Between two readings."""
     hold_down_seconds: float
-    """Between two announcements of health, until the configuration changes (`follow`)."""
+    """Between two announcements of health. If the configuration changes, `follow` replaces this value."""
 
 
 class Discovery:

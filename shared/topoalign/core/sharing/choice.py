@@ -16,8 +16,8 @@ The GPUs are chosen as follows from those that have enough:
 - **A share of one GPU**: the GPU with the fewest free cores, then the least free memory, then the fewest processes. So
   shares go to GPUs that already have shares. Of equal GPUs, which are usually unused, policy `topology` chooses the
   one with the fewest links to other unused GPUs. So a GPU without a well linked partner is used before one of a pair.
-- **A share of several GPUs**: the best set by policy `topology`. Here, a set cuts only the links from its unused GPUs
-  to unused GPUs outside the set. Of equal sets, the one with the least free capacity.
+- **A share of several GPUs**: the best set by policy `topology`. Of the links that a set cuts, only those from
+  its unused GPUs to other unused GPUs count. Of equal sets, the one with the least free capacity.
 - **topology-aware**: policy `topology` decides first for a share of one GPU, too. Of equal GPUs, the one with the least
   free capacity.
 - **Whole GPUs**: the best set of unused GPUs by policy `topology`.

@@ -5,9 +5,9 @@ The newest message contains all reservations of the node. A reservation lasts fo
 measured from receipt by the reader's monotonic clock. A later message that repeats it does not extend it. Its parts are
 each device, the CPUs, and each kind of memory of a container. A part ends when the node reports it: the container has
 the resource in an allocation or a checkpoint entry, regardless of which devices it got. If a checkpoint cannot be read,
-the PodResources API is used instead. If the node does not know the pod's UID, the pod is identified by its names.
-Co-allocated devices end with the GPUs of their container. A reported part stays reported after its container has ended.
-The registry's assumed pods end by the same rule.
+the PodResources API is used instead. If the node does not know the pod's UID, the pod is identified by its namespace
+and name. The part of a co-allocated device ends when the node reports the GPUs of its container. A reported part stays
+reported after its container has ended. The registry's assumed pods end by the same rule.
 
 On the node itself, any new allocation of a reserved device reports it (`observe`). For other readers, such as a
 registry, an allocation of another or an unknown owner does not: their state can be outdated, and the allocation might
@@ -104,8 +104,8 @@ class NodeReservations(msgspec.Struct, frozen=True, kw_only=True):
         Returns the reservations after this state of the node; this object if the state reports no further part.
 
         `own`: the state is the node's own record, which is never outdated. Then any allocation that holds a device
-        reports it as well, unless the allocation was live before the reservation. In that case, its container has
-        ended, or ends before the pod of the reservation is admitted. `origins`: remainder -> its original allocation.
+        reports it as well, except one that was live before the reservation: its container has ended, or ends before the
+        reserved pod is admitted. `origins`: the remainder of a partly released allocation -> that allocation.
         """
         if not self.reservations:
             return self

@@ -3,7 +3,7 @@ Follows a stream: messages in order, each at least once, through any number of l
 
 Nothing is created on the server for a follower, because a client with the permission to create consumers can publish on
 every subject. The follower reads messages directly from the store, in batches. After the last message it subscribes to
-news: the store publishes each message that it has stored, with its position (`event_stores.NEWS`). If the news is
+news: NATS republishes each message that it has stored, with its position (`event_stores.NEWS`). If the news is
 certainly the next message, it is used directly. Otherwise the message is read from the store. News can be lost, so a
 follower also checks the store every few seconds. A follower that falls behind ends its subscription to news; otherwise
 it would receive every message twice, as news and from the store.
@@ -91,11 +91,11 @@ class FollowerReading:
         self._reading = False
         """Whether the batch has not ended yet."""
         self._beyond = (0, 0)
-        """Messages behind the batch that arrived last, and its last position; zeros once the next is requested."""
+        """Messages after the batch that arrived last, and its last position; zeros once the next is requested."""
         self._before = 0
         """The position of the last received message of the batch; 0: none was received."""
         self._waiting = 0
-        """Messages behind the last one that was read."""
+        """Number of messages after the last one that was read."""
         self._news: deque[tuple[InStore, Delivered]] = deque()
         self._news_bytes = 0
         self._is_behind = False
@@ -342,7 +342,7 @@ class NatsFollower:
         return reading
 
     async def has_gone_back(self, connection: NatsConnection) -> bool:
-        """Whether the stream was lost or restored: at the position it has another message or none and nothing newer."""
+        """Whether the stream was lost or restored: it has another message at the position, or ends before it."""
         there = await find_message(connection, self._stream, {"seq": self._position})
         if there is not None:
             return self._stored not in (b"", there.in_store().stored)

@@ -1,10 +1,10 @@
 """
-Merges the providers' hints, as the kubelet does, into the one to which everything of a container is aligned.
+Merges the hints of all providers as the kubelet does. All resources of a container are aligned to the result.
 
 The rule (kubelet v1.36.3, topologymanager): a candidate is the AND of the masks of one hint from each list. It is
 preferred only if all its hints are preferred and have the same mask. The best candidate is the narrowest preferred one.
-If none is preferred, it is the widest one with at most B NUMA nodes or, if there is none, the narrowest of all. Of the
-narrowest hints of all lists, B is the number of NUMA nodes of the widest (kubelet: `BestNonPreferredAffinityCount`).
+If none is preferred, it is the widest one with at most B NUMA nodes or, if there is none, the narrowest of all. Each
+list has a narrowest hint; B is the largest NUMA node count of these (kubelet: `BestNonPreferredAffinityCount`).
 
 The kubelet tries all combinations of hints: 10^12 for 5 resources on 8 NUMA nodes. The same result needs less work:
 
@@ -12,8 +12,8 @@ The kubelet tries all combinations of hints: 10^12 for 5 resources on 8 NUMA nod
   lists, an intersection of sets finds these masks. For rules (`HintRule`), a search finds them.
 - If no candidate is preferred, only the set of all candidate masks matters. A combination has an AND that contains the
   mask m if each of its masks contains m. So the number of these combinations is a product: for each list, how many of
-  its masks contain m. Minus the combinations whose AND is larger than m, it is the number of those whose AND is exactly
-  m. If it is not zero, m is a candidate. Both steps are sums over supersets (`_over_supersets`).
+  its masks contain m. Subtracting the combinations whose AND contains more than m leaves those whose AND is exactly m.
+  If any are left, m is a candidate. Both steps are sums over supersets (`_over_supersets`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -36,8 +36,8 @@ NO_AFFINITY = TopologyHint(None, False)
 
 def offers_of_providers(providers: Iterable[ProviderHints]) -> list[tuple[TopologyHint, ...] | HintRule]:
     """
-    Turns the providers' answers into offers. No opinion becomes a preferred hint for any node, and an empty list a hint
-    for any node that is not preferred.
+    Turns the providers' answers into offers. No opinion becomes a preferred hint for any node, and an empty list
+    becomes a non-preferred hint for any node.
     """
     return [
         each for provider in providers for each in (map(offer_of_hints, provider.values()) if provider else ((ANY,),))
@@ -130,7 +130,7 @@ def _over_supersets(values: list[int], combine: Callable[[int, int], int]) -> li
     """
     With `add`, returns for each subset the sum over all its supersets (zeta transform). With `sub`, reverses this
     (Moebius transform). Each pass handles the node of the lowest bit: it combines each subset without this node with
-    the same subset plus this node, and makes the bit the highest one. After all passes, the order is the original one.
+    the same subset plus this node, and moves the bit to the top. After all passes, the order is the original one.
     """
     for _ in range(len(values).bit_length() - 1):
         having = values[1::2]

@@ -126,8 +126,8 @@ def _searched_fits(offers: Sequence[Offer], machine: Mask, work: NumaSearchBudge
 
 def _combinations(offers: Sequence[Offer], work: NumaSearchBudget) -> set[tuple[frozenset[int], Mask]]:
     """
-    All combinations of one hint of each offer. The hints of rules are not listed: a combination has the positions of
-    the rules that contribute one, and the OR of all other hints. Equal ones count once. Raises TooMuchWork.
+    All combinations of one hint of each offer. The subsets of rules are not listed: a combination has the positions of
+    the rules that contribute a subset, and the OR of all other hints. Equal ones count once. Raises TooMuchWork.
     """
     found: set[tuple[frozenset[int], Mask]] = {(frozenset(), 0)}
     for position, offer in enumerate(offers):

@@ -86,12 +86,12 @@ CONFIRM_SECONDS = 1.5
 """Timeout for the answer of the node's allocator, which reads the files of its kubelet."""
 REPORTED_SECONDS = 0.05
 """
-Maximum wait until the watch reports a pod or a Binding, usually milliseconds. Then the pod is read from the API server.
+Maximum wait for the watch to report a pod or a Binding, which usually takes milliseconds. Then the API server is asked.
 """
 TIDY_SECONDS = 0.5
 """Timeout for cancelling reservations of earlier attempts on other nodes after a bind. Uncancelled ones expire."""
 RESERVED_SECONDS = 300.0
-"""Duration of a reservation if the kubelet does not admit the bound pod. Then the registry predicts its devices."""
+"""Duration of a reservation if the kubelet does not admit the bound pod. Later, the registry predicts its devices."""
 PAUSE = 0.1
 """Seconds between two attempts to reach the API server."""
 RETRY_SECONDS = 0.25

@@ -1,7 +1,7 @@
 """
 Answers kube-scheduler's filter, prioritize and preempt calls from the view of the cluster.
 
-These calls do not change the view. The decision of an unknown node comes from its node template (`node_templates`).
+These calls do not change the view. A node that is not in the view is judged by a template (`node_templates`).
 """
 
 from collections import Counter
