@@ -26,8 +26,8 @@ SNAPSHOT_SECONDS = 1.0
 """Timeout of a request for a snapshot. Only hanging allocators reach it; one that is down is noticed at once."""
 ASK_AGAIN_SECONDS = 6.0
 """
-Seconds until a snapshot that did not arrive is requested again, or the end of a stream is read again. Longer than a
-follower waits for the bus.
+Seconds until a snapshot that did not arrive is requested again, or the end of a stream is read again. Longer than the
+silence after which a follower assumes that a batch is lost.
 """
 LONGEST_ASK_AGAIN_SECONDS = 600.0
 """

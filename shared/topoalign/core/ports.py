@@ -214,7 +214,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[str, ...] = ()
     """Faults that the driver works around: a GPU that does not answer, or a link whose ends report different data."""
     awaiting_reset: frozenset[DeviceID] = frozenset()
-    """Devices that need a reset: they are lost, or the driver requests it. A device that leaves this set was reset."""
+    """Devices that need a reset: lost, or the driver requests it. One that leaves this set, or returns, was reset."""
     nameless: bool = False
     """Whether a GPU does not report its id. Then it might be a missing GPU, whose absence is no reset."""
 

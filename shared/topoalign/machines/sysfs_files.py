@@ -1,8 +1,8 @@
 """
 Reads the files of a /sys and /proc tree below any root, safely.
 
-A tree can be that of the running host, an incomplete capture, or artificial. A file that is missing, unreadable, too
-long or not text reads as None, and so does an invalid number. Links that leave the tree are not followed.
+A tree can be that of the running host, an incomplete capture, or artificial. A file that is missing, unreadable or too
+long reads as None, and so does an invalid number. Links that leave the tree are not followed.
 """
 
 import os

@@ -39,7 +39,7 @@ class Base(NamedTuple):
 def gpu_bases(
     topology: Topology, configuration: Configuration, before: Collection[DeviceID], findings: Findings
 ) -> list[Base]:
-    """Whole GPUs and MIG instances in the hardware's order. `before`: devices offered so far under it."""
+    """Whole GPUs and MIG instances in the hardware's order. `before`: those offered so far by this configuration."""
     resources = configuration.resources
     strategy = configuration.flags.mig_strategy
     gpus = list(chosen_gpus(topology, resources.gpus, findings))

@@ -1,7 +1,7 @@
 """
 Metrics of a service for Prometheus: plain numbers, read at each scrape.
 
-prometheus_client is imported at the first scrape: HTTP may be disabled, and a node agent must list its devices first.
+prometheus_client is imported only when needed: HTTP may be disabled, and a node agent must list its devices first.
 """
 
 from collections import Counter

@@ -98,7 +98,7 @@ class ResourceGrant(msgspec.Struct, frozen=True):
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
-    """What one container holds. An allocation that the kubelet's Allocate granted has only devices of one resource."""
+    """What one container holds. If the kubelet's Allocate granted it: devices of one resource and co-allocated ones."""
 
     id: AllocationID
     """Identifies the allocation until it is released, also in `AllocationBound` and `AllocationReleased`."""

@@ -89,7 +89,7 @@ class Choosing:
             yield from self._below(Branch(len(self.nodes), more, self.short, self.fixed))
 
     def least_size(self) -> int | None:
-        """The minimum number of nodes that meet the needs, at least 1. None: all nodes do not. Raises TooMuchWork."""
+        """The minimum number of nodes that meet the needs, at least 1. None: all are too few. Raises TooMuchWork."""
         most = self.fixed.bit_count() + len(self.nodes)
         if any(lacks > best[-1][-1] for lacks, best in zip(self.short, self.best, strict=True)):
             return None

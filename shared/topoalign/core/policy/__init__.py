@@ -1,7 +1,7 @@
 """
 Topology policies: they merge hints, and decide whether the merged hint is admitted. The names are those of the kubelet.
 
-A policy is a module with its class, a line in POLICIES and its name in `Policy`. Other code only reads its attributes.
+A policy is a module with its class, a line in POLICIES and its name in `Policy`. Other code uses only its members.
 """
 
 from collections.abc import Mapping

@@ -26,7 +26,7 @@ class MergeQuestion(NamedTuple):
 
 
 class TopologyPolicy(ABC):
-    """Base class of the topology policies. By default, a policy asks the hint providers and admits preferred hints."""
+    """Base class of the policies. By default, a policy asks the hint providers and admits only preferred hints."""
 
     name: ClassVar[str]
     asks: ClassVar[bool] = True

@@ -8,8 +8,9 @@ another container of higher priority, which is a smaller number, computes on one
 
 Example with three containers on one GPU, with the old and the new value of `recent_kernel`:
 
-    priority 0, 2 becomes 1: it computes priority 1, 2 becomes -1: it waits priority 1, -1 stays -1: it still waits; it
-    becomes 0 in the first round in which the first container has launched no new kernel
+    priority 0, 2 becomes 1: it computes
+    priority 1, 2 becomes -1: it waits
+    priority 1, -1 stays -1: it still waits; 0 in the first round in which the first has launched no new kernel
 
 Source: the feedback of HAMi's monitor, HAMi 4707fb02. There, numbers above 2 are decremented one by one. The library
 does not write such numbers, so they count as 2 here. The changes that the monitor makes to core limits are not

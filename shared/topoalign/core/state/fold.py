@@ -191,7 +191,7 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def ended(self) -> frozenset[AllocationID]:
-        """Allocations whose containers have ended by the newest usage. The kubelet counts their devices as free."""
+        """Ids of allocations with ended containers, by the newest usage: the kubelet counts their devices as free."""
         kubelet = self.usage.kubelet if self.usage is not None else None
         if kubelet is None or not (kubelet.ended or kubelet.dropped):
             return frozenset()

@@ -16,7 +16,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 FEWEST = 8
-"""Number of changes that are never merged, regardless of the size of the dict."""
+"""Number of changes that do not cause a merge, regardless of the size of the dict."""
 
 
 class Gone(Enum):

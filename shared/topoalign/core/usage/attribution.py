@@ -43,7 +43,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None
     """Bytes in total."""
     utilization: int | None
-    """Sum of the percentages of all processes. It can exceed 100, because their kernels run concurrently."""
+    """Percent of the last second, summed over all processes. Can exceed 100, because kernels run concurrently."""
     processes: tuple[GpuProcess, ...]
 
 

@@ -138,7 +138,7 @@ def gaia(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
 
 
 def hami_use_families(shares: NodeShares, hardware: Topology) -> Iterator[Family]:
-    """The families under the names of HAMi's monitor, in bytes and percent; `vdevice_index` numbers the devices."""
+    """The families under HAMi's monitor's names, in bytes and percent; `vdevice_index`: per container, from 0."""
     yield from hami_hosts(shares, hardware)
     seen: dict[tuple[str, ...], int] = {}
     containers: list[tuple[dict[str, str], DeviceShares, HolderUse]] = []

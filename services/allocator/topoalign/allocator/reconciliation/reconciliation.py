@@ -74,7 +74,7 @@ class Presence(NamedTuple):
     """The results of the polls for one allocation so far."""
 
     is_inherited: bool = False
-    """Whether it was live at the start and not reported since. If it has ended, it ended while no allocator ran."""
+    """Whether it was live when this process started and not reported since. If it ended, no allocator ran then."""
     missing_since: float | None = None
     """Monotonic seconds of the first poll in which it was missing; None if it is not missing."""
     finding: PollFinding = PollFinding.NOTHING

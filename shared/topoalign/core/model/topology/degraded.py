@@ -14,7 +14,7 @@ A GPU's peers are the node's GPUs of the same model. Its number of links is comp
     4 A100 PCIe, a bridge on one pair, the 12 links of the others down   none is degraded
     DGX-1, one link between GPU 0 and GPU 1 down                         both: "5 of 6 NVLinks are up"
 
-A GPU in MIG mode is not checked: MIG instances do not communicate with other GPUs, and its links may be off.
+Links of a GPU in MIG mode are not checked: MIG instances do not communicate with other GPUs, so links may be off.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -80,7 +80,7 @@ def free_placements(profile: MigProfile, taken: Collection[MigPlacement]) -> tup
 def find_place(
     profiles: Iterable[MigProfile], taken: Collection[MigPlacement], memory: int
 ) -> tuple[MigProfile, MigPlacement] | None:
-    """Finds the smallest profile with enough memory and a free placement (HAMi 4707fb02). None: there is none."""
+    """The smallest profile with at least `memory` bytes and a free placement (HAMi 4707fb02). None: there is none."""
     enough = [each for each in profiles if each.memory >= memory]
     for profile in sorted(enough, key=lambda each: (each.memory, each.slices)):
         place = free_mig_placement(profile, taken)

@@ -91,7 +91,7 @@ class Gpu(msgspec.Struct, frozen=True, gc=False, kw_only=True, omit_defaults=Tru
     numa_affinity: tuple[int, ...] = ()
     """The nearest NUMA nodes as reported by the driver. Empty: unknown."""
     memory_node: int | None = None
-    """NUMA node of the GPU's own memory. None: the kernel does not report one (only with Grace)."""
+    """NUMA node of the GPU's own memory, which the kernel reports only with Grace. None: it reports none."""
     switch_links: int = 0
     """Fabric links (NVLink, xGMI) that end at a switch, such as an NVSwitch."""
     links_down: int = 0
