@@ -210,7 +210,8 @@ class ClusterChecks:
             pod = self.pods.created[each.pod[1]]
             self.world.note("preempted", pod.name, each.node, [name for _, name in each.victims])
             since = self._preempted.get(pod.uid)
-            is_explained = self.limit or self.world.rate or (since is not None and self.world.is_disturbed_since(since))
+            is_disturbed = since is not None and self.world.is_disturbed_since(max(since - SLACK_SECONDS, 0.0))
+            is_explained = self.limit or self.world.rate or is_disturbed
             if since is not None and not is_explained:
                 self.world.violate("K4", f"{pod.name} preempts {each.victims} on {each.node}, and others before")
             self._preempted.setdefault(pod.uid, since_last)

@@ -70,7 +70,7 @@ class Admission(NamedTuple):
     own: Reservation | None
     """What was reserved for it on the node as its admission began."""
     reserved: tuple[Reservation, ...]
-    """What was reserved there then for any pod."""
+    """What was reserved there then for any pod: by the newest message of the stream, and by the one that the node had."""
     made: tuple[Allocation, ...]
     began: float
     """Seconds of the loop."""
@@ -189,9 +189,9 @@ class Node:
         order = [each for each in limits if each in self.world.hardware.devices]
         self.world.chance.shuffle(order)
         reserved, began = self.reserved(), self.world.loop.time()
-        delivered = {each.pod_uid for each in self.reservations.current().reservations}
+        delivered = tuple(self.reservations.current().reservations)
         own = next((each for each in reserved if each.pod_uid == uid), None)
-        if own is not None and uid not in delivered:
+        if own is not None and uid not in {each.pod_uid for each in delivered}:
             self.late.add(uid)
         made, code = list[Allocation](), ""
         try:
@@ -204,7 +204,7 @@ class Node:
             self.ledger.bind([Binding(each.id, owner, uid) for each in made])
         if code:
             return code
-        self.admissions.append(Admission(uid, own, reserved, tuple(made), began))
+        self.admissions.append(Admission(uid, own, (*reserved, *delivered), tuple(made), began))
         return ""
 
     async def _give(self, uid: str, pod: PodRequest, resource: ResourceName, count: int) -> Allocation:
