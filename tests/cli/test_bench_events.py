@@ -10,4 +10,5 @@ def test_every_grant_of_both_rates_is_heard_by_the_subscriber() -> None:
     assert [10, 30] == [row["n"] for row in rows]
     for row in rows:
         assert {"case", "n", "p50_ms", "p99_ms", "per_second", "rss_mb"} == row.keys()
-        assert 0 < float(str(row["p50_ms"])) <= float(str(row["p99_ms"]))
+        # an event that arrives before the answer counts as 0
+        assert 0 <= float(str(row["p50_ms"])) <= float(str(row["p99_ms"]))
