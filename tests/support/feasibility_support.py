@@ -1,6 +1,6 @@
 """
-Random machines, rules, nodes that hold something, and pods: for the comparison of verdicts with whole decisions, and for
-what is admitted whatever ends.
+Random machines, rules, nodes that hold something, and pods: for tests that compare verdicts with whole decisions, or check
+which pods are admitted regardless of the order in which others end.
 """
 
 from random import Random

@@ -275,7 +275,7 @@ class InstanceNode(SlotNode):
         await self.instances.destroy_unused(lambda: live_of(self.ledger.state), lambda: unknown_of(self.ledger.state))
 
     def told(self, name: str) -> set[str]:
-        """What the containers of a running pod were told of their GPUs."""
+        """The values of `NVIDIA_VISIBLE_DEVICES` of the containers of a running pod."""
         return {each.envs["NVIDIA_VISIBLE_DEVICES"] for each in self.answers(name).values()}
 
     def there(self) -> set[DeviceID]:
