@@ -1,7 +1,8 @@
 """The registry hears everything once in effect, mends what it missed, and knows whose allocator is there."""
 
 import gc
-from collections.abc import AsyncIterator, Callable, Sequence
+import sys
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -31,7 +32,7 @@ from topoalign.core.ports import Bus, Endpoint, Message, Stream
 from topoalign.core.state.fold import NodeState
 from topoalign.registry import service
 from topoalign.registry.cluster_nodes import Cluster, ClusterNode
-from topoalign.registry.main import MOST_PASSES, freezing, serve
+from topoalign.registry.main import MOST_PASSES, YOUNG_OBJECTS, freezing, serve
 from topoalign.registry.metrics import RegistryMetrics
 from topoalign.registry.service import PAUSE, Registry
 from topoalign.registry.settings import RegistrySettings
@@ -323,40 +324,34 @@ async def test_it_is_not_ready_before_it_has_read_what_was_there_when_it_began(w
     assert "TOPOALIGN_NODES is not reached yet" == registry.behind()
 
 
-def test_what_is_left_after_a_full_collection_is_frozen(monkeypatch: MonkeyPatch) -> None:
-    """The next pass looks only at what has come since; a pass over the youngest objects has not looked at all garbage."""
-    freezes: list[int] = []
-    monkeypatch.setattr(gc, "freeze", lambda: freezes.append(1))
+def test_survivors_of_a_collection_are_frozen_until_memory_has_doubled(monkeypatch: MonkeyPatch) -> None:
+    """A collection looks only at what has come since the last one, and garbage among the frozen ones is bounded."""
+    blocks, steps = 100, []
+    monkeypatch.setattr(sys, "getallocatedblocks", lambda: blocks)
+    monkeypatch.setattr(gc, "freeze", lambda: steps.append("freeze"))
+    monkeypatch.setattr(gc, "unfreeze", lambda: steps.append("unfreeze"))
     gc.disable()
     try:
-        with freezing(lambda _: None):
+        with freezing(lambda _: steps.append("soon")):
+            gc.collect(0)
             gc.collect(1)
-            after_a_part = len(freezes)
+            blocks = 200
+            gc.collect(1)
             gc.collect()
-            after_all = len(freezes)
+            blocks = 399
+            gc.collect(1)
         gc.collect()
     finally:
         gc.enable()
 
-    assert (0, 1, 1) == (after_a_part, after_all, len(freezes))
+    assert ["freeze", "unfreeze", "soon", "freeze", "freeze"] == steps
 
 
-def test_a_full_collection_follows_enough_passes_over_younger_objects() -> None:
-    """The collector alone would wait until it is as long as a twentieth of a second; a full one begins the count anew."""
-    soon: list[Callable[[], object]] = []
-    gc.disable()
-    try:
-        with freezing(soon.append):
-            for _ in range(MOST_PASSES - 1):
-                gc.collect(1)
-            before = len(soon)
-            gc.collect(1)
-            gc.collect()
-            for _ in range(MOST_PASSES - 1):
-                gc.collect(1)
-    finally:
-        gc.enable()
-        gc.unfreeze()
+def test_a_registry_collects_enough_new_objects_at_a_time() -> None:
+    """With Python's thresholds, two dozen new connections would begin a collection; later ones are the default again."""
+    before = gc.get_threshold()
+    with freezing(lambda _: None):
+        within = gc.get_threshold()
 
-    assert 0 == before
-    assert [gc.collect] == soon
+    assert (YOUNG_OBJECTS, MOST_PASSES) == within[:2]
+    assert before == gc.get_threshold()

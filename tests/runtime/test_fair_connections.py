@@ -1,8 +1,10 @@
 """What hostile clients of an HTTP server cannot do to the others, over real sockets."""
 
 import asyncio
+import gc
 import resource
 import socket
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
@@ -48,6 +50,7 @@ class Server:
         self.clock = ManualClock()
         self.slices: list[str] = []
         self.peers: list[Peer] = []
+        self.made: list[weakref.ref[HttpConnection]] = []
 
     async def page(self, request: Request) -> Response:
         working = WORKING.get()
@@ -88,6 +91,11 @@ class Server:
                 self.given.set()
         return PlainTextResponse("here")
 
+    def end_connections(self) -> None:
+        for each in self.made:
+            if (connection := each()) is not None:
+                connection.end()
+
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         paths = {
@@ -105,6 +113,7 @@ class Server:
             def connection_made(it, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
                 super().connection_made(transport)
                 self.open += 1
+                self.made.append(weakref.ref(it))
 
             def connection_lost(it, exc: Exception | None) -> None:
                 super().connection_lost(exc)
@@ -276,14 +285,46 @@ async def test_probes_of_an_address_have_a_share_of_their_own(server: Server) ->
 async def test_the_pieces_of_a_slow_body_wake_its_request_once(server: Server) -> None:
     async with server.run():
         with server.client(HONEST, SLOW_BODY) as client:
-            await server.asked.wait()
             for _ in range(7):
                 client.sendall(b" ")
                 await all_tasks_blocked()
+            begun = server.asked.is_set()
             answer = await server.answer(client, b"}")
 
     assert answer.endswith(b"{       } is here")
-    assert 1 == server.pieces
+    assert (False, 1) == (begun, server.pieces)
+
+
+async def test_a_request_with_a_slow_body_begins_after_a_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the limits that the application has for a body hold."""
+    monkeypatch.setattr(connections, "PART_SECONDS", 0)
+    async with server.run():
+        with server.client(HONEST, SLOW_BODY):
+            with anyio.fail_after(20):
+                await server.asked.wait()
+
+    assert 0 == server.pieces
+
+
+@pytest.mark.parametrize("sent", [b"", SLOW_HEAD, SLOW_BODY, GET % b"/", GET % b"/later", GET % b"/later" * 3])
+async def test_a_closed_connection_is_no_garbage_for_the_collector(server: Server, sent: bytes) -> None:
+    """Thousands of them would make collections long, and those in use during a collection would be frozen."""
+    gc.disable()
+    try:
+        async with server.run():
+            with server.client(HONEST, sent):
+                while not server.made:
+                    await anyio.lowlevel.checkpoint()
+                await all_tasks_blocked()
+                server.end_connections()
+                while server.open:
+                    await anyio.lowlevel.checkpoint()
+            await all_tasks_blocked()
+            left = [each for each in server.made if each() is not None]
+    finally:
+        gc.enable()
+
+    assert [] == left
 
 
 async def test_more_requests_than_wait_on_a_connection_end_it(server: Server) -> None:

@@ -101,7 +101,7 @@ def test_time_that_was_not_used_is_not_saved_up() -> None:
     """After a long pause a peer catches up, and then has its turns like the others."""
     queue, busy, paused = FairQueue[ServedRequest](), ServedRequest(("a",)), ServedRequest(("b",))
     for _ in range(1_000):
-        queue.charge(busy, 0.01)
+        queue.charge(busy, CATCH_UP_SECONDS / 5.05)
         queue.add(busy)
         queue.take()
     order = []
@@ -110,7 +110,7 @@ def test_time_that_was_not_used_is_not_saved_up() -> None:
     for _ in range(40):
         request = queue.take()
         order.append(request is paused)
-        queue.charge(request, 0.01)
+        queue.charge(request, CATCH_UP_SECONDS / 5.05)
         queue.add(request)
 
     assert [True] * 5 == order[:5]

@@ -1,6 +1,8 @@
 """Requests work in slices, one in each round of the event loop, in the order of fair shares."""
 
+import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -21,7 +23,7 @@ class Worker:
         self.done: list[str] = []
         self.slices: list[str] = []
 
-    async def answer(self, peer: str, name: str, slices: int, begun: Callable[[], None] = lambda: None) -> None:
+    async def answer(self, peer: str, name: str, slices: int, begun: Callable[[], object] = lambda: None) -> None:
         working = Working((peer,), self.turns)
         WORKING.set(working)
         await working.give()
@@ -49,6 +51,17 @@ async def test_a_small_request_ends_long_before_the_large_ones_of_others() -> No
     assert last - before <= 4
     assert "small" == worker.done[0]
     assert 16 * 20 + 2 == len(worker.slices)
+
+
+async def test_a_request_that_arrives_during_a_slice_has_the_next_one() -> None:
+    """Its bytes are read, and its task is started, in the iterations of the event loop that follow."""
+    worker = Worker()
+    async with anyio.create_task_group() as tasks:
+        arrives = partial(tasks.start_soon, worker.answer, "honest", "small", 1)
+        loop = asyncio.get_running_loop()
+        tasks.start_soon(worker.answer, "hostile", "large", 20, lambda: loop.call_soon(arrives))
+
+    assert ["large", "small", "large"] == worker.slices[:3]
 
 
 async def test_a_cancelled_request_takes_nobody_s_turn() -> None:

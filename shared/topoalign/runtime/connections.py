@@ -19,6 +19,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -42,6 +43,8 @@ MOST_PIPELINED = 4
 """Maximum number of pipelined requests that wait on one connection. Kubernetes clients do not pipeline requests."""
 PART_BYTES = 32 * 1024
 """Minimum size of the parts of a body, except the last one. uvicorn stops reading at 64 KiB."""
+PART_SECONDS = 1.0
+"""How long a request waits for the first part of its body before it occupies the application."""
 PROBES = ("/livez", "/readyz")
 """Path prefixes of the kubelet's probes. The probes from an address have their own fair share."""
 
@@ -84,7 +87,6 @@ class HttpConnection(HttpToolsProtocol):
         """`turns`: shared by all servers of the process."""
         super().__init__(*of_uvicorn, **named)
         self._turns = turns
-        self.app = self._answer
         self._part_has_come = asyncio.Event()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
@@ -101,11 +103,14 @@ class HttpConnection(HttpToolsProtocol):
         self._stop_head_timer()
         self._stop_write_timer()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
         if self.in_work is not None:
             self.in_work.disconnected = True
         if self._task is not None and self._working is not None and not self._working.outlives_connection:
             self._task.cancel()
         self._part_has_come.set()
+        self.pipeline.clear()
+        self.cycle = None  # type: ignore[assignment]  # no reference cycle is left of requests that have not begun
 
     def data_received(self, data: bytes) -> None:
         """Receives bytes. Limits the time for the head, and the size of everything except the body."""
@@ -202,30 +207,35 @@ class HttpConnection(HttpToolsProtocol):
         self.connections.discard(self)
         self.transport.abort()
 
-    async def _answer(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+    async def _answer(self, request: Any, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """Runs the application in the turn of the request, after the peer has read the previous response."""
         peer = (*self.peer, "probe") if scope["path"].startswith(PROBES) else self.peer
         self._working = Working(peer, self._turns)
         self._task = asyncio.current_task()
-        receive = partial(self._receive_part, self.in_work, receive)
+        receive = partial(self._receive_part, request, receive)
         WORKING.set(self._working)
         with suppress(asyncio.CancelledError):
             await self.flow.drain()
+            with anyio.move_on_after(PART_SECONDS):
+                await self._wait_for_part(request)
             await self._working.give()
             await self.config.loaded_app(scope, receive, send)
 
     async def _receive_part(self, request: Any, receive: "Receive") -> "Message":
+        await self._wait_for_part(request)
+        return await receive()
+
+    async def _wait_for_part(self, request: Any) -> None:
         # Waking the task for each byte of a slow body would cost several times as much as parsing it.
         while request.more_body and len(request.body) < PART_BYTES and not request.disconnected:
             if request.waiting_for_100_continue:
                 break
             self._part_has_come.clear()
             await self._part_has_come.wait()
-        return await receive()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.in_work = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, partial(self._answer, cycle))
 
     def _unsupported_upgrade_warning(self) -> None:
         """Closes the connection after the response, because the parser reads nothing after an upgrade request."""

@@ -1,14 +1,15 @@
 """
 Runs the requests of a process in turns: each runs in slices, in the order of `fair_share.FairQueue`.
 
-A slice ends when the request waits for anything; in a long computation, a request yields after `LONGEST_SECONDS`. Each
-iteration of the event loop runs one slice, so between two slices, sockets are read and other tasks continue. While a
-request waits for something else, it blocks no other request and is not charged.
+A slice ends when the request waits for anything; in a long computation, a request yields after `LONGEST_SECONDS`. After
+each slice, sockets are read and other tasks continue, so a request that has arrived meanwhile can have the next slice.
+While a request waits for something else, it blocks no other request and is not charged.
 """
 
 import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from time import monotonic
 
 import anyio.lowlevel
@@ -18,6 +19,8 @@ from topoalign.runtime.fair_share import FairQueue, Peer, ServedRequest
 
 LONGEST_SECONDS = 0.005
 """Maximum length of a slice: a tenth of an acceptable delay, because several tasks can have long computations."""
+ARRIVAL_ITERATIONS = 3
+"""Iterations of the event loop from the arrival of a request until it is in the queue."""
 
 
 class RequestTurns:
@@ -37,7 +40,7 @@ class RequestTurns:
         request.turn = asyncio.get_running_loop().create_future()
         self._queue.add(request)
         if not self._is_due:
-            self._give_soon()
+            self._give_after(0)
         await request.turn
         self._began = self._clock()
 
@@ -49,9 +52,11 @@ class RequestTurns:
         """Charges the request for work outside of its slices."""
         self._queue.charge(request, seconds)
 
-    def _give_soon(self) -> None:
+    def _give_after(self, iterations: int) -> None:
+        """Calls `_give` after this many further iterations of the event loop."""
         self._is_due = True
-        asyncio.get_running_loop().call_soon(self._give)
+        again = partial(self._give_after, iterations - 1) if iterations else self._give
+        asyncio.get_running_loop().call_soon(again)
 
     def _give(self) -> None:
         """Ends the current slice, and wakes the request that has the next one."""
@@ -65,7 +70,7 @@ class RequestTurns:
                 request.turn.set_result(None)
                 self._current = request
                 self._began = self._clock()
-                self._give_soon()  # after the slice
+                self._give_after(ARRIVAL_ITERATIONS)
 
 
 class Working(ServedRequest):
