@@ -325,6 +325,7 @@ def test_the_registry_may_do_what_its_client_does_and_no_more(folder: Path) -> N
         "pods/binding": {"create"},
         "nodes": {"get", "list", "watch", "patch"},
         "resourcequotas": {"get", "list", "watch"},
+        "podgroups": {"get", "list", "watch"},
         "events": {"create"},
         api_client.TOPOLOGIES.rpartition("/")[2]: {"get", "create", "patch"},
     } == plain

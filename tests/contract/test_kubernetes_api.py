@@ -28,11 +28,13 @@ from topoalign.registry.ports import (
     KubernetesApi,
     PodEvent,
     SeenNode,
+    SeenPodGroup,
     SeenQuota,
     Synced,
 )
 from topoalign.runtime.clock import SystemClock
 from topoalign.testing.fake_api_server.cluster import FakeCluster
+from topoalign.testing.fake_api_server.objects import Objects
 from topoalign.testing.fake_api_server.server import fake_api_server
 from topoalign.testing.manual_clock import all_tasks_blocked
 from topoalign.testing.memory_kubernetes import MemoryKubernetes
@@ -145,6 +147,56 @@ async def test_quotas_are_seen_with_their_limits_of_devices(api: KubernetesApi, 
     assert [seen, Synced()] == begin
     assert ({"nvidia.com/gpumem": 0}, True) == (changed.limits, changed.scoped)
     assert GoneObject(uid) == gone
+
+
+GANG_POLICY = {"schedulingPolicy": {"gang": {"minCount": 4}}}
+
+
+@pytest.mark.parametrize(
+    ("api_group", "spec", "minimum"),
+    [
+        ("scheduling.k8s.io", GANG_POLICY, 4),
+        ("scheduling.k8s.io", {"schedulingPolicy": {"basic": {}}}, None),
+        ("scheduling.x-k8s.io", {"minMember": 3, "scheduleTimeoutSeconds": 10}, 3),
+        ("scheduling.run.ai", {"minMember": 2, "queue": "q"}, 2),
+        ("scheduling.volcano.sh", {"minMember": 8}, 8),
+        ("scheduling.volcano.sh", {}, None),
+    ],
+)
+async def test_pod_groups_are_seen_with_their_minimum(
+    api: KubernetesApi, cluster: FakeCluster, api_group: str, spec: dict[str, object], minimum: int | None
+) -> None:
+    groups = cluster.pod_groups[api_group]
+    uid = groups.create(("ml", "train"), {"spec": spec})["metadata"]["uid"]
+    async with followed(api.pod_groups(api_group)) as changes:
+        begin = await receive(changes, 2)
+        groups.merge(("ml", "train"), {"spec": {"minMember": 5, "schedulingPolicy": {"gang": {"minCount": 5}}}})
+        changed = await changes.receive()
+        groups.remove(("ml", "train"))
+        gone = await changes.receive()
+
+    assert [SeenPodGroup(namespace="ml", name="train", uid=uid, minimum=minimum), Synced()] == begin
+    assert (5, GoneObject(uid)) == (changed.minimum, gone)
+
+
+async def test_a_cluster_without_pod_groups_has_none(api: KubernetesApi, cluster: FakeCluster) -> None:
+    """This is no trouble: most clusters lack most of these kinds."""
+    del cluster.pod_groups["scheduling.run.ai"]
+    async with followed(api.pod_groups("scheduling.run.ai")) as changes:
+        begin = await changes.receive()
+
+        assert (Synced(), None) == (begin, api.trouble)
+
+
+async def test_the_version_of_pod_groups_that_the_server_has_is_used(api: KubernetesApi, cluster: FakeCluster) -> None:
+    """Kubernetes v1.37 has another one than v1.36."""
+    groups = Objects("PodGroup", "scheduling.k8s.io/v1beta1", "podgroups", cluster.versions)
+    cluster.pod_groups["scheduling.k8s.io"] = groups
+    groups.create(("ml", "train"), {"spec": GANG_POLICY})
+    async with followed(api.pod_groups("scheduling.k8s.io")) as changes:
+        seen = await changes.receive()
+
+    assert ("train", 4) == (seen.name, seen.minimum)
 
 
 async def test_what_hami_says_of_a_node_is_seen(api: KubernetesApi, cluster: FakeCluster) -> None:

@@ -43,9 +43,15 @@ class HalvingGangs(Gangs):
     """Plans the pod that is to be bound, and not the others of its gang."""
 
     async def _plan(
-        self, gang: str, waiting: Sequence[PodToSchedule], best: BestNodes, pod: PodToSchedule, node: NodeName
+        self,
+        gang: str,
+        waiting: Sequence[PodToSchedule],
+        best: BestNodes,
+        pod: PodToSchedule,
+        node: NodeName,
+        least: int,
     ) -> list[ReservationChange] | None:
-        return await super()._plan(gang, [each for each in waiting if each.uid == pod.uid], best, pod, node)
+        return await super()._plan(gang, [each for each in waiting if each.uid == pod.uid], best, pod, node, 1)
 
 
 class ClusterPlant(NamedTuple):

@@ -4,15 +4,25 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+import anyio
 import msgspec
 
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.kubernetes import objects
-from topoalign.registry.ports import ApiConflict, GoneObject, PodEvent, SeenNode, SeenPod, SeenQuota, Synced
+from topoalign.registry.ports import (
+    ApiConflict,
+    GoneObject,
+    PodEvent,
+    SeenNode,
+    SeenPod,
+    SeenPodGroup,
+    SeenQuota,
+    Synced,
+)
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.objects import ApiError, Objects
 
-S = TypeVar("S", bound=SeenPod | SeenNode | SeenQuota)
+S = TypeVar("S", bound=SeenPod | SeenNode | SeenQuota | SeenPodGroup)
 
 
 class MemoryKubernetes:
@@ -37,6 +47,11 @@ class MemoryKubernetes:
     def quotas(self) -> AsyncGenerator[SeenQuota | GoneObject | Synced, None]:
         """As the port says."""
         return followed(self._cluster.quotas, objects.ShownQuota)
+
+    def pod_groups(self, api_group: str) -> AsyncGenerator[SeenPodGroup | GoneObject | Synced, None]:
+        """As the port says."""
+        here = self._cluster.pod_groups.get(api_group)
+        return followed(here, objects.ShownPodGroup) if here is not None else followed_none()
 
     async def pod(self, namespace: str, name: str) -> SeenPod | None:
         """As the port says."""
@@ -106,6 +121,12 @@ async def followed(kept: Objects, kind: type[objects.ApiObject[S]]) -> AsyncGene
                     await kept.wait()
         except ApiError:  # what came after `version` is no longer kept
             continue
+
+
+async def followed_none() -> AsyncGenerator[Synced, None]:
+    """A kind that the cluster lacks."""
+    yield Synced()
+    await anyio.sleep_forever()
 
 
 @contextmanager

@@ -158,11 +158,26 @@ class SeenQuota(msgspec.Struct, frozen=True, kw_only=True):
         return self.uid
 
 
+class SeenPodGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a PodGroup that the registry reads."""
+
+    namespace: str
+    name: str
+    uid: str
+    minimum: int | None
+    """Minimum number of pods that start together. None: its pods are scheduled one by one (policy `basic`)."""
+
+    @property
+    def key(self) -> str:
+        """Identifies the PodGroup in a watch."""
+        return self.uid
+
+
 class GoneObject(msgspec.Struct, frozen=True):
     """An object that the API server no longer has."""
 
     key: str
-    """UID of a pod or quota, name of a node."""
+    """UID of a pod, quota or PodGroup, name of a node."""
 
 
 class Synced(msgspec.Struct, frozen=True):
@@ -211,6 +226,9 @@ class KubernetesApi(Protocol):
 
     def quotas(self) -> AsyncGenerator[SeenQuota | GoneObject | Synced, None]:
         """Follows all ResourceQuotas of the cluster, as `pods` does."""
+
+    def pod_groups(self, api_group: str) -> AsyncGenerator[SeenPodGroup | GoneObject | Synced, None]:
+        """Follows all PodGroups of this API group, as `pods` does. There are none if the cluster lacks the kind."""
 
     @property
     def trouble(self) -> str | None:

@@ -76,8 +76,12 @@ def plan_gang(
     candidate: Callable[[NodeName], GangPlacement | None],
     seconds: float,
     fixed: tuple[str, NodeName] | None = None,
+    least: int | None = None,
 ) -> Generator[None, None, Plan | None]:
-    """Plans all members, or returns None. `fixed`: a member's UID, and the node it must be on. Raises InvalidField."""
+    """
+    Plans at least `least` members (None: all), or returns None. `fixed`: a member's UID, and the node it must be on.
+    Raises InvalidField.
+    """
     if fixed is not None:
         nodes = (fixed[1], *(node for node in nodes if node != fixed[1]))
 
@@ -102,7 +106,7 @@ def plan_gang(
             left = [each for each in left if each.uid not in taken]
         if not left:
             break
-    return plan if not left else None
+    return plan if len(members) - len(left) >= (len(members) if least is None else least) else None
 
 
 def _fill_node(

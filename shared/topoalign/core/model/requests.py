@@ -68,6 +68,17 @@ class PodLevelResources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     limits: dict[ResourceName, int] = {}
 
 
+class PodGroupReference(msgspec.Struct, frozen=True, kw_only=True):
+    """A field of a pod that names a PodGroup."""
+
+    field: str
+    """Path of the field, such as `spec.schedulingGroup.podGroupName`."""
+    api_group: str
+    """API group of the PodGroup, such as `scheduling.k8s.io`."""
+    name: str
+    """Name of the PodGroup in the namespace of the pod."""
+
+
 class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, dict=True):
     """One pod with the requested resources of its containers."""
 
@@ -81,6 +92,13 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """If there are any, the kubelet's CPU and memory managers allocate nothing exclusively to the pod."""
     claims: tuple[str, ...] = ()
     """Names of its resource claims (dynamic resource allocation). No decision covers their devices."""
+    pod_groups: tuple[PodGroupReference, ...] = ()
+    """The PodGroups that it names (`core.demand.gangs`)."""
+
+    @property
+    def names_a_gang(self) -> bool:
+        """Whether the pod is in a gang, or would be if its annotations were valid."""
+        return bool(self.pod_groups) or GANG in self.annotations
 
     @property
     def has_pod_level_resources(self) -> bool:

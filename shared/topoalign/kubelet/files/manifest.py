@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from topoalign.core.demand.field_paths import in_manifest
+from topoalign.core.demand.gangs import find_pod_groups
 from topoalign.core.demand.node_filters import Affinity, Constraints, Toleration
 from topoalign.core.demand.pod_validation import check_pod_level_names, validate_pod
 from topoalign.core.model.errors import InvalidField, clean, quoted
@@ -26,7 +27,7 @@ from topoalign.core.model.ids import (
     is_hugepages,
     is_native,
 )
-from topoalign.core.model.requests import ContainerRequest, PodLevelResources, PodRequest
+from topoalign.core.model.requests import ContainerRequest, PodGroupReference, PodLevelResources, PodRequest
 from topoalign.kubelet.files import documents, resource_quantities
 from topoalign.kubelet.files.resource_quantities import whole
 
@@ -61,6 +62,12 @@ class ResourceClaim(msgspec.Struct, frozen=True, rename="camel"):
     resource_claim_template_name: str | None = None
 
 
+class SchedulingGroup(msgspec.Struct, frozen=True, rename="camel"):
+    """A pod's `spec.schedulingGroup` (Kubernetes v1.36)."""
+
+    pod_group_name: str | None = None
+
+
 class ManifestSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The fields of `spec` that affect a decision, and those that restrict the nodes of the pod."""
 
@@ -72,6 +79,7 @@ class ManifestSpec(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     affinity: Affinity | None = None
     tolerations: tuple[Toleration, ...] | None = None
     scheduler_name: str | None = None
+    scheduling_group: SchedulingGroup | None = None
 
 
 class ManifestStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -84,6 +92,7 @@ class ManifestMetadata(msgspec.Struct, frozen=True, rename="camel"):
     """The fields of `metadata` that affect a decision or name the pod."""
 
     annotations: dict[str, str | None] | None = None
+    labels: dict[str, str | None] | None = None
     name: str | None = None
     generate_name: str | None = None
     namespace: str | None = None
@@ -164,11 +173,19 @@ def request_from_pod(pod: PodManifest) -> PodRequest:
         containers=requests_of("containers", spec.containers),
         resources=pod_level_resources_of(spec.resources or ManifestResources()),
         claims=tuple(claim.name for claim in spec.resource_claims or ()),
+        pod_groups=pod_groups_of(pod),
     )
     try:
         return validate_pod(request)
     except InvalidField as error:
         raise in_manifest(error) from error
+
+
+def pod_groups_of(pod: PodManifest) -> tuple[PodGroupReference, ...]:
+    """The names of PodGroups in the manifest."""
+    metadata = pod.metadata or ManifestMetadata()
+    group = (pod.spec and pod.spec.scheduling_group) or SchedulingGroup()
+    return find_pod_groups(group.pod_group_name, metadata.labels or {}, metadata.annotations or {})
 
 
 def constraints_of(pod: PodManifest) -> Constraints:

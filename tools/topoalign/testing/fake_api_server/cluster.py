@@ -12,6 +12,13 @@ from typing import Any
 from topoalign.testing.fake_api_server.objects import ApiError, Object, Objects, Versions, conflict
 
 Mapped = Mapping[str, Any]
+POD_GROUPS = {
+    "scheduling.k8s.io": "v1alpha2",
+    "scheduling.x-k8s.io": "v1alpha1",
+    "scheduling.run.ai": "v2alpha2",
+    "scheduling.volcano.sh": "v1beta1",
+}
+"""API group of PodGroups -> the version that the server has."""
 
 
 class FakeCluster:
@@ -29,6 +36,11 @@ class FakeCluster:
             "noderesourcetopologies.topology.node.k8s.io",
             self.versions,
         )
+        self.pod_groups = {
+            api_group: Objects("PodGroup", f"{api_group}/{version}", "podgroups", self.versions)
+            for api_group, version in POD_GROUPS.items()
+        }
+        """By API group. A cluster without the kind lacks the entry."""
         self.version = (1, 36)
 
     def add_node(self, name: str, labels: Mapping[str, str] | None = None) -> Object:
@@ -86,8 +98,8 @@ class FakeCluster:
         name = metadata.get("name") or f"{metadata['generateName']}{self.versions.newest:x}"
         return self.events.create((namespace, name), event)
 
-    def kind(self, plural: str) -> Objects:
-        """The objects of a kind by the word in its path. Raises ApiError 404."""
+    def kind(self, plural: str, api_version: str = "v1") -> Objects:
+        """The objects of a kind by the words in its path. Raises ApiError 404."""
         kinds = {
             "pods": self.pods,
             "nodes": self.nodes,
@@ -95,6 +107,7 @@ class FakeCluster:
             "events": self.events,
             "noderesourcetopologies": self.topologies,
         }
+        kinds.update({each.plural: each for each in self.pod_groups.values() if each.api_version == api_version})
         if plural not in kinds:
             raise ApiError(404, "NotFound", "the server could not find the requested resource")
         return kinds[plural]

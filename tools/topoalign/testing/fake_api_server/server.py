@@ -28,7 +28,7 @@ from topoalign.testing.fake_api_server.faults import Fault, Faults, Harm
 from topoalign.testing.fake_api_server.objects import ApiError, Objects
 from topoalign.testing.fake_api_server.watching import BOOKMARK_SECONDS, Pages, watched
 
-NAMED = ("/api/v1/namespaces/{namespace}/{plural}", "/api/v1/{plural}", "/apis/{group}/v1alpha2/{plural}")
+NAMED = ("/api/v1/namespaces/{namespace}/{plural}", "/api/v1/{plural}", "/apis/{group}/{version}/{plural}")
 
 
 IDLE_SECONDS = 120
@@ -151,7 +151,7 @@ class FakeApiServer:
             pass
 
     def _kind(self, called: "Call") -> Objects:
-        return self.cluster.kind(called.plural)
+        return self.cluster.kind(called.plural, called.api_version)
 
     def _do(self, called: "Call", parameters: Mapping[str, str], body: bytes) -> Mapping[str, Any]:
         """Raises ApiError."""
@@ -199,6 +199,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     method: str
     plural: str
+    api_version: str
     namespace: str | None
     object_name: str | None
     sub: str | None
@@ -212,8 +213,15 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         namespace = path.get("namespace")
         name = path.get("name")
         sub = path.get("sub")
+        api_version = f"{path['group']}/{path['version']}" if "group" in path else "v1"
         return cls(
-            method=request.method, plural=path["plural"], namespace=namespace, object_name=name, sub=sub, watch=watch
+            method=request.method,
+            plural=path["plural"],
+            api_version=api_version,
+            namespace=namespace,
+            object_name=name,
+            sub=sub,
+            watch=watch,
         )
 
     @property

@@ -11,7 +11,7 @@ lightkube's own watch is not used (docs/decisions/0015-lightkube.md): it has no 
 a list, so that deletions are lost, and it decodes whole objects.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
 from yarl import URL
 
+from topoalign.core.demand.gangs import COSCHEDULING, KAI, NATIVE, VOLCANO
 from topoalign.core.model.errors import InvalidField, Undecodable, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
@@ -48,18 +49,28 @@ from topoalign.registry.ports import (
     PodEvent,
     SeenNode,
     SeenPod,
+    SeenPodGroup,
     SeenQuota,
     Synced,
 )
 from topoalign.runtime.clock import backoff_seconds
 from topoalign.runtime.request_turns import TaskTurns
 
-S = TypeVar("S", bound=SeenPod | SeenNode | SeenQuota)
+S = TypeVar("S", bound=SeenPod | SeenNode | SeenQuota | SeenPodGroup)
 
 IN_CLUSTER = "in-cluster"
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+POD_GROUPS: Mapping[str, Sequence[str]] = {
+    NATIVE: ("v1beta1", "v1alpha2"),
+    COSCHEDULING: ("v1alpha1",),
+    KAI: ("v2alpha2",),
+    VOLCANO: ("v1beta1",),
+}
+"""API group of PodGroups -> its versions, the preferred one first."""
+ABSENT_SECONDS = 60.0
+"""Seconds between two checks whether a kind that the cluster lacks has been added."""
 PAGE = 500
 """Maximum number of objects in a page: some megabytes of pods."""
 WATCH_SECONDS = 290
@@ -96,10 +107,13 @@ class ObjectWatch(Generic[S]):
         path: str,
         kind: type[objects.ApiObject[S]],
         silent_seconds: float = SILENT_SECONDS,
+        versions: Sequence[str] = (),
     ) -> None:
+        """`versions`: paths of the kind's versions. If the API server has none of them, there are no objects."""
         self._requests = requests
         self._clock = clock
         self._path = path
+        self._versions = versions
         self._kind = kind
         self._silent = silent_seconds
         self._version = ""
@@ -118,6 +132,8 @@ class ObjectWatch(Generic[S]):
                     async for each in steps:
                         yield each
                         await turns.give()
+                if not self._version:
+                    await self._clock.sleep(ABSENT_SECONDS)
             except Expired:
                 self._version = ""
                 await self._pause("the API server no longer has the changes since then")
@@ -128,9 +144,7 @@ class ObjectWatch(Generic[S]):
         here: set[str] = set()
         parameters = {"limit": str(PAGE)}
         while True:
-            page = objects.decode_object(
-                await self._requests.send("GET", self._path, parameters=parameters, seconds=LIST_SECONDS), Listed
-            )
+            page = await self._page(parameters)
             for raw in page.items:
                 if (seen := self._decode(raw)) is not None:
                     here.add(seen.key)
@@ -145,6 +159,18 @@ class ObjectWatch(Generic[S]):
         self._version = page.metadata.resource_version
         self._end_trouble()
         yield Synced()
+
+    async def _page(self, parameters: Mapping[str, str]) -> Listed:
+        for path in self._versions or (self._path,):
+            try:
+                page = await self._requests.send("GET", path, parameters=parameters, seconds=LIST_SECONDS)
+            except ApiNotFound:
+                if not self._versions:
+                    raise
+                continue
+            self._path = path
+            return objects.decode_object(page, Listed)
+        return Listed()
 
     async def _changes(self) -> AsyncGenerator[S | GoneObject, None]:
         parameters = {
@@ -206,10 +232,20 @@ class HttpKubernetes:
         pods = ObjectWatch(requests, clock, "/api/v1/pods", objects.ShownPod, silent_seconds)
         nodes = ObjectWatch(requests, clock, "/api/v1/nodes", objects.ShownNode, silent_seconds)
         quotas = ObjectWatch(requests, clock, "/api/v1/resourcequotas", objects.ShownQuota, silent_seconds)
-        self._watches = (pods, nodes, quotas)
+        self._pod_groups: dict[str, ObjectWatch[SeenPodGroup]] = {}
+        for api_group, versions in POD_GROUPS.items():
+            paths = [f"/apis/{api_group}/{version}/podgroups" for version in versions]
+            self._pod_groups[api_group] = ObjectWatch(
+                requests, clock, paths[0], objects.ShownPodGroup, silent_seconds, paths
+            )
+        self._watches: Sequence[ObjectWatch[Any]] = (pods, nodes, quotas, *self._pod_groups.values())
         self.pods = pods.follow
         self.nodes = nodes.follow
         self.quotas = quotas.follow
+
+    def pod_groups(self, api_group: str) -> AsyncGenerator[SeenPodGroup | GoneObject | Synced, None]:
+        """As in the port."""
+        return self._pod_groups[api_group].follow()
 
     @property
     def trouble(self) -> str | None:

@@ -25,6 +25,7 @@ from topoalign.registry.ports import (
     PodEvent,
     SeenNode,
     SeenPod,
+    SeenPodGroup,
     SeenQuota,
 )
 
@@ -191,6 +192,50 @@ class ShownQuota(msgspec.Struct, frozen=True):
             uid=metadata.uid,
             limits=read_quota_limits(spec.hard or {}),
             scoped=bool(spec.scopes or spec.scope_selector),
+        )
+
+
+class GangPolicy(msgspec.Struct, frozen=True, rename="camel"):
+    """The field `spec.schedulingPolicy.gang` of a PodGroup."""
+
+    min_count: int = 1
+
+
+class SchedulingPolicy(msgspec.Struct, frozen=True):
+    """The field `spec.schedulingPolicy` of a PodGroup. Without `gang`, the policy is `basic`."""
+
+    gang: GangPolicy | None = None
+
+
+class PodGroupSpec(msgspec.Struct, frozen=True, rename="camel"):
+    """The needed fields of the `spec` of any PodGroup."""
+
+    scheduling_policy: SchedulingPolicy | None = None
+    """Only in `scheduling.k8s.io`."""
+    min_member: int | None = None
+    """Only in the other API groups."""
+
+
+class ShownPodGroup(msgspec.Struct, frozen=True):
+    """
+    A PodGroup.
+
+    Source: `scheduling.k8s.io` v1alpha2 (Kubernetes v1.36) and v1beta1 (v1.37); `scheduling.x-k8s.io` v1alpha1
+    (scheduler-plugins); `scheduling.run.ai` v2alpha2 (KAI Scheduler); `scheduling.volcano.sh` v1beta1 (Volcano).
+    """
+
+    metadata: ObjectMetadata
+    spec: PodGroupSpec | None = None
+
+    def to_seen(self) -> SeenPodGroup:
+        """Returns the PodGroup for the registry."""
+        spec = self.spec or PodGroupSpec()
+        gang = (spec.scheduling_policy or SchedulingPolicy()).gang
+        return SeenPodGroup(
+            namespace=self.metadata.namespace,
+            name=self.metadata.name,
+            uid=self.metadata.uid,
+            minimum=gang.min_count if gang is not None else spec.min_member,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from topoalign.core.demand.gangs import GROUP_ANNOTATIONS, GROUP_LABEL
 from topoalign.core.demand.node_filters import Constraints
 from topoalign.core.demand.share_annotations import OF_PODS
 from topoalign.core.deviceshare.demand import OWN_DOMAIN
@@ -85,7 +86,7 @@ seconds after which a scheduler retries. Raises a TopoalignError if the Binding 
 
 MOST_CHARACTERS = 32 * 1024
 """Maximum length of the relevant annotations, including their keys."""
-NAMED = frozenset((*ANNOTATIONS, *OF_PODS))
+NAMED = frozenset((*ANNOTATIONS, *OF_PODS, *GROUP_ANNOTATIONS))
 BEGINNINGS = (OWN_DOMAIN, DEVICE_PREFIX)
 """Prefixes of keys about devices. Unknown keys with these prefixes are refused, because they may be misspelled."""
 
@@ -124,9 +125,12 @@ def pod_to_schedule(uid: str, pod: manifest.PodManifest) -> PodToSchedule:
     )
 
 
-def drop_other_annotations(pod: manifest.PodManifest) -> manifest.PodManifest:
-    """The manifest with only its relevant annotations, cut as by `relevant_annotations`."""
-    if pod.metadata is None or not pod.metadata.annotations:
+def drop_irrelevant_metadata(pod: manifest.PodManifest) -> manifest.PodManifest:
+    """The manifest with only its relevant label and annotations, these cut as by `relevant_annotations`."""
+    if pod.metadata is None:
         return pod
-    kept = relevant_annotations({key: value or "" for key, value in pod.metadata.annotations.items()})
-    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=dict(kept)))
+    kept = relevant_annotations({key: value or "" for key, value in (pod.metadata.annotations or {}).items()})
+    labels = {key: value for key, value in (pod.metadata.labels or {}).items() if key == GROUP_LABEL}
+    return msgspec.structs.replace(
+        pod, metadata=msgspec.structs.replace(pod.metadata, annotations=dict(kept), labels=labels)
+    )

@@ -33,10 +33,11 @@ from topoalign.core.admission.gang_plan import (
 from topoalign.core.demand.gangs import Gang, gang_of
 from topoalign.core.model.errors import BusConflict, InvalidField, NoFit, clean
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import GANG
+from topoalign.core.model.requests import GANG, GANG_SIZE
 from topoalign.core.model.topology.model import Topology
 from topoalign.core.ports import Clock
-from topoalign.registry.ports import SeenPod
+from topoalign.kubelet.files.manifest import pod_groups_of
+from topoalign.registry.ports import SeenPod, SeenPodGroup
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations, ReservationChange
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
@@ -106,12 +107,17 @@ class Gangs:
         """Gang -> UID of each of its pods -> the pod."""
         self._gangs: dict[str, str] = {}
         """UID of a pod -> its gang."""
+        self._pod_groups: dict[tuple[str, str], SeenPodGroup] = {}
+        """API group and `namespace/name` -> the PodGroup."""
+        self._pod_group_keys: dict[str, tuple[str, str]] = {}
+        """UID of a PodGroup -> its key in `_pod_groups`."""
         self._planning = WeakValueDictionary[str, anyio.Lock]()
         """Gang -> its lock, while it is planned."""
 
     def see(self, pod: SeenPod) -> None:
         """Records a pod that the API server reports."""
-        if GANG not in pod.annotations and pod.uid not in self._gangs:  # true for most pods
+        names_a_gang = GANG in pod.annotations or pod_groups_of(pod.content)
+        if not names_a_gang and pod.uid not in self._gangs:  # true for most pods
             return
         member = member_of(pod)
         if member is None or self._gangs.get(pod.uid) != member.gang.name:
@@ -128,6 +134,17 @@ class Gangs:
             if not self._members[gang]:
                 del self._members[gang]
 
+    def see_pod_group(self, api_group: str, group: SeenPodGroup) -> None:
+        """Records a PodGroup of this API group."""
+        key = self._pod_group_keys[group.uid] = api_group, f"{group.namespace}/{group.name}"
+        self._pod_groups[key] = group
+
+    def lose_pod_group(self, uid: str) -> None:
+        """Removes a PodGroup."""
+        key = self._pod_group_keys.pop(uid, None)
+        if key is not None and self._pod_groups[key].uid == uid:  # otherwise it has been created again
+            del self._pod_groups[key]
+
     def node_of(self, uid: str) -> NodeName | None:
         """The planned node of a pod of a gang; None: any node is possible."""
         if uid not in self._gangs:
@@ -137,25 +154,52 @@ class Gangs:
     def waiting_with(self, uid: str) -> list[str]:
         """UIDs of the pods of this pod's gang that have no node; empty: the pod has no gang."""
         members = self._members.get(self._gangs.get(uid, ""), {})
+        if uid not in members or self._is_basic(members[uid].gang):
+            return []
         return [each for each, member in members.items() if member.node is None and not member.has_succeeded]
 
     async def plan(self, best: BestNodes, pod: PodToSchedule, node: NodeName) -> str:
         """Reserves the whole gang of the pod. Returns the gang's name, or "". Raises InvalidField and GangWaits."""
         gang = gang_of(pod.request)
-        if gang is None:
+        minimum = None if gang is None else self._minimum(gang)
+        if gang is None or minimum is None:
             return ""
         async with self._planning.setdefault(gang.name, anyio.Lock()):
             if self.node_of(pod.uid) is None:
-                await self._reserve(gang, best, pod, node)
+                await self._reserve(gang, minimum, best, pod, node)
         planned = self.node_of(pod.uid)
         if planned is not None and planned != node:
             raise GangWaits(gang.name, "the pod is planned to another node", "the scheduler tries again, on that node")
         return gang.name
 
-    async def _reserve(self, gang: Gang, best: BestNodes, pod: PodToSchedule, node: NodeName) -> None:
+    def _is_basic(self, gang: Gang) -> bool:
+        """Whether the pods of the gang are scheduled one by one."""
+        groups = [self._pod_groups.get((api_group, gang.name)) for api_group in gang.api_groups]
+        return gang.size is None and all(group is not None and group.minimum is None for group in groups)
+
+    def _minimum(self, gang: Gang) -> int | None:
+        """
+        The minimum number of pods that start together. None: they are scheduled one by one. Raises GangWaits if a
+        PodGroup is missing, and if the sizes of two sources differ.
+        """
+        sizes: dict[str, int | None] = {} if gang.size is None else {GANG_SIZE: gang.size}
+        for api_group in gang.api_groups:
+            group = self._pod_groups.get((api_group, gang.name))
+            if group is None:
+                remedy = "create it, or correct its name in the pods"
+                raise GangWaits(gang.name, f"the API server reports no PodGroup of {api_group}", remedy)
+            sizes[f"the PodGroup of {api_group}"] = group.minimum
+        (first, minimum), *others = sizes.items()
+        for source, size in others:
+            if size != minimum:
+                finding = f"{first} is for {minimum or 'no'} pods, and {source} for {size or 'no'} pods"
+                raise GangWaits(gang.name, finding, "give both the same number, or keep one of them")
+        return minimum
+
+    async def _reserve(self, gang: Gang, minimum: int, best: BestNodes, pod: PodToSchedule, node: NodeName) -> None:
         """Plans all pods of the gang that have neither a node nor a reservation, and reserves their devices."""
         for _ in range(MOST_TRIES):
-            members = self._present_members(gang, pod.uid)
+            members = self._present_members(gang, minimum, pod.uid)
             planned = self._reservations.of_gang(gang.name)
             waiting = [
                 each.pod
@@ -164,7 +208,9 @@ class Gangs:
             ]
             if all(each.uid != pod.uid for each in waiting):  # planned by another registry, or it needs nothing
                 return
-            changes = await self._plan(gang.name, waiting, best, pod, node)
+            others = len(members) - len(waiting)  # bound, planned by another registry, or in need of no devices
+            least = len(waiting) if gang.size is not None else max(1, minimum - others)
+            changes = await self._plan(gang.name, waiting, best, pod, node, least)
             if changes is None:
                 break
             try:
@@ -181,22 +227,22 @@ class Gangs:
             return
         raise GangWaits(gang.name, "it does not fit as a whole", "wait until devices are free, or ask for less")
 
-    def _present_members(self, gang: Gang, uid: str) -> dict[str, SeenMember]:
+    def _present_members(self, gang: Gang, minimum: int, uid: str) -> dict[str, SeenMember]:
         """
         Returns the present members by UID. Raises GangWaits if this pod or too many others are absent, or if pending
-        members differ in the gang's size.
+        members differ in the size or in the PodGroups that they name.
         """
         known = self._members.get(gang.name, {})
         members = {each: member for each, member in known.items() if not member.has_succeeded}
         if uid not in members:
             raise GangWaits(gang.name, "the API server does not report the pod", "the scheduler tries again")
-        if {each.gang.size for each in members.values() if each.node is None} != {gang.size}:
-            raise GangWaits(gang.name, "its pods differ in the gang's size", "give all of them the same")
+        if {each.gang for each in members.values() if each.node is None} != {gang}:
+            raise GangWaits(gang.name, "its pods differ in the gang's size or PodGroup", "give all of them the same")
         controllers = {each.controller for each in members.values()} - {""}
         done = sum(each.has_succeeded and each.controller in controllers for each in known.values())
         absences = {each: member.absence(members[uid].scheduler) for each, member in members.items()}
         present = {each: member for each, member in members.items() if not absences[each]}
-        if len(present) + done < gang.size or uid not in present:
+        if len(present) + done < minimum or uid not in present:
             requests = {each: member.pod.request for each, member in members.items() if absences[each]}
             reasons = sorted(
                 f"; {clean(f'{request.namespace}/{request.name}')} {absences[each]}"
@@ -204,15 +250,24 @@ class Gangs:
             )
             raise GangWaits(
                 gang.name,
-                f"not all of its pods are there yet: {len(present) + done} of {gang.size}{''.join(reasons[:MOST_ABSENT])}",
+                f"not all of its pods are there yet: {len(present) + done} of {minimum}{''.join(reasons[:MOST_ABSENT])}",
                 "create them and let them be scheduled, or correct the gang's size",
             )
         return present
 
     async def _plan(
-        self, gang: str, waiting: Sequence[PodToSchedule], best: BestNodes, pod: PodToSchedule, node: NodeName
+        self,
+        gang: str,
+        waiting: Sequence[PodToSchedule],
+        best: BestNodes,
+        pod: PodToSchedule,
+        node: NodeName,
+        least: int,
     ) -> list[ReservationChange] | None:
-        """Plans a gang, preferably with this pod on this node. Returns the changes to write; None: it does not fit."""
+        """
+        Plans a gang, preferably with this pod on this node. If not all pods fit, it plans this pod on this node with as
+        many others as fit, but at least `least` pods. Returns the changes to write; None: the gang does not fit.
+        """
         positions: dict[NodeName, int] = {}
 
         def candidate(name: NodeName) -> GangPlacement | None:
@@ -230,11 +285,15 @@ class Gangs:
         members = [GangMember(each.uid, each.request, kinds[pod_class(each)]) for each in waiting]
         nodes = dict.fromkeys(name for names in fitting.values() for name in names)
         fabrics = {name: fabric_of(self._hardware(name)) for name in nodes}
-        for fixed in ((pod.uid, node), None):
+        here = (pod.uid, node)
+        attempts = [(here, len(members)), (None, len(members))]
+        if least < len(members):
+            attempts.append((here, least))
+        for fixed, needed in attempts:
             for group in group_nodes_by_fabric(fabrics, node):
                 if fixed is not None and node not in group:
                     continue
-                plan = await drive_async(plan_gang(gang, members, group, candidate, GANG_SECONDS, fixed), give)
+                plan = await drive_async(plan_gang(gang, members, group, candidate, GANG_SECONDS, fixed, needed), give)
                 if plan is not None:
                     return [
                         ReservationChange(node=name, position=positions[name], made=made) for name, made in plan.items()

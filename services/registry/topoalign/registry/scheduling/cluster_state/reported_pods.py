@@ -16,12 +16,12 @@ import msgspec
 from topoalign.core.demand.node_filters import is_node_eligible
 from topoalign.core.model.errors import InvalidField, quoted
 from topoalign.core.model.ids import NodeName
-from topoalign.core.model.requests import GANG, PodRequest
+from topoalign.core.model.requests import PodRequest
 from topoalign.core.model.reservations import Reservation
 from topoalign.registry.cluster_nodes import Cluster
 from topoalign.registry.ports import SeenNode, SeenPod
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
-from topoalign.registry.scheduling.scheduling_api import PodToSchedule, drop_other_annotations
+from topoalign.registry.scheduling.scheduling_api import PodToSchedule, drop_irrelevant_metadata
 
 MANAGED = "topoalign.io/managed"
 """Label of a Node. `false`: topoalign does not manage it."""
@@ -60,7 +60,7 @@ class ReportedNodes:
 
     def passes(self, pod: PodToSchedule, node: NodeName) -> bool:
         """Whether the filter passes the node for the pod because topoalign does not manage it."""
-        return self.is_unmanaged(node) and GANG not in pod.request.annotations
+        return self.is_unmanaged(node) and not pod.request.names_a_gang
 
     def finding(self) -> str | None:
         """Readiness note: the managed nodes with the label `topoalign.io/managed: "false"`; None: there are none."""
@@ -98,7 +98,7 @@ class ReportedPods:
 
     def wait(self, pod: SeenPod) -> None:
         """Records a pod without a node."""
-        self.waiting[pod.uid] = msgspec.structs.replace(pod, content=drop_other_annotations(pod.content))
+        self.waiting[pod.uid] = msgspec.structs.replace(pod, content=drop_irrelevant_metadata(pod.content))
         self._notify_reported()
 
     def bind(self, uid: str, node: NodeName) -> None:

@@ -381,4 +381,5 @@ def nameless(pod: PodRequest) -> PodRequest:
         init_containers=init,
         containers=containers,
         claims=(),
+        pod_groups=(),
     )

@@ -170,7 +170,7 @@ class Scheduler:
         they determine the template of an unknown node. Raises NotReadYet, and InvalidField for an invalid pod.
         """
         request = self._request(pod)
-        if GANG in pod.request.annotations and len(nodes) > 1:  # a single node may be the nominated one
+        if pod.request.names_a_gang and len(nodes) > 1:  # a single node may be the nominated one
             known = self.view.nodes  # store the name objects of the view, not copies
             self._asked[key_of_gang(pod, request)] = tuple(known[node].name for node in nodes if node in known)
         return self._filter(pod, request, nodes, labels)
@@ -376,4 +376,4 @@ class Scheduler:
 def key_of_gang(pod: PodToSchedule, request: PodClass) -> object:
     """A key that is equal for the pods of a gang with the same request and constraints."""
     where = msgspec.json.encode(pod.constraints, order="deterministic")
-    return pod.request.namespace, pod.request.annotations.get(GANG), request.key, where
+    return pod.request.namespace, pod.request.annotations.get(GANG), pod.request.pod_groups, request.key, where

@@ -1,5 +1,5 @@
 """
-Passes the pods, nodes and quotas of the API server to the view of the cluster and to the reservations.
+Passes the pods, nodes, quotas and PodGroups of the API server to the view of the cluster and to the reservations.
 
 - A bound pod is assumed on its node until the node reports it, also if another scheduler bound it. Only pods with
   exclusive resources count: devices, or the CPUs and memory of a Guaranteed pod.
@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import anyio
 import structlog
 
+from topoalign.core.demand.gangs import POD_GROUPS
 from topoalign.core.model.errors import TopoalignError, clean
 from topoalign.core.model.ids import NodeName
 from topoalign.core.ports import Clock
 from topoalign.registry.foreign_nodes import ForeignNodes
-from topoalign.registry.ports import GoneObject, KubernetesApi, SeenNode, SeenPod, SeenQuota, Synced
+from topoalign.registry.ports import GoneObject, KubernetesApi, SeenNode, SeenPod, SeenPodGroup, SeenQuota, Synced
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations
 from topoalign.registry.scheduling.binding.gang_binding import Gangs
 from topoalign.registry.scheduling.cluster_state.reported_pods import ReportedNodes, ReportedPods, read_scheduled_pod
@@ -53,7 +54,7 @@ class KubernetesRecords:
 
 
 class KubernetesWatch:
-    """Follows pods, nodes and quotas, and runs the tasks of the other modules of this package."""
+    """Follows these objects, and runs the tasks of the other modules of this package."""
 
     def __init__(
         self,
@@ -107,6 +108,8 @@ class KubernetesWatch:
                 self.refused.run,
             ):
                 tasks.start_soon(each)
+            for api_group in POD_GROUPS:
+                tasks.start_soon(self._follow_pod_groups, api_group)
             tasks.start_soon(self.reports.run, self._api)
             tasks.start_soon(self.requeue.run, self._api)
 
@@ -152,6 +155,16 @@ class KubernetesWatch:
                         quotas.listed = True
                 if has_changed and quotas.listed:  # no plugin of the scheduler watches quotas
                     self.requeue.ask("QuotaChanged")
+
+    async def _follow_pod_groups(self, api_group: str) -> None:
+        gangs = self._records.gangs
+        async with aclosing(self._api.pod_groups(api_group)) as changes:
+            async for each in changes:
+                match each:
+                    case SeenPodGroup():
+                        gangs.see_pod_group(api_group, each)
+                    case GoneObject():
+                        gangs.lose_pod_group(each.key)
 
     def _mark(self, node: NodeName | None) -> None:
         """Marks a changed node for renewal in the view; None: no node has changed."""
