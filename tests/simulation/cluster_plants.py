@@ -10,7 +10,8 @@ from topoalign.core.model.events import ReservationsChanged
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.scheduling import service
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations, ReservationChange
-from topoalign.registry.scheduling.binding.gang_binding import BestNodes, Gangs
+from topoalign.registry.scheduling.binding.gang_binding import Gangs
+from topoalign.registry.scheduling.filter.scheduler import BestNodes
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 
 
@@ -48,10 +49,11 @@ class HalvingGangs(Gangs):
         waiting: Sequence[PodToSchedule],
         best: BestNodes,
         pod: PodToSchedule,
-        node: NodeName,
+        node: NodeName | None,
         least: int,
+        version: int | None = None,
     ) -> list[ReservationChange] | None:
-        return await super()._plan(gang, [each for each in waiting if each.uid == pod.uid], best, pod, node, 1)
+        return await super()._plan(gang, [each for each in waiting if each.uid == pod.uid], best, pod, node, 1, version)
 
 
 class ClusterPlant(NamedTuple):

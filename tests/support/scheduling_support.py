@@ -45,6 +45,12 @@ class RecordedScheduling(Scheduler):
         """Nothing takes long here."""
         self.prepared.append(pod)
 
+    async def plan_and_filter(
+        self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
+    ) -> Filtered:
+        await self.prepare(pod)
+        return self.filter(pod, nodes, labels)
+
     def filter(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
     ) -> Filtered:

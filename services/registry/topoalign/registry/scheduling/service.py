@@ -184,6 +184,7 @@ class SchedulingService:
             self.view,
             self.behind,
             planned=gangs.node_of,
+            plans=gangs,
             allows=self._nodes.allows,
             passes=self._passes,
             requested=self._pods.request_of,

@@ -1,9 +1,11 @@
 """
-Reserves devices for a whole gang when the first of its pods is bound.
+Plans a gang at the first filter of one of its pods, and reserves devices for the whole gang at the first bind.
 
-All pending pods of the gang are planned together (`core.admission.gang_plan`). Either all of them are reserved in one
-atomic batch, or none is. After that, the filter passes only the planned node for each pod. If a pod is not bound in
-time, its reservation expires like any other. So an incomplete gang holds only the devices of its bound pods.
+All pending pods of the gang are planned together (`core.admission.gang_plan`), and the filter passes only the planned
+node for each pod. So the pods of a gang have different devices, also if the scheduler filters all of them before it
+binds the first one, as kube-scheduler v1.36 does for a PodGroup. At the first bind, the gang is planned again, on the
+same nodes if they still admit it. Either all of its pods are reserved in one atomic batch, or none is. If a pod is not
+bound in time, its reservation expires like any other. So an incomplete gang holds only the devices of its bound pods.
 
 The members are the pods that the API server reports as neither ended nor being deleted. A pending member counts as
 absent if it cannot be scheduled yet, or if its `schedulerName` differs from that of the pod to be bound. While members
@@ -13,7 +15,7 @@ A pod that has succeeded counts as present as long as a member has the same cont
 pod does not wait for finished pods. If the next Job has the same gang name, it waits until all of its own pods exist.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -40,20 +42,23 @@ from topoalign.kubelet.files.manifest import pod_groups_of
 from topoalign.registry.ports import SeenPod, SeenPodGroup
 from topoalign.registry.scheduling.binding.cluster_reservations import ClusterReservations, ReservationChange
 from topoalign.registry.scheduling.cluster_state.assumed_pods import holds_something
+from topoalign.registry.scheduling.filter.scheduler import BestNodes
 from topoalign.registry.scheduling.scheduling_api import PodToSchedule
+from topoalign.runtime.recent_dict import RecentDict
 from topoalign.runtime.request_turns import TaskTurns
 
 GANG_SECONDS = 120.0
 """Maximum time to bind all pods of a gang. kube-scheduler binds tens of pods per second and retries after seconds."""
+AHEAD_SECONDS = 30.0
+"""Maximum time from the plan at the first filter to the first bind. kube-scheduler filters hundreds of pods per second."""
+GANGS_KEPT = 256
+"""Maximum number of gangs for which a plan without reservations is kept."""
 MOST_TRIES = 3
 """Maximum number of plans in one bind if other registries reserve on the nodes in the meantime."""
 MOST_ABSENT = 3
 """Maximum number of absent pods in an error message."""
 
 log = structlog.get_logger("topoalign.registry.scheduling")
-
-BestNodes = Callable[[PodToSchedule, NodeName | None], Awaitable[Sequence[NodeName]]]
-"""The function `Scheduler.best`: returns the nodes that would admit a pod now, the best first."""
 
 
 class GangWaits(NoFit):
@@ -86,6 +91,15 @@ class SeenMember(NamedTuple):
         return self.waits_for or other
 
 
+class PlanAhead(NamedTuple):
+    """A plan without reservations."""
+
+    expires: float
+    """Monotonic seconds."""
+    nodes: Mapping[str, NodeName]
+    """UID of a pod -> its node."""
+
+
 class Gangs:
     """The gangs of all pods that the API server reports."""
 
@@ -102,7 +116,12 @@ class Gangs:
         self._reservations = reservations
         self._hardware = hardware
         self._candidate = candidate
+        self._clock = clock
         self._turns = TaskTurns(clock)
+        self._ahead = RecentDict[str, PlanAhead](GANGS_KEPT)
+        """Gang -> its plan, until its devices are reserved."""
+        self._unfit = RecentDict[str, object](GANGS_KEPT)
+        """Gang -> the version of the cluster, the pods and their nodes for which there was no plan."""
         self._members: dict[str, dict[str, SeenMember]] = {}
         """Gang -> UID of each of its pods -> the pod."""
         self._gangs: dict[str, str] = {}
@@ -145,8 +164,24 @@ class Gangs:
         if key is not None and self._pod_groups[key].uid == uid:  # otherwise it has been created again
             del self._pod_groups[key]
 
+    def node_ahead(self, uid: str) -> NodeName | None:
+        """The node of a pod by the plan of its gang that has no reservations; None: there is no such plan."""
+        return self._nodes_ahead(self._gangs.get(uid, "")).get(uid)
+
+    def _nodes_ahead(self, gang: str) -> Mapping[str, NodeName]:
+        plan = self._ahead.get(gang)
+        return {} if plan is None or plan.expires <= self._clock.monotonic() else plan.nodes
+
+    def drop(self, uid: str) -> bool:
+        """Drops the plan of the pod's gang that has no reservations. Returns whether the pod had a node in it."""
+        gang = self._gangs.get(uid, "")
+        had_node = uid in self._nodes_ahead(gang)
+        if had_node:
+            del self._ahead[gang]
+        return had_node
+
     def node_of(self, uid: str) -> NodeName | None:
-        """The planned node of a pod of a gang; None: any node is possible."""
+        """The node of a pod of a gang by its reservation; None: it has none."""
         if uid not in self._gangs:
             return None
         return next((node for node, each in self._reservations.of_pod(uid).items() if each.gang), None)
@@ -157,6 +192,28 @@ class Gangs:
         if uid not in members or self._is_basic(members[uid].gang):
             return []
         return [each for each, member in members.items() if member.node is None and not member.has_succeeded]
+
+    async def plan_ahead(self, best: BestNodes, pod: PodToSchedule, version: int) -> None:
+        """
+        Plans the gang of a pod without reserving devices, unless the pod has a planned node. `version`: changes with
+        the cluster. Raises InvalidField, and GangWaits if the gang does not fit. A gang that waits for something else is
+        not planned.
+        """
+        gang = gang_of(pod.request)
+        if gang is None or self.node_of(pod.uid) is not None or self.node_ahead(pod.uid) is not None:
+            return
+        async with self._planning.setdefault(gang.name, anyio.Lock()):
+            try:
+                waiting, least = self._pods_to_plan(gang, self._minimum(gang), pod)
+            except GangWaits:  # the bind reports it
+                return
+            if self.node_ahead(pod.uid) is not None or all(each.uid != pod.uid for each in waiting):
+                return
+            changes = await self._plan(gang.name, waiting, best, pod, None, least, version)
+            if changes is None:
+                raise does_not_fit(gang.name)
+            nodes = {each.pod_uid: change.node for change in changes for each in change.made}
+            self._ahead[gang.name] = PlanAhead(self._clock.monotonic() + AHEAD_SECONDS, nodes)
 
     async def plan(self, best: BestNodes, pod: PodToSchedule, node: NodeName) -> str:
         """Reserves the whole gang of the pod. Returns the gang's name, or "". Raises InvalidField and GangWaits."""
@@ -199,17 +256,9 @@ class Gangs:
     async def _reserve(self, gang: Gang, minimum: int, best: BestNodes, pod: PodToSchedule, node: NodeName) -> None:
         """Plans all pods of the gang that have neither a node nor a reservation, and reserves their devices."""
         for _ in range(MOST_TRIES):
-            members = self._present_members(gang, minimum, pod.uid)
-            planned = self._reservations.of_gang(gang.name)
-            waiting = [
-                each.pod
-                for uid, each in members.items()
-                if each.node is None and uid not in planned and holds_something(each.pod.request)
-            ]
+            waiting, least = self._pods_to_plan(gang, minimum, pod)
             if all(each.uid != pod.uid for each in waiting):  # planned by another registry, or it needs nothing
                 return
-            others = len(members) - len(waiting)  # bound, planned by another registry, or in need of no devices
-            least = len(waiting) if gang.size is not None else max(1, minimum - others)
             changes = await self._plan(gang.name, waiting, best, pod, node, least)
             if changes is None:
                 break
@@ -217,6 +266,7 @@ class Gangs:
                 await self._reservations.write(changes)
             except BusConflict:
                 continue
+            self._ahead.pop(gang.name, None)
             log.info("reserved for a gang", gang=clean(gang.name), pods=len(waiting), nodes=len(changes))
             # During the write, pods may have been deleted or bound to another node.
             known = self._members.get(gang.name, {})
@@ -225,7 +275,24 @@ class Gangs:
                     if uid not in known or known[uid].node not in (None, change.node):
                         await self._reservations.cancel(uid, {change.node})
             return
-        raise GangWaits(gang.name, "it does not fit as a whole", "wait until devices are free, or ask for less")
+        raise does_not_fit(gang.name)
+
+    def _pods_to_plan(self, gang: Gang, minimum: int | None, pod: PodToSchedule) -> tuple[list[PodToSchedule], int]:
+        """
+        The pods of the gang that have neither a node nor a reservation, and the number of them that must be planned.
+        Empty if they are scheduled one by one (`minimum` None). Raises the errors of `_present_members`.
+        """
+        if minimum is None:
+            return [], 0
+        members = self._present_members(gang, minimum, pod.uid)
+        planned = self._reservations.of_gang(gang.name)
+        waiting = [
+            each.pod
+            for uid, each in members.items()
+            if each.node is None and uid not in planned and holds_something(each.pod.request)
+        ]
+        others = len(members) - len(waiting)  # bound, planned by another registry, or in need of no devices
+        return waiting, len(waiting) if gang.size is not None else max(1, minimum - others)
 
     def _present_members(self, gang: Gang, minimum: int, uid: str) -> dict[str, SeenMember]:
         """
@@ -261,12 +328,15 @@ class Gangs:
         waiting: Sequence[PodToSchedule],
         best: BestNodes,
         pod: PodToSchedule,
-        node: NodeName,
+        node: NodeName | None,
         least: int,
+        version: int | None = None,
     ) -> list[ReservationChange] | None:
         """
-        Plans a gang, preferably with this pod on this node. If not all pods fit, it plans this pod on this node with as
-        many others as fit, but at least `least` pods. Returns the changes to write; None: the gang does not fit.
+        Plans a gang, preferably on the nodes of the plan ahead, otherwise preferably with this pod on this node (None:
+        on any node). If not all pods fit, it plans this pod with as many others as fit, but at least `least` pods.
+        `version`: of the cluster; a plan that failed with it, for the same pods and nodes, is not tried again. Returns the
+        changes to write; None: the gang does not fit.
         """
         positions: dict[NodeName, int] = {}
 
@@ -283,22 +353,39 @@ class Gangs:
                 fitting[pod_class(each)] = await best(each, None)
         kinds = {kind: frozenset(names) for kind, names in fitting.items()}
         members = [GangMember(each.uid, each.request, kinds[pod_class(each)]) for each in waiting]
+        tried = version, frozenset(each.uid for each in waiting), kinds
+        if version is not None and self._unfit.get(gang) == tried:
+            return None
         nodes = dict.fromkeys(name for names in fitting.values() for name in names)
         fabrics = {name: fabric_of(self._hardware(name)) for name in nodes}
-        here = (pod.uid, node)
-        attempts = [(here, len(members)), (None, len(members))]
+        ahead = self._nodes_ahead(gang)
+        as_planned = [
+            each._replace(nodes=frozenset({ahead[each.uid]})) for each in members if ahead.get(each.uid) in each.nodes
+        ]
+        here = None if node is None else (pod.uid, node)
+        attempts: list[tuple[Sequence[GangMember], tuple[str, NodeName] | None, int]] = []
+        if node is not None and ahead.get(pod.uid) == node and len(as_planned) >= least:
+            attempts.append((as_planned, here, len(as_planned)))
+        attempts += [(members, fixed, len(members)) for fixed in dict.fromkeys((here, None))]
         if least < len(members):
-            attempts.append((here, least))
-        for fixed, needed in attempts:
-            for group in group_nodes_by_fabric(fabrics, node):
-                if fixed is not None and node not in group:
+            attempts.append((members, here, least))
+        for wanted, fixed, needed in attempts:
+            groups = (tuple(nodes),) if wanted is as_planned else group_nodes_by_fabric(fabrics, node)
+            for group in groups:
+                if fixed is not None and fixed[1] not in group:
                     continue
-                plan = await drive_async(plan_gang(gang, members, group, candidate, GANG_SECONDS, fixed, needed), give)
-                if plan is not None:
+                plan = await drive_async(plan_gang(gang, wanted, group, candidate, GANG_SECONDS, fixed, needed), give)
+                if plan is not None and pod.uid in {each.pod_uid for made in plan.values() for each in made}:
                     return [
                         ReservationChange(node=name, position=positions[name], made=made) for name, made in plan.items()
                     ]
+        self._unfit[gang] = tried
         return None
+
+
+def does_not_fit(gang: str) -> GangWaits:
+    """The error for a gang without a plan."""
+    return GangWaits(gang, "it does not fit as a whole", "wait until devices are free, or ask for less")
 
 
 def pod_class(pod: PodToSchedule) -> tuple[bytes, bytes]:

@@ -102,8 +102,7 @@ class Extender:
         try:
             pod = read_called_pod(asked.pod)
             await take_turn()
-            await self._scheduling.prepare(pod)
-            filtered = self._scheduling.filter(pod, asked.nodes, asked.labels)
+            filtered = await self._scheduling.plan_and_filter(pod, asked.nodes, asked.labels)
         except (InvalidField, NoFit) as error:
             return extender_answers.refuse_all(asked, error)
         except TopoalignError as failure:

@@ -5,10 +5,11 @@ These calls do not change the view. A node that is not in the view is judged by 
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from operator import not_
+from typing import Protocol
 
 import msgspec
 
@@ -109,6 +110,23 @@ class VictimsTerminating(Unavailable):
         )
 
 
+BestNodes = Callable[[PodToSchedule, NodeName | None], Awaitable[Sequence[NodeName]]]
+"""The function `Scheduler.best`: returns the nodes that would admit a pod now, the best first."""
+
+
+class GangPlans(Protocol):
+    """The plans of gangs whose devices are not reserved yet (`binding.gang_binding`)."""
+
+    async def plan_ahead(self, best: BestNodes, pod: PodToSchedule, version: int) -> None:
+        """Plans the gang of a pod."""
+
+    def node_ahead(self, uid: str) -> NodeName | None:
+        """The node of a pod by the plan of its gang; None: there is no plan."""
+
+    def drop(self, uid: str) -> bool:
+        """Drops the plan of the pod's gang. Returns whether the pod had a node in it."""
+
+
 class Scheduler:
     """Answers the calls of kube-scheduler for one cluster."""
 
@@ -118,6 +136,7 @@ class Scheduler:
         behind: Callable[[], str | None] = lambda: None,
         *,
         planned: Callable[[str], NodeName | None] = lambda uid: None,
+        plans: GangPlans | None = None,
         allows: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: True,
         passes: Callable[[PodToSchedule, NodeName], bool] = lambda pod, node: False,
         requested: Requested = lambda reserved: None,
@@ -126,10 +145,11 @@ class Scheduler:
     ) -> None:
         """
         `behind`: why data that the answers need is missing; None: no data is missing. `planned`: UID of a pod -> its
-        node, if it is planned with its gang. `allows`: whether Kubernetes' own filters accept the node for the pod.
-        `passes`: whether the filter passes the node because topoalign does not manage it. `requested`: the request of a
-        reserved pod. `refused` is called with each pod that all nodes of a call refuse, and with the number of nodes
-        for each `NodeRefusal.label`. `quotas`: None if the registry has no access to Kubernetes.
+        node, if devices are reserved for its gang. `plans`: the plans of other gangs; None: there are none. `allows`:
+        whether Kubernetes' own filters accept the node for the pod. `passes`: whether the filter passes the node because
+        topoalign does not manage it. `requested`: the request of a reserved pod. `refused` is called with each pod that
+        all nodes of a call refuse, and with the number of nodes for each `NodeRefusal.label`. `quotas`: None if the
+        registry has no access to Kubernetes.
         """
         self.view = view
         self.passes = passes
@@ -137,6 +157,7 @@ class Scheduler:
         """Refuses invalid pods."""
         self.behind = behind
         self._planned_node = planned
+        self._plans = plans
         self.allows = allows
         self._requested = requested
         self._refused = refused
@@ -162,6 +183,29 @@ class Scheduler:
             if not self.view.is_behind():
                 return
 
+    async def plan_and_filter(
+        self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
+    ) -> Filtered:
+        """As `filter`, after planning the gang of the pod. Raises the errors of `filter` and of `GangPlans.plan_ahead`."""
+        if self._plans is None or not pod.request.names_a_gang:
+            await self.prepare(pod)
+            return self.filter(pod, nodes, labels)
+        self._note_asked(pod, self._request(pod), nodes)
+        for _ in range(2):
+            unplanned: NoFit | None = None
+            try:
+                await self._plans.plan_ahead(self.best, pod, self.view.version)
+            except NoFit as error:
+                unplanned = error
+            await self.prepare(pod)
+            filtered = self.filter(pod, nodes, labels)
+            if unplanned is not None and filtered.passed:  # otherwise the refusals of the nodes say more
+                raise unplanned
+            # If the planned node no longer admits the pod, the gang is planned once more.
+            if filtered.passed or not self._plans.drop(pod.uid):
+                break
+        return filtered
+
     def filter(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
     ) -> Filtered:
@@ -170,23 +214,30 @@ class Scheduler:
         they determine the template of an unknown node. Raises NotReadYet, and InvalidField for an invalid pod.
         """
         request = self._request(pod)
+        self._note_asked(pod, request, nodes)
+        return self._filter(pod, request, nodes, self._planned_or_ahead(pod.uid), labels)
+
+    def _planned_or_ahead(self, uid: str) -> NodeName | None:
+        planned = self._planned_node(uid)
+        return self._plans.node_ahead(uid) if planned is None and self._plans is not None else planned
+
+    def _note_asked(self, pod: PodToSchedule, request: PodClass, nodes: Sequence[NodeName]) -> None:
         if pod.request.names_a_gang and len(nodes) > 1:  # a single node may be the nominated one
             known = self.view.nodes  # store the name objects of the view, not copies
             self._asked[key_of_gang(pod, request)] = tuple(known[node].name for node in nodes if node in known)
-        return self._filter(pod, request, nodes, labels)
 
     def _filter(
         self,
         pod: PodToSchedule,
         request: PodClass,
         nodes: Sequence[NodeName],
+        planned: NodeName | None,
         labels: Mapping[NodeName, Mapping[str, str]] = {},
     ) -> Filtered:
         codes = self._decisions.codes(request)
         places = self.view.places
         refusals = self._decisions.refusals
         own = self.view.reserved_on.get(pod.uid)
-        planned = self._planned_node(pod.uid)
         leaving = () if pod.nominated is None else self.view.terminating(pod.nominated)
         full = frozenset[NodeName]() if self.quotas is None else self.quotas.full_on(pod, nodes, leaving)
         # Whether the result is the same for equal pods. Otherwise it is valid only for this pod, and not cached.
@@ -274,7 +325,7 @@ class Scheduler:
             asked = [node for node in self.view.nodes if self.allows(pod, node)]
         if chosen in self.view.nodes and chosen not in asked:
             asked = [*asked, chosen]
-        passed = self._filter(pod, request, asked).passed
+        passed = self._filter(pod, request, asked, None).passed
         scores = dict(zip(passed, self.prioritize(pod, passed), strict=True))
         return sorted(passed, key=lambda node: (-scores[node], node))
 
@@ -290,7 +341,7 @@ class Scheduler:
             passes = self.passes(pod, node) or not self._refusal_without(pod, request, node, each.uids)
             if passes and quota_has_room(self.quotas, pod, node, each.uids):
                 helped[node] = each
-        planned = self._planned_node(pod.uid)  # filter will refuse all other nodes in any case
+        planned = self._planned_or_ahead(pod.uid)  # filter will refuse all other nodes in any case
         return helped if planned is None else {node: each for node, each in helped.items() if node == planned}
 
     async def fits_in_every_order(self, node: NodeName, pod: PodToSchedule) -> str:
