@@ -36,6 +36,7 @@ def create(site: Site, *pods: str, gpus: int = 2, more: dict[str, str] | None = 
 
 
 def see_group(registry: Registry, minimum: int | None, uid: str = "g1", name: str = "train") -> None:
+    registry.gangs.listed_pod_groups.add(VOLCANO)
     registry.gangs.see_pod_group(VOLCANO, SeenPodGroup(namespace="ml", name=name, uid=uid, minimum=minimum))
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import httpx
-import msgspec
 import pytest
 from api_server_support import shown_pod
 from decision_support import container, machine, pod
@@ -20,6 +19,7 @@ from topoalign.registry.scheduling.scheduling_api import PodToSchedule
 from topoalign.registry.scheduling.service import SchedulingService
 from topoalign.registry.service import PAUSE
 from topoalign.testing.manual_clock import all_tasks_blocked
+from topoalign.testing.memory_kubernetes import MemoryKubernetes
 
 pytestmark = pytest.mark.anyio
 
@@ -202,10 +202,10 @@ async def test_a_gang_is_planned_on_nodes_that_its_pods_may_go_to(world: World) 
     for name in ("a", "b"):
         shown = shown_pod(name, gpus=4)
         shown["metadata"]["annotations"] |= annotations
-        request = pod(container("main", gpus=4), name=name, annotations=annotations)
-        request = msgspec.structs.replace(request, namespace=Namespace("ml"))
-        uid = str(world.kubernetes.add_pod(shown)["metadata"]["uid"])
-        requests[name] = PodToSchedule(uid=uid, request=request)
+        world.kubernetes.add_pod(shown)
+        seen = await MemoryKubernetes(world.kubernetes).pod("ml", name)
+        assert seen is not None
+        requests[name] = seen.to_schedule()
     world.kubernetes.add_node(NODE)
     await world.say(*world.says.all(), *others[0].all(), *others[1].all())
     async with (

@@ -27,9 +27,9 @@ from topoalign.runtime.settings import from_environment
 
 log = structlog.get_logger("topoalign.registry")
 
-YOUNG_OBJECTS = 7000
+YOUNG_OBJECTS = 2000
 """Number of new objects before a collection of them. Python's default of 700 is reached by two dozen new connections."""
-MOST_PASSES = 3
+MOST_PASSES = 10
 """
 Number of collections of the youngest objects before one that covers all objects since the last freeze. When 5,000 nodes
 publish at once, the event loop is blocked for 15 to 30 ms.

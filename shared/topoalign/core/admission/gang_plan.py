@@ -75,19 +75,19 @@ def plan_gang(
     nodes: Sequence[NodeName],
     candidate: Callable[[NodeName], GangPlacement | None],
     seconds: float,
-    fixed: tuple[str, NodeName] | None = None,
+    fixed: tuple[str, NodeName | None] | None = None,
     least: int | None = None,
 ) -> Generator[None, None, Plan | None]:
     """
-    Plans at least `least` members (None: all), or returns None. `fixed`: a member's UID, and the node it must be on.
-    Raises InvalidField.
+    Plans at least `least` members (None: all), or returns None. `fixed`: the UID of a member that must be planned, and
+    its node (None: any node). Raises InvalidField.
     """
-    if fixed is not None:
+    if fixed is not None and fixed[1] is not None:
         nodes = (fixed[1], *(node for node in nodes if node != fixed[1]))
 
     def key(member: GangMember) -> tuple[object, ...]:
         return (
-            fixed is not None and member.uid != fixed[0],  # the member with a fixed node,
+            fixed is not None and member.uid != fixed[0],  # the member that must be planned,
             len(member.nodes),  # then those with the fewest possible nodes,
             *_member_size_key(member),  # then the largest
         )
@@ -106,6 +106,8 @@ def plan_gang(
             left = [each for each in left if each.uid not in taken]
         if not left:
             break
+    if fixed is not None and any(each.uid == fixed[0] for each in left):
+        return None
     return plan if len(members) - len(left) >= (len(members) if least is None else least) else None
 
 

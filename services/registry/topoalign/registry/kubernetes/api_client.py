@@ -137,7 +137,10 @@ class ObjectWatch(Generic[S]):
             except Expired:
                 self._version = ""
                 await self._pause("the API server no longer has the changes since then")
-            except (ApiUnavailable, ApiRefused, ApiNotFound, ApiConflict, Undecodable) as error:
+            except ApiNotFound as error:  # the API server no longer has this version of the kind
+                self._version = ""
+                await self._pause(error.finding)
+            except (ApiUnavailable, ApiRefused, ApiConflict, Undecodable) as error:
                 await self._pause(error.finding)
 
     async def _list(self) -> AsyncGenerator[S | GoneObject | Synced, None]:

@@ -2,10 +2,10 @@
 Plans a gang at the first filter of one of its pods, and reserves devices for the whole gang at the first bind.
 
 All pending pods of the gang are planned together (`core.admission.gang_plan`), and the filter passes only the planned
-node for each pod. So the pods of a gang have different devices, also if the scheduler filters all of them before it
-binds the first one, as kube-scheduler v1.36 does for a PodGroup. At the first bind, the gang is planned again, on the
-same nodes if they still admit it. Either all of its pods are reserved in one atomic batch, or none is. If a pod is not
-bound in time, its reservation expires like any other. So an incomplete gang holds only the devices of its bound pods.
+node for each pod. kube-scheduler v1.36 filters all pods of a PodGroup before it binds the first one. With the plan, they
+still fit together. At the first bind, the gang is planned again, on the same nodes if they still admit it. Either all of
+its pods are reserved in one atomic batch, or none is. If a pod is not bound in time, its reservation expires like any
+other. So an incomplete gang holds only the devices of its bound pods.
 
 The members are the pods that the API server reports as neither ended nor being deleted. A pending member counts as
 absent if it cannot be scheduled yet, or if its `schedulerName` differs from that of the pod to be bound. While members
@@ -51,6 +51,8 @@ GANG_SECONDS = 120.0
 """Maximum time to bind all pods of a gang. kube-scheduler binds tens of pods per second and retries after seconds."""
 AHEAD_SECONDS = 30.0
 """Maximum time from the plan at the first filter to the first bind. kube-scheduler filters hundreds of pods per second."""
+UNFIT_SECONDS = 5.0
+"""How long a plan that was not found is not searched again for the same input. Refused pods come back together."""
 GANGS_KEPT = 256
 """Maximum number of gangs for which a plan without reservations is kept."""
 MOST_TRIES = 3
@@ -120,8 +122,8 @@ class Gangs:
         self._turns = TaskTurns(clock)
         self._ahead = RecentDict[str, PlanAhead](GANGS_KEPT)
         """Gang -> its plan, until its devices are reserved."""
-        self._unfit = RecentDict[str, object](GANGS_KEPT)
-        """Gang -> the version of the cluster, the pods and their nodes for which there was no plan."""
+        self._unfit = RecentDict[str, tuple[float, object]](GANGS_KEPT)
+        """Gang -> until when an attempt without a plan is not repeated, and its input."""
         self._members: dict[str, dict[str, SeenMember]] = {}
         """Gang -> UID of each of its pods -> the pod."""
         self._gangs: dict[str, str] = {}
@@ -130,6 +132,8 @@ class Gangs:
         """API group and `namespace/name` -> the PodGroup."""
         self._pod_group_keys: dict[str, tuple[str, str]] = {}
         """UID of a PodGroup -> its key in `_pod_groups`."""
+        self.listed_pod_groups = set[str]()
+        """API groups whose PodGroups are known."""
         self._planning = WeakValueDictionary[str, anyio.Lock]()
         """Gang -> its lock, while it is planned."""
 
@@ -153,19 +157,22 @@ class Gangs:
             if not self._members[gang]:
                 del self._members[gang]
 
-    def see_pod_group(self, api_group: str, group: SeenPodGroup) -> None:
-        """Records a PodGroup of this API group."""
+    def see_pod_group(self, api_group: str, group: SeenPodGroup) -> bool:
+        """Records a PodGroup of this API group. Returns whether its minimum is new."""
         key = self._pod_group_keys[group.uid] = api_group, f"{group.namespace}/{group.name}"
+        before = self._pod_groups.get(key)
         self._pod_groups[key] = group
+        return before is None or before.minimum != group.minimum
 
     def lose_pod_group(self, uid: str) -> None:
         """Removes a PodGroup."""
         key = self._pod_group_keys.pop(uid, None)
-        if key is not None and self._pod_groups[key].uid == uid:  # otherwise it has been created again
+        group = None if key is None else self._pod_groups.get(key)
+        if key is not None and group is not None and group.uid == uid:  # otherwise it has been created again
             del self._pod_groups[key]
 
     def node_ahead(self, uid: str) -> NodeName | None:
-        """The node of a pod by the plan of its gang that has no reservations; None: there is no such plan."""
+        """The node of a pod by a plan without reservations; None: there is no such plan."""
         return self._nodes_ahead(self._gangs.get(uid, "")).get(uid)
 
     def _nodes_ahead(self, gang: str) -> Mapping[str, NodeName]:
@@ -173,12 +180,13 @@ class Gangs:
         return {} if plan is None or plan.expires <= self._clock.monotonic() else plan.nodes
 
     def drop(self, uid: str) -> bool:
-        """Drops the plan of the pod's gang that has no reservations. Returns whether the pod had a node in it."""
+        """Removes the pod from the plan without reservations. Returns whether it was in it."""
         gang = self._gangs.get(uid, "")
-        had_node = uid in self._nodes_ahead(gang)
-        if had_node:
-            del self._ahead[gang]
-        return had_node
+        nodes = self._nodes_ahead(gang)
+        if uid not in nodes:
+            return False
+        self._ahead[gang] = self._ahead[gang]._replace(nodes={each: nodes[each] for each in nodes if each != uid})
+        return True
 
     def node_of(self, uid: str) -> NodeName | None:
         """The node of a pod of a gang by its reservation; None: it has none."""
@@ -242,6 +250,9 @@ class Gangs:
         sizes: dict[str, int | None] = {} if gang.size is None else {GANG_SIZE: gang.size}
         for api_group in gang.api_groups:
             group = self._pod_groups.get((api_group, gang.name))
+            if group is None and api_group not in self.listed_pod_groups:
+                remedy = f"check that the registry may list podgroups of {api_group}"
+                raise GangWaits(gang.name, f"the PodGroups of {api_group} are not listed yet", remedy)
             if group is None:
                 remedy = "create it, or correct its name in the pods"
                 raise GangWaits(gang.name, f"the API server reports no PodGroup of {api_group}", remedy)
@@ -333,10 +344,10 @@ class Gangs:
         version: int | None = None,
     ) -> list[ReservationChange] | None:
         """
-        Plans a gang, preferably on the nodes of the plan ahead, otherwise preferably with this pod on this node (None:
-        on any node). If not all pods fit, it plans this pod with as many others as fit, but at least `least` pods.
-        `version`: of the cluster; a plan that failed with it, for the same pods and nodes, is not tried again. Returns the
-        changes to write; None: the gang does not fit.
+        Plans a gang: on the nodes of the plan without reservations if possible, otherwise with this pod on this node
+        (`node` None: on any node), otherwise anywhere. If not all pods fit, it plans this pod with as many others as fit,
+        but at least `least` pods. `version`: of the cluster; a plan that failed shortly before with the same input is not
+        tried again. Returns the changes to write; None: the gang does not fit.
         """
         positions: dict[NodeName, int] = {}
 
@@ -347,40 +358,59 @@ class Gangs:
         async def give(_: None) -> None:
             await self._turns.give()
 
-        fitting = {pod_class(pod): await best(pod, node)}
+        own = await best(pod, node)
+        fitting: dict[object, Sequence[NodeName]] = {}
         for each in waiting:
             if pod_class(each) not in fitting:
-                fitting[pod_class(each)] = await best(each, None)
+                fitting[pod_class(each)] = await best_or_none(best, each)
         kinds = {kind: frozenset(names) for kind, names in fitting.items()}
-        members = [GangMember(each.uid, each.request, kinds[pod_class(each)]) for each in waiting]
-        tried = version, frozenset(each.uid for each in waiting), kinds
-        if version is not None and self._unfit.get(gang) == tried:
-            return None
-        nodes = dict.fromkeys(name for names in fitting.values() for name in names)
-        fabrics = {name: fabric_of(self._hardware(name)) for name in nodes}
-        ahead = self._nodes_ahead(gang)
-        as_planned = [
-            each._replace(nodes=frozenset({ahead[each.uid]})) for each in members if ahead.get(each.uid) in each.nodes
+        members = [
+            GangMember(each.uid, each.request, frozenset(own) if each.uid == pod.uid else kinds[pod_class(each)])
+            for each in waiting
         ]
-        here = None if node is None else (pod.uid, node)
-        attempts: list[tuple[Sequence[GangMember], tuple[str, NodeName] | None, int]] = []
-        if node is not None and ahead.get(pod.uid) == node and len(as_planned) >= least:
-            attempts.append((as_planned, here, len(as_planned)))
-        attempts += [(members, fixed, len(members)) for fixed in dict.fromkeys((here, None))]
+        tried = version, least, pod.uid if least < len(members) else "", frozenset(each.uid for each in waiting), kinds
+        if version is not None and self._has_failed(gang, tried):
+            return None
+        ahead = {uid: its for uid, its in self._nodes_ahead(gang).items() if uid != pod.uid}
+        nodes = dict.fromkeys((*own, *(name for names in fitting.values() for name in names), *ahead.values()))
+        fabrics = {name: fabric_of(self._hardware(name)) for name in nodes}
+        as_ahead = [
+            each._replace(nodes=frozenset({ahead[each.uid]})) if each.uid in ahead else each for each in members
+        ]
+        here = (pod.uid, node)
+        attempts = [(as_ahead, here, len(members)), (members, here, len(members)), (members, None, len(members))]
         if least < len(members):
-            attempts.append((members, here, least))
+            attempts += [(as_ahead, here, least), (members, here, least)]
         for wanted, fixed, needed in attempts:
-            groups = (tuple(nodes),) if wanted is as_planned else group_nodes_by_fabric(fabrics, node)
+            if wanted is as_ahead and not ahead:
+                continue
+            groups = (
+                [tuple(nodes)]
+                if wanted is as_ahead
+                else group_nodes_by_fabric(fabrics, node or next(iter(nodes), None))
+            )
             for group in groups:
-                if fixed is not None and fixed[1] not in group:
+                if fixed is not None and fixed[1] is not None and fixed[1] not in group:
                     continue
                 plan = await drive_async(plan_gang(gang, wanted, group, candidate, GANG_SECONDS, fixed, needed), give)
-                if plan is not None and pod.uid in {each.pod_uid for made in plan.values() for each in made}:
+                if plan is not None:
                     return [
                         ReservationChange(node=name, position=positions[name], made=made) for name, made in plan.items()
                     ]
-        self._unfit[gang] = tried
+        self._unfit[gang] = self._clock.monotonic() + UNFIT_SECONDS, tried
         return None
+
+    def _has_failed(self, gang: str, attempt: object) -> bool:
+        until, failed = self._unfit.get(gang, (0.0, None))
+        return self._clock.monotonic() < until and failed == attempt
+
+
+async def best_or_none(best: BestNodes, pod: PodToSchedule) -> Sequence[NodeName]:
+    """The nodes for a member of a gang; none if the pod is invalid."""
+    try:
+        return await best(pod, None)
+    except (InvalidField, NoFit):
+        return ()
 
 
 def does_not_fit(gang: str) -> GangWaits:

@@ -124,7 +124,7 @@ class GangPlans(Protocol):
         """The node of a pod by the plan of its gang; None: there is no plan."""
 
     def drop(self, uid: str) -> bool:
-        """Drops the plan of the pod's gang. Returns whether the pod had a node in it."""
+        """Removes the pod from the plan of its gang. Returns whether it was in it."""
 
 
 class Scheduler:
@@ -187,8 +187,8 @@ class Scheduler:
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
     ) -> Filtered:
         """As `filter`, after planning the gang of the pod. Raises the errors of `filter` and of `GangPlans.plan_ahead`."""
-        if self._plans is None or not pod.request.names_a_gang:
-            await self.prepare(pod)
+        await self.prepare(pod)
+        if self._plans is None or not pod.request.names_a_gang or len(nodes) == 1:  # one node: the nominated one
             return self.filter(pod, nodes, labels)
         self._note_asked(pod, self._request(pod), nodes)
         for _ in range(2):
@@ -201,7 +201,7 @@ class Scheduler:
             filtered = self.filter(pod, nodes, labels)
             if unplanned is not None and filtered.passed:  # otherwise the refusals of the nodes say more
                 raise unplanned
-            # If the planned node no longer admits the pod, the gang is planned once more.
+            # If the planned node no longer admits the pod, it is planned once more.
             if filtered.passed or not self._plans.drop(pod.uid):
                 break
         return filtered

@@ -162,9 +162,12 @@ class KubernetesWatch:
             async for each in changes:
                 match each:
                     case SeenPodGroup():
-                        gangs.see_pod_group(api_group, each)
+                        if gangs.see_pod_group(api_group, each) and self.pods.listed:
+                            self.requeue.ask("PodGroupChanged")
                     case GoneObject():
                         gangs.lose_pod_group(each.key)
+                    case Synced():
+                        gangs.listed_pod_groups.add(api_group)
 
     def _mark(self, node: NodeName | None) -> None:
         """Marks a changed node for renewal in the view; None: no node has changed."""
