@@ -186,7 +186,7 @@ class Scheduler:
     async def plan_and_filter(
         self, pod: PodToSchedule, nodes: Sequence[NodeName], labels: Mapping[NodeName, Mapping[str, str]] = {}
     ) -> Filtered:
-        """Plans the gang of the pod, then answers as `filter`. Raises the errors of `filter` and of `GangPlans.plan_ahead`."""
+        """Plans the gang of the pod, then answers as `filter`. Raises its errors and those of `GangPlans.plan_ahead`."""
         await self.prepare(pod)
         if self._plans is None or not pod.request.names_a_gang or len(nodes) == 1:  # one node: the nominated one
             return self.filter(pod, nodes, labels)
