@@ -15,7 +15,7 @@ A pod that has succeeded counts as present as long as a member has the same cont
 pod does not wait for finished pods. If the next Job has the same gang name, it waits until all of its own pods exist.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -371,38 +371,57 @@ class Gangs:
         tried = version, least, pod.uid if least < len(members) else "", frozenset(each.uid for each in waiting), kinds
         if version is not None and self._has_failed(gang, tried):
             return None
-        ahead = {uid: its for uid, its in self._nodes_ahead(gang).items() if uid != pod.uid}
-        nodes = dict.fromkeys((*own, *(name for names in fitting.values() for name in names), *ahead.values()))
+        nodes = dict.fromkeys((*own, *(name for names in fitting.values() for name in names)))
         fabrics = {name: fabric_of(self._hardware(name)) for name in nodes}
-        as_ahead = [
-            each._replace(nodes=frozenset({ahead[each.uid]})) if each.uid in ahead else each for each in members
-        ]
-        here = (pod.uid, node)
-        attempts = [(as_ahead, here, len(members)), (members, here, len(members)), (members, None, len(members))]
-        if least < len(members):
-            attempts += [(as_ahead, here, least), (members, here, least)]
-        for wanted, fixed, needed in attempts:
-            if wanted is as_ahead and not ahead:
-                continue
-            groups = (
-                [tuple(nodes)]
-                if wanted is as_ahead
-                else group_nodes_by_fabric(fabrics, node or next(iter(nodes), None))
+        groups = tuple(group_nodes_by_fabric(fabrics, node or next(iter(nodes), None)))
+        ahead = {uid: its for uid, its in self._nodes_ahead(gang).items() if uid != pod.uid}
+        for attempt in plan_attempts(members, groups, ahead, (pod.uid, node), least):
+            plan = await drive_async(
+                plan_gang(gang, attempt.members, attempt.nodes, candidate, GANG_SECONDS, attempt.fixed, attempt.least),
+                give,
             )
-            for group in groups:
-                if fixed is not None and fixed[1] is not None and fixed[1] not in group:
-                    continue
-                plan = await drive_async(plan_gang(gang, wanted, group, candidate, GANG_SECONDS, fixed, needed), give)
-                if plan is not None:
-                    return [
-                        ReservationChange(node=name, position=positions[name], made=made) for name, made in plan.items()
-                    ]
+            if plan is not None:
+                return [
+                    ReservationChange(node=name, position=positions[name], made=made) for name, made in plan.items()
+                ]
         self._unfit[gang] = self._clock.monotonic() + UNFIT_SECONDS, tried
         return None
 
     def _has_failed(self, gang: str, attempt: object) -> bool:
         until, failed = self._unfit.get(gang, (0.0, None))
         return self._clock.monotonic() < until and failed == attempt
+
+
+class PlanAttempt(NamedTuple):
+    """Arguments of `plan_gang`."""
+
+    members: Sequence[GangMember]
+    nodes: Sequence[NodeName]
+    fixed: tuple[str, NodeName | None] | None
+    least: int
+
+
+def plan_attempts(
+    members: Sequence[GangMember],
+    groups: Sequence[Sequence[NodeName]],
+    ahead: Mapping[str, NodeName],
+    fixed: tuple[str, NodeName | None],
+    least: int,
+) -> Iterator[PlanAttempt]:
+    """
+    The attempts to plan a gang, in their order. `groups`: of nodes, the last one with all nodes; `ahead`: UID of a pod ->
+    its node in an earlier plan.
+    """
+    as_ahead = [each._replace(nodes=frozenset({ahead[each.uid]})) if each.uid in ahead else each for each in members]
+    nodes = (*dict.fromkeys((*groups[-1], *ahead.values())),)
+    for needed in dict.fromkeys((len(members), least)):
+        if ahead:
+            yield PlanAttempt(as_ahead, nodes, fixed, needed)
+        yield from (
+            PlanAttempt(members, group, fixed, needed) for group in groups if fixed[1] is None or fixed[1] in group
+        )
+        if needed == len(members):
+            yield from (PlanAttempt(members, group, None, needed) for group in groups)
 
 
 async def best_or_none(best: BestNodes, pod: PodToSchedule) -> Sequence[NodeName]:
