@@ -183,7 +183,7 @@ async def test_the_pod_that_is_filtered_first_is_among_the_minimum(site: Site, f
 
 
 async def test_a_lower_minimum_takes_effect_at_once(site: Site) -> None:
-    site.create("a", "b", "c", gpus=4, group="g")
+    site.create("a", "b", "c", "d", gpus=4, group="g")
     async with site.run() as scheduling:
         await site.set_minimum(3)
         with pytest.raises(GangWaits):

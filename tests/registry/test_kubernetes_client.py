@@ -8,6 +8,7 @@ import pytest
 from api_server_support import POD, followed, shown_pod, until_synced
 from bus_support import receive
 
+from topoalign.core.demand.gangs import NATIVE
 from topoalign.core.model.errors import InvalidField
 from topoalign.core.model.ids import NodeName
 from topoalign.registry.kubernetes.api_client import PAGE, HttpKubernetes, connect_kubernetes
@@ -16,6 +17,7 @@ from topoalign.runtime.clock import SystemClock
 from topoalign.testing.fake_api_server import watching
 from topoalign.testing.fake_api_server.cluster import FakeCluster
 from topoalign.testing.fake_api_server.faults import Harm
+from topoalign.testing.fake_api_server.objects import Objects
 from topoalign.testing.fake_api_server.server import FakeApiServer, fake_api_server
 
 pytestmark = pytest.mark.anyio
@@ -124,6 +126,21 @@ async def test_a_watch_that_fails_is_tried_again(server: FakeApiServer, api: Htt
     assert "p" == told.name
     assert api.trouble is None
     assert (1, 3) == (server.requests["LIST pods"], server.requests["WATCH pods"])
+
+
+async def test_objects_are_listed_again_if_their_version_is_no_longer_served(
+    server: FakeApiServer, api: HttpKubernetes
+) -> None:
+    """An upgrade of the control plane removes an alpha version and adds a beta one."""
+    versions = server.cluster.versions
+    server.faults.add("WATCH podgroups", Harm.REFUSE, status=404)
+    async with followed(api.pod_groups(NATIVE)) as groups:
+        first = await groups.receive()
+        server.cluster.pod_groups[NATIVE] = Objects("PodGroup", f"{NATIVE}/v1beta1", "podgroups", versions)
+        server.cluster.pod_groups[NATIVE].create(("ml", "train"), {"spec": {"minMember": 2}})
+        seen = await groups.receive()
+
+    assert (Synced(), "train") == (first, seen.name)
 
 
 async def test_a_watch_refused_with_410_lists_again(server: FakeApiServer, api: HttpKubernetes) -> None:
