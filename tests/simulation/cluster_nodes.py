@@ -168,11 +168,12 @@ class Node:
                 await anyio.sleep(BACK_SECONDS)
             if bound.uid in self._terminated:
                 return Admitted(bound.uid, DELETED)
+            had_late_pod = self.has_late_pod  # it can be released during the admission
             try:
                 code = await call(world, self.process, lambda: self._admit(bound.uid, request_from_pod(bound.pod)))
             except BrokenCall:
                 code = BROKEN
-            is_excused = code == BROKEN or bound.uid in self.late or self.has_late_pod
+            is_excused = code == BROKEN or bound.uid in self.late or had_late_pod or self.has_late_pod
             if code and not is_excused and bound.uid not in self._terminated:
                 self.refusals.append((bound.uid, code))
             if code or bound.uid in self._terminated:
