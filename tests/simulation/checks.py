@@ -327,8 +327,14 @@ class Checks:
         visible = {place for _, places in shown for place in places}
         rest = {place for _, places in recorded - shown if places not in of_lost for place in places}
         kept = self.kept()
-        if not self.kubelet.mounted:  # an entry of a pod that is gone keeps whatever record has something of it
-            kept |= {place for _, places in recorded - shown if not kept.isdisjoint(places) for place in places}
+        # An entry of a pod that is gone keeps whatever record has something of it. The entry of an init container that has
+        # ended keeps a record without an owner.
+        kept |= {
+            place
+            for owner, places in recorded - shown
+            if not kept.isdisjoint(places) and (owner is None or not self.kubelet.mounted)
+            for place in places
+        }
         kept |= self.ended_unheard(state)
         if rest & visible or not rest <= kept:
             return f"recorded and not held: {spelled(recorded - shown)}"
