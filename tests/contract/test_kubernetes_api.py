@@ -176,7 +176,7 @@ async def test_pod_groups_are_seen_with_their_minimum(
         gone = await changes.receive()
 
     assert [SeenPodGroup(namespace="ml", name="train", uid=uid, minimum=minimum), Synced()] == begin
-    assert (5, GoneObject(uid)) == (changed.minimum, gone)
+    assert (5, GoneObject("ml/train")) == (changed.minimum, gone)
 
 
 async def test_a_cluster_without_pod_groups_has_none(api: KubernetesApi, cluster: FakeCluster) -> None:

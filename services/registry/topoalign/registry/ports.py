@@ -169,15 +169,15 @@ class SeenPodGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Identifies the PodGroup in a watch."""
-        return self.uid
+        """Identifies the PodGroup in a watch: `namespace/name`."""
+        return f"{self.namespace}/{self.name}"
 
 
 class GoneObject(msgspec.Struct, frozen=True):
     """An object that the API server no longer has."""
 
     key: str
-    """UID of a pod, quota or PodGroup, name of a node."""
+    """UID of a pod or quota, name of a node, namespace and name of a PodGroup."""
 
 
 class Synced(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ pod does not wait for finished pods. If the next Job has the same gang name, it 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -130,8 +131,6 @@ class Gangs:
         """UID of a pod -> its gang."""
         self._pod_groups: dict[tuple[str, str], SeenPodGroup] = {}
         """API group and `namespace/name` -> the PodGroup."""
-        self._pod_group_keys: dict[str, tuple[str, str]] = {}
-        """UID of a PodGroup -> its key in `_pod_groups`."""
         self.listed_pod_groups = set[str]()
         """API groups whose PodGroups are known."""
         self._planning = WeakValueDictionary[str, anyio.Lock]()
@@ -159,17 +158,13 @@ class Gangs:
 
     def see_pod_group(self, api_group: str, group: SeenPodGroup) -> bool:
         """Records a PodGroup of this API group. Returns whether its minimum is new."""
-        key = self._pod_group_keys[group.uid] = api_group, f"{group.namespace}/{group.name}"
-        before = self._pod_groups.get(key)
-        self._pod_groups[key] = group
+        before = self._pod_groups.get((api_group, group.key))
+        self._pod_groups[api_group, group.key] = group
         return before is None or before.minimum != group.minimum
 
-    def lose_pod_group(self, uid: str) -> None:
+    def lose_pod_group(self, api_group: str, key: str) -> None:
         """Removes a PodGroup."""
-        key = self._pod_group_keys.pop(uid, None)
-        group = None if key is None else self._pod_groups.get(key)
-        if key is not None and group is not None and group.uid == uid:  # otherwise it has been created again
-            del self._pod_groups[key]
+        self._pod_groups.pop((api_group, key), None)
 
     def node_ahead(self, uid: str) -> NodeName | None:
         """The node of a pod by a plan without reservations; None: there is no such plan."""
@@ -362,43 +357,30 @@ class Gangs:
         fitting: dict[object, Sequence[NodeName]] = {}
         for each in waiting:
             if pod_class(each) not in fitting:
-                fitting[pod_class(each)] = await best_or_none(best, each)
+                fitting[pod_class(each)] = ()
+                with suppress(InvalidField, NoFit):  # an invalid member must not hide the state of this pod
+                    fitting[pod_class(each)] = await best(each, None)
         kinds = {kind: frozenset(names) for kind, names in fitting.items()}
         members = [
             GangMember(each.uid, each.request, frozenset(own) if each.uid == pod.uid else kinds[pod_class(each)])
             for each in waiting
         ]
         tried = version, least, pod.uid if least < len(members) else "", frozenset(each.uid for each in waiting), kinds
-        if version is not None and self._has_failed(gang, tried):
+        until, failed = self._unfit.get(gang, (0.0, None))
+        if version is not None and failed == tried and self._clock.monotonic() < until:
             return None
         nodes = dict.fromkeys((*own, *(name for names in fitting.values() for name in names)))
         fabrics = {name: fabric_of(self._hardware(name)) for name in nodes}
         groups = tuple(group_nodes_by_fabric(fabrics, node or next(iter(nodes), None)))
         ahead = {uid: its for uid, its in self._nodes_ahead(gang).items() if uid != pod.uid}
-        for attempt in plan_attempts(members, groups, ahead, (pod.uid, node), least):
-            plan = await drive_async(
-                plan_gang(gang, attempt.members, attempt.nodes, candidate, GANG_SECONDS, attempt.fixed, attempt.least),
-                give,
-            )
+        for wanted, group, fixed, needed in plan_attempts(members, groups, ahead, (pod.uid, node), least):
+            plan = await drive_async(plan_gang(gang, wanted, group, candidate, GANG_SECONDS, fixed, needed), give)
             if plan is not None:
                 return [
                     ReservationChange(node=name, position=positions[name], made=made) for name, made in plan.items()
                 ]
         self._unfit[gang] = self._clock.monotonic() + UNFIT_SECONDS, tried
         return None
-
-    def _has_failed(self, gang: str, attempt: object) -> bool:
-        until, failed = self._unfit.get(gang, (0.0, None))
-        return self._clock.monotonic() < until and failed == attempt
-
-
-class PlanAttempt(NamedTuple):
-    """Arguments of `plan_gang`."""
-
-    members: Sequence[GangMember]
-    nodes: Sequence[NodeName]
-    fixed: tuple[str, NodeName | None] | None
-    least: int
 
 
 def plan_attempts(
@@ -407,29 +389,19 @@ def plan_attempts(
     ahead: Mapping[str, NodeName],
     fixed: tuple[str, NodeName | None],
     least: int,
-) -> Iterator[PlanAttempt]:
+) -> Iterator[tuple[Sequence[GangMember], Sequence[NodeName], tuple[str, NodeName | None] | None, int]]:
     """
-    The attempts to plan a gang, in their order. `groups`: of nodes, the last one with all nodes; `ahead`: UID of a pod ->
-    its node in an earlier plan.
+    The attempts to plan a gang, in their order: members, nodes, `fixed` and `least` of `plan_gang`. `groups`: of nodes,
+    the last one with all nodes; `ahead`: UID of a pod -> its node in an earlier plan.
     """
     as_ahead = [each._replace(nodes=frozenset({ahead[each.uid]})) if each.uid in ahead else each for each in members]
     nodes = (*dict.fromkeys((*groups[-1], *ahead.values())),)
     for needed in dict.fromkeys((len(members), least)):
         if ahead:
-            yield PlanAttempt(as_ahead, nodes, fixed, needed)
-        yield from (
-            PlanAttempt(members, group, fixed, needed) for group in groups if fixed[1] is None or fixed[1] in group
-        )
+            yield as_ahead, nodes, fixed, needed
+        yield from ((members, group, fixed, needed) for group in groups if fixed[1] is None or fixed[1] in group)
         if needed == len(members):
-            yield from (PlanAttempt(members, group, None, needed) for group in groups)
-
-
-async def best_or_none(best: BestNodes, pod: PodToSchedule) -> Sequence[NodeName]:
-    """The nodes for a member of a gang; none if the pod is invalid."""
-    try:
-        return await best(pod, None)
-    except (InvalidField, NoFit):
-        return ()
+            yield from ((members, group, None, needed) for group in groups)
 
 
 def does_not_fit(gang: str) -> GangWaits:

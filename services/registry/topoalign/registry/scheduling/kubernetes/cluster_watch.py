@@ -165,7 +165,7 @@ class KubernetesWatch:
                         if gangs.see_pod_group(api_group, each) and self.pods.listed:
                             self.requeue.ask("PodGroupChanged")
                     case GoneObject():
-                        gangs.lose_pod_group(each.key)
+                        gangs.lose_pod_group(api_group, each.key)
                     case Synced():
                         gangs.listed_pod_groups.add(api_group)
 
