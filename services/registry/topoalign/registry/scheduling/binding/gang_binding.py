@@ -273,13 +273,13 @@ class Gangs:
             except BusConflict:
                 continue
             self._ahead.pop(gang.name, None)
-            log.info("reserved for a gang", gang=clean(gang.name), pods=len(waiting), nodes=len(changes))
+            made = {each.pod_uid: change.node for change in changes for each in change.made}
+            log.info("reserved for a gang", gang=clean(gang.name), pods=len(made), nodes=len(changes))
             # During the write, pods may have been deleted or bound to another node.
             known = self._members.get(gang.name, {})
-            for change in changes:
-                for uid in [each.pod_uid for each in change.made]:
-                    if uid not in known or known[uid].node not in (None, change.node):
-                        await self._reservations.cancel(uid, {change.node})
+            for uid, planned in made.items():
+                if uid not in known or known[uid].node not in (None, planned):
+                    await self._reservations.cancel(uid, {planned})
             return
         raise does_not_fit(gang.name)
 
